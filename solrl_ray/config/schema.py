@@ -1,0 +1,241 @@
+"""The one typed schema of a run. YAML parts merge into it; unknown keys are refused (see `config.loading`).
+
+Every field is read somewhere; a field's docstring states its unit and where its default comes from.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
+
+
+class Part(BaseModel):
+    """A section of the configuration: immutable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Part):
+    name: str = "run"
+    """Name of the run; its folder is ``<root>/<name>``."""
+    root: str = "runs"
+    """Folder that holds run folders."""
+    seed: int = 42
+    """The run seed: part of every random address."""
+    iterations: Positive = 20
+    """Iterations (policy updates) to train."""
+
+
+class Lora(Part):
+    rank: Positive = 32
+    alpha: float = 64.0
+    """LoRA scaling is alpha / rank."""
+    targets: list[str]
+    """Module-name suffixes that receive LoRA factors, as in PEFT's `target_modules`."""
+
+
+class QuantizationScope(Part):
+    skip: list[str] = []
+    """Substrings of module paths that stay unquantised."""
+    min_features: int = 0
+    """Linears with max(in_features, out_features) <= this stay unquantised."""
+
+
+class SigmaSchedule(Part):
+    kind: Literal["linear", "shift", "flux"]
+    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift."""
+    shift: float = 3.0
+    """Constant of ``shift``."""
+    base_shift: float = 0.5
+    """``flux``: mu at `base_tokens` image tokens."""
+    max_shift: float = 1.15
+    """``flux``: mu at `max_tokens` image tokens."""
+    base_tokens: Positive = 256
+    max_tokens: Positive = 4096
+
+
+class Model(Part):
+    family: Literal["flux"]
+    path: str
+    """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is the shipped small world."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Arithmetic of everything that is not quantised: the "full precision" tier."""
+    resolution: Positive
+    """Height and width of the images, pixels."""
+    max_sequence_length: Positive
+    """Tokens of the long text encoder (T5)."""
+    guidance: float = 1.0
+    """Value fed to the guidance embedding, for models that have one. Classifier-free guidance is not used."""
+    schedule: SigmaSchedule
+    lora: Lora
+    quantization: QuantizationScope = QuantizationScope()
+
+
+class Prompts(Part):
+    train: str
+    """Text (one prompt a line) or JSONL (key ``text``); ``builtin:`` paths are inside the package."""
+    heldout: str
+    """Prompts of the evaluation; must not share a prompt with `train`."""
+
+
+class Reward(Part):
+    kind: str
+    """A registered reward (``clipscore``) or a callable ``module:function``."""
+    path: str = ""
+    """Folder or Hugging Face id of the reward's checkpoint."""
+    weight: float = 1.0
+
+
+class Preview(Part):
+    steps: Positive = 6
+    """Solver steps of a preview."""
+    micro_batch: Positive = 24
+    """Images of one work unit: divides `rollout.pool`."""
+    precision: Tier = "nvfp4-emulated"
+
+
+class Full(Part):
+    steps: Positive = 10
+    """Solver steps of a regenerated sample."""
+    micro_batch: Positive = 24
+    """Images of one regeneration forward; the last one of a prompt is padded."""
+
+
+class Rollout(Part):
+    prompts: Positive = 48
+    """Prompts of one iteration."""
+    pool: Positive = 96
+    """N: candidate seeds per prompt."""
+    keep: Positive = 24
+    """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
+    solver: Literal["euler", "dpm2"] = "dpm2"
+    preview: Preview = Preview()
+    full: Full = Full()
+
+
+class OldDecay(Part):
+    """How the sampling policy follows the trained one: old <- d·old + (1 - d)·default after every update."""
+
+    kind: Literal["copy", "linear"] = "linear"
+    """``copy``: d = 0. ``linear``: d = min(slope · updates, cap)."""
+    slope: float = 0.001
+    cap: float = 0.5
+
+
+class Advantage(Part):
+    std: Literal["global", "group", "none"] = "global"
+    """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, or 1."""
+    clip: float = 5.0
+
+
+class Objective(Part):
+    kind: Literal["diffusion_nft"] = "diffusion_nft"
+    beta: float = 1.0
+    """NFT mixing coefficient."""
+    kl: float = 1e-4
+    """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
+    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the full schedule's steps on which each sample is trained."""
+    advantage: Advantage = Advantage()
+    old_decay: OldDecay = OldDecay()
+
+
+class Optimizer(Part):
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+
+
+class Learner(Part):
+    world_size: Positive = 1
+    """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
+    zero_stage: Literal[1, 2] = 1
+    micro_batch: Positive = 12
+    """Samples of one forward and backward."""
+    gradient_clip: float = 1.0
+    """Largest global gradient norm; 0 switches clipping off."""
+    gradient_checkpointing: bool = False
+    ema_cap: float = 0.9
+    """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
+    optimizer: Optimizer = Optimizer()
+
+
+class Worker(Part):
+    """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
+
+    count: Positive = 1
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    threads: Positive = 1
+    """Compute threads of the process; part of the score class."""
+
+
+class Deadlines(Part):
+    """The longest that each named wait may take, seconds."""
+
+    start: Seconds = 180.0
+    """An actor's construction: imports, weights, attestation."""
+    preview: Seconds = 120.0
+    """One preview unit."""
+    full: Seconds = 300.0
+    """Regeneration of one prompt."""
+    update: Seconds = 1800.0
+    """One learner update."""
+    publish: Seconds = 120.0
+    """Fetching, swapping in and proving one revision."""
+    selector: Seconds = 60.0
+    """One call to the selector."""
+
+
+class Fleet(Part):
+    """Who works: pools of actors and the deadlines of waiting for them. Never changes a result (design law 3)."""
+
+    explorers: Worker = Worker(count=2)
+    regenerators: Worker = Worker(count=1)
+    learners: Worker = Worker(count=1, threads=2)
+    """`count` is ignored here: `learner.world_size` rules."""
+    credit: Positive = 2
+    """Units in flight per worker: one running, the rest queued."""
+    max_replacements: int = 8
+    """Workers that may be replaced in one run before it stops with a diagnosis."""
+    deadlines: Deadlines = Deadlines()
+
+
+class Evaluation(Part):
+    every: int = 0
+    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last."""
+    prompts: Positive = 64
+    """Held-out prompts used: the first ones of the file."""
+    samples: Positive = 4
+    """Fixed addresses per prompt."""
+    steps: Positive = 10
+    pictures: int = 8
+    """Prompts of the before/after image grid."""
+    reference: str = ""
+    """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
+
+
+class Checkpoints(Part):
+    keep: Positive = 2
+    """Newest checkpoints kept; older ones are removed."""
+    min_free_gb: float = 0.2
+    """Free space the run folder's disk must have at the start, GB."""
+
+
+class Config(Part):
+    run: Run = Run()
+    model: Model
+    prompts: Prompts
+    rewards: Annotated[list[Reward], Field(min_length=1)]
+    rollout: Rollout = Rollout()
+    objective: Objective = Objective()
+    learner: Learner = Learner()
+    fleet: Fleet = Fleet()
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()

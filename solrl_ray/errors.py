@@ -1,0 +1,11 @@
+"""Errors that are the user's to mend. Each message is one sentence that names the key, the file and the value."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """Bad input. The command line prints the message alone, without a traceback, and exits with status 2."""
+
+
+class RunError(Exception):
+    """A run that cannot go on: receipts that disagree, a worker lost too often, a deadline that passed."""

@@ -1,0 +1,147 @@
+"""The vocabulary of the project: every value that crosses a process or is written to a run folder.
+
+All records are frozen. Identifiers are plain strings and integers, so that a record means the same on every
+machine and after a restart:
+
+* a *prompt id* is the first 16 hex digits of BLAKE2b-64 over the prompt's UTF-8 text (`prompts.prompt_id`);
+* a *unit id* names a piece of work before any worker exists: ``preview/3/9f…/0-24``;
+* a *revision* is the integer version of the sampling policy; revision ``t`` is the policy that samples in
+  iteration ``t`` (0-based), revision 0 is the adapter as initialised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Names one stream of random numbers. Equal addresses give equal numbers everywhere (design law 2)."""
+
+    run_seed: int
+    purpose: str
+    """What the numbers are for: ``initial-noise``, ``training-noise``, ``timesteps``, ``prompts``, …"""
+    iteration: int = 0
+    prompt_id: str = ""
+    index: int = 0
+    """Index of the candidate inside its prompt's pool."""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptEmbedding:
+    """What the text encoders made of one prompt. Tensors have no batch dimension and are on the CPU."""
+
+    prompt_id: str
+    tensors: dict[str, torch.Tensor]
+    """Family-specific, by name: FLUX has ``prompt_embeds`` [tokens, width] and ``pooled_prompt_embeds`` [width]."""
+    digest: str
+    """SHA-256 over names, dtypes, shapes and bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkUnit:
+    """One fixed micro-batch of one prompt. Its members are ``indices``; a score is a function of the unit alone."""
+
+    stage: str
+    """``preview`` (explorers), ``full`` (regenerators) or ``evaluate`` (regenerators)."""
+    iteration: int
+    revision: int
+    prompt_id: str
+    indices: tuple[int, ...]
+
+    @property
+    def id(self) -> str:
+        first, last = self.indices[0], self.indices[-1]
+        return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitResult:
+    """An explorer's answer to a preview unit: one proxy reward (float32 value) per index, nothing else."""
+
+    unit: WorkUnit
+    rewards: tuple[float, ...]
+    worker: str
+    score_class: str
+    """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    prompt_id: str
+    index: int
+    reward: float
+    """Proxy reward, from the low-precision preview. Ranks only (design law 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The seeds of one prompt that will be regenerated: ``best`` in falling, ``worst`` in rising reward order."""
+
+    iteration: int
+    revision: int
+    prompt_id: str
+    best: tuple[Candidate, ...]
+    worst: tuple[Candidate, ...]
+
+    @property
+    def chosen(self) -> tuple[Candidate, ...]:
+        return self.best + self.worst
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleGroup:
+    """The regenerated samples of one prompt: all that a learner may see of a rollout."""
+
+    iteration: int
+    revision: int
+    prompt_id: str
+    indices: tuple[int, ...]
+    """Candidate indices, in the selection's order (best, then worst)."""
+    rewards: tuple[float, ...]
+    """Rewards of the full-precision images, one per index."""
+    latents: torch.Tensor
+    """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
+    seconds: float = 0.0
+    worker: str = ""
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """A worker's proof that it holds a revision (design law 4)."""
+
+    worker: str
+    role: str
+    revision: int
+    score_class: str
+    bound_modules: int
+    """How many LoRA-touched modules were overwritten."""
+    buffer_digest: str
+    """SHA-256 over the touched modules' buffers, in name order."""
+    probe_digest: str
+    """SHA-256 over the output of one fixed forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    """What a worker really computes with, established by tests at its start (design law 5)."""
+
+    worker: str
+    device: str
+    tier: str
+    score_class: str
+    checks: dict[str, str]
+    """Name of each check → what it found, e.g. ``known-answer vectors`` → ``17 of 17``."""
+    quantized_layers: int = 0
+    skipped_layers: int = 0
