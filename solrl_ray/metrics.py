@@ -1,0 +1,90 @@
+"""What a run measures: one line of ``metrics.jsonl`` per record, read again by the report, and the live progress."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationMetrics:
+    """One iteration, measured. Rewards named ``proxy`` come from previews and never enter learning."""
+
+    iteration: int
+    revision: int
+    seconds: dict[str, float]
+    """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
+    ``learn``, ``publish``, ``checkpoint``, ``total``."""
+    busy_seconds: dict[str, float]
+    """Summed seconds that workers spent computing, by stage."""
+    candidates: int
+    expected_candidates: int
+    samples: int
+    expected_samples: int
+    requeued_units: int
+    duplicate_results: int
+    reward_mean: float
+    """Mean full-precision reward of the regenerated samples."""
+    reward_std: float
+    proxy_reward_mean: float
+    """Mean proxy reward of the whole pool."""
+    loss: float
+    policy_loss: float
+    kl: float
+    gradient_norm: float
+    spearman: float
+    """Mean over prompts, proxy against full-precision reward, on the regenerated seeds."""
+    kendall: float
+    side_agreement: float
+    """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
+    selection_digest: str
+    lora_digest: str
+    event: str = field(default="iteration", init=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationMetrics:
+    """Held-out reward of one policy at fixed addresses."""
+
+    iteration: int
+    """Updates done when evaluated."""
+    policy: str
+    """``base`` (adapters off), ``ema`` or ``real`` (reference pictures)."""
+    reward_mean: float
+    reward_stderr: float
+    """Standard error over prompts of the per-prompt means."""
+    rewards: dict[str, tuple[float, ...]]
+    """Prompt id → rewards of its fixed addresses."""
+    seconds: float
+    event: str = field(default="evaluation", init=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A snapshot of a live run, for the terminal view and `solrl status`."""
+
+    run: str
+    state: str
+    """What is going on now, in words: ``starting explorers``, ``exploring``, ``learning``, ``done``, …"""
+    iteration: int
+    iterations: int
+    stages: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Stage name (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""
+    train_rewards: tuple[float, ...] = ()
+    """Mean full-precision reward per finished iteration."""
+    heldout: tuple[tuple[int, str, float, float], ...] = ()
+    """(updates, policy, reward mean, standard error) per evaluation."""
+    spearman: tuple[float, ...] = ()
+    workers: dict[str, str] = field(default_factory=dict)
+    """Worker name → state or present unit."""
+    messages: tuple[str, ...] = ()
+    """Last notable events, newest last: a lost worker, a replaced one, a requeued unit."""
+    elapsed: float = 0.0
+    remaining: float | None = None
+    """Seconds left by the measured pace; None before the first iteration has ended."""
