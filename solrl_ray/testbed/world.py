@@ -1,0 +1,188 @@
+"""The small world: captions from a grammar, and the pictures they describe, drawn by code.
+
+A scene is one object, or two in a spatial relation, on a plain background::
+
+    a large red circle on black
+    a small blue ring left of a large green cross on white
+
+Pictures are 32 × 32 RGB, anti-aliased from signed distances. What the caption leaves open (where exactly the
+objects stand, their exact size) comes from eight numbers in (0, 1), so a picture is a pure function of scene
+and numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from solrl_ray.records import Address
+
+RESOLUTION = 32
+"""Height and width of a picture, pixels."""
+
+JITTERS = 8
+"""Uniform numbers per picture: for each of two objects dx, dy, size, and one for both across the relation's axis
+(the fourth number of the second object is unused)."""
+
+SIZES: dict[str, float] = {"small": 0.22, "large": 0.40}
+"""Half extent of an object; the picture spans -1 to 1."""
+
+COLOURS: dict[str, tuple[float, float, float]] = {
+    "red": (0.90, 0.10, 0.10),
+    "green": (0.10, 0.65, 0.15),
+    "blue": (0.15, 0.25, 0.95),
+    "yellow": (0.98, 0.90, 0.10),
+    "purple": (0.50, 0.10, 0.65),
+    "orange": (1.00, 0.55, 0.05),
+    "cyan": (0.10, 0.85, 0.90),
+    "pink": (1.00, 0.55, 0.75),
+}
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+RELATIONS: dict[str, tuple[int, int]] = {
+    "left of": (-1, 0),
+    "right of": (1, 0),
+    "above": (0, -1),
+    "below": (0, 1),
+}
+"""Where the first object stands, seen from the second; y grows downwards."""
+
+BACKGROUNDS: dict[str, tuple[float, float, float]] = {
+    "black": (0.03, 0.03, 0.03),
+    "white": (0.97, 0.97, 0.97),
+    "grey": (0.50, 0.50, 0.50),
+}
+
+FIELD_VALUES: tuple[tuple[str, ...], ...] = (
+    tuple(SIZES),
+    tuple(COLOURS),
+    SHAPES,
+    tuple(RELATIONS),
+    tuple(SIZES),
+    tuple(COLOURS),
+    SHAPES,
+    tuple(BACKGROUNDS),
+)
+"""The words of a scene, field by field; `Scene.fields` holds the number of objects, then an index into each."""
+
+_OBJECT = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
+_CAPTION = re.compile(
+    rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})", flags=re.ASCII
+)
+_MIRRORED = (1, 0, 3, 2)
+"""Index of the relation that says the same with the objects named in the other order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a caption says. `fields`: number of objects, then one index per entry of `FIELD_VALUES`.
+
+    With one object, the fields of relation and second object are 0 and mean nothing.
+    """
+
+    fields: tuple[int, ...]
+
+    @property
+    def caption(self) -> str:
+        count, *indices = self.fields
+        size, colour, shape, relation, size2, colour2, shape2, background = (
+            words[i] for words, i in zip(FIELD_VALUES, indices, strict=True)
+        )
+        second = f" {relation} a {size2} {colour2} {shape2}" if count == 2 else ""
+        return f"a {size} {colour} {shape}{second} on {background}"
+
+    @property
+    def meaning(self) -> tuple[int, ...]:
+        """Equal for captions that describe the same pictures (``A left of B``, ``B right of A``)."""
+        count, size, colour, shape, relation, size2, colour2, shape2, background = self.fields
+        if count == 1:
+            return self.fields
+        mirrored = (2, size2, colour2, shape2, _MIRRORED[relation], size, colour, shape, background)
+        return min(self.fields, mirrored)
+
+
+def parse(caption: str) -> Scene:
+    """The scene that `caption` describes. Raises ValueError for a text outside the grammar."""
+    match = _CAPTION.fullmatch(caption.strip())
+    if match is None:
+        raise ValueError(
+            f"{caption!r} is not a caption of the testbed's world; "
+            "an example of one is 'a small red ring left of a large blue cross on white'"
+        )
+    words = match.groups()
+    indices = [
+        values.index(word) if word is not None else 0
+        for values, word in zip(FIELD_VALUES, words, strict=True)
+    ]
+    return Scene((1 if words[3] is None else 2, *indices))
+
+
+def render(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
+    """Draws a batch of scenes.
+
+    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1).
+    Returns float32 [B, 3, 32, 32] in [0, 1], on the device of `fields`.
+    """
+    device = fields.device
+    grid = (torch.arange(RESOLUTION, device=device, dtype=torch.float32) + 0.5) * (2.0 / RESOLUTION) - 1.0
+    y, x = torch.meshgrid(grid, grid, indexing="ij")
+    picture = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, RESOLUTION, RESOLUTION)
+    centres = _centres(fields, jitter)
+    for number, first_field in ((0, 1), (1, 5)):
+        size, colour, shape = fields[:, first_field], fields[:, first_field + 1], fields[:, first_field + 2]
+        extent = torch.tensor(list(SIZES.values()), device=device)[size]
+        extent = extent * (1.0 + 0.12 * (jitter[:, 4 * number + 2] - 0.5))
+        distance = _signed_distance(
+            shape,
+            x - centres[:, number, 0, None, None],
+            y - centres[:, number, 1, None, None],
+            extent[:, None, None],
+        )
+        cover = (0.5 - distance * (RESOLUTION / 2)).clamp(0.0, 1.0)
+        cover = cover * (fields[:, 0] > number)[:, None, None]
+        picture = torch.lerp(picture, _palette(COLOURS, colour)[:, :, None, None], cover[:, None])
+    return picture
+
+
+def picture(text: str, address: Address) -> torch.Tensor:
+    """The real picture of caption `text` whose free numbers come from `address`: float32 [3, 32, 32] in [0, 1].
+
+    Raises ValueError if `text` is not a caption of this world.
+    """
+    from solrl_ray.noise import uniform
+
+    fields = torch.tensor([parse(text).fields])
+    jitter = torch.from_numpy(uniform(address, (1, JITTERS))).float()
+    return render(fields, jitter)[0]
+
+
+def _palette(colours: dict[str, tuple[float, float, float]], index: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(colours.values()), device=index.device)[index]
+
+
+def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
+    """Centres [B, 2 objects, (x, y)]. A lone object stands near the middle, two stand on opposite sides of it."""
+    directions = torch.tensor(list(RELATIONS.values()), device=fields.device, dtype=torch.float32)
+    direction = directions[fields[:, 4]]
+    across = direction.abs().flip(1) * 0.4 * (jitter[:, 3, None] - 0.5)
+    near = 0.12 * (torch.stack([jitter[:, 0:2], jitter[:, 4:6]], dim=1) - 0.5)
+    pair = torch.stack([0.48 * direction, -0.48 * direction], dim=1) + across[:, None] + near
+    alone = 0.7 * (torch.stack([jitter[:, 0:2], jitter[:, 4:6]], dim=1) - 0.5)
+    return torch.where((fields[:, 0] == 2)[:, None, None], pair, alone)
+
+
+def _signed_distance(
+    shape: torch.Tensor, x: torch.Tensor, y: torch.Tensor, extent: torch.Tensor
+) -> torch.Tensor:
+    """Distance to the outline of each row's shape, negative inside; all [B, H, W] but shape [B]."""
+    radius = torch.sqrt(x * x + y * y)
+    circle = radius - extent
+    square = torch.maximum(x.abs(), y.abs()) - 0.86 * extent
+    slope = 0.4472135955  # sides of an isosceles triangle twice as steep as wide: normal (2, -1) / sqrt(5)
+    triangle = torch.maximum(2 * slope * x.abs() - slope * (y + extent), y - 0.85 * extent)
+    long, short = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    cross = torch.maximum(long - extent, short - 0.32 * extent)
+    ring = (radius - 0.78 * extent).abs() - 0.24 * extent
+    distances = torch.stack([circle, square, triangle, cross, ring], dim=1)
+    return distances.gather(1, shape[:, None, None, None].expand(-1, 1, *x.shape[1:]))[:, 0]
