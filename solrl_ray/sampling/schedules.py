@@ -1,0 +1,59 @@
+"""Sigma grids: the noise levels at which a solver evaluates the velocity, from 1 (noise) to 0 (image)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from solrl_ray.config.schema import SigmaSchedule
+
+_TRAINING_STEPS = 1000
+"""Discretisation that SD3 was trained with; its grid ends at the last of these noise levels."""
+
+
+def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tensor:
+    """The grid of `steps` solver steps: float64 [steps + 1], falling from 1 to exactly 0.
+
+    Args:
+        image_tokens: image tokens of the transformer; the ``flux`` shift grows with it.
+
+    Raises:
+        ValueError: `steps` is below 1.
+
+    Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206,
+    section 5.3.2) and its dynamic exponential shift (FLUX); Sol-RL (arXiv 2604.06916) runs SANA on the plain
+    linear grid.
+    """
+    if steps < 1:
+        raise ValueError(f"a sigma grid needs at least one step, got {steps}")
+    if schedule.kind == "linear":
+        return _linspace(1.0, 0.0, steps + 1)
+    if schedule.kind == "shift":
+        grid = _shifted_twice(schedule.shift, steps)
+    else:
+        exp_mu = math.exp(_flux_mu(schedule, image_tokens))
+        grid = _shift(_linspace(1.0, 1.0 / steps, steps), exp_mu)
+    return torch.cat([grid, grid.new_zeros(1)])
+
+
+def _shifted_twice(shift: float, steps: int) -> torch.Tensor:
+    """SD3's grid [steps]. The scheduler shifts the ends of its training grid, spaces the steps evenly between
+    them, and shifts the result once more; published models are sampled that way."""
+    smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), shift)
+    return _shift(_linspace(1.0, smallest.item(), steps), shift)
+
+
+def _flux_mu(schedule: SigmaSchedule, image_tokens: int) -> float:
+    """Log of the shift, linear in the number of image tokens."""
+    slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
+    return schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
+
+
+def _shift(sigma: torch.Tensor, shift: float) -> torch.Tensor:
+    """Moves noise levels between 0 and 1 towards 1."""
+    return shift * sigma / (1.0 + (shift - 1.0) * sigma)
+
+
+def _linspace(start: float, end: float, count: int) -> torch.Tensor:
+    return torch.linspace(start, end, count, dtype=torch.float64)

@@ -1,0 +1,118 @@
+"""ODE solvers against worked values, an exact solution and the solver's own order of convergence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from solrl_ray.config.schema import SigmaSchedule
+from solrl_ray.sampling.schedules import sigmas
+from solrl_ray.sampling.solvers import integrate
+
+FLUX = SigmaSchedule(kind="flux")
+SD3 = SigmaSchedule(kind="shift")
+LINEAR = SigmaSchedule(kind="linear")
+
+
+def field(latents: torch.Tensor, sigma: float) -> torch.Tensor:
+    return -0.7 * latents + 0.3 * sigma
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "solver", "expected"),
+    [
+        (FLUX, 10, "dpm2", 1.7540156076),
+        (FLUX, 6, "dpm2", 1.7144956965),
+        (SD3, 10, "dpm2", 1.8730271296),
+        (SD3, 6, "dpm2", 1.8737140718),
+        (LINEAR, 10, "euler", 1.7162199739),
+        (LINEAR, 6, "euler", 1.6827050990),
+    ],
+)
+def test_integrals_of_a_linear_field_have_their_worked_values(
+    schedule: SigmaSchedule, steps: int, solver: str, expected: float
+) -> None:
+    grid = sigmas(schedule, steps, image_tokens=1024)
+    noise = torch.ones(1, 3, dtype=torch.float64)
+    found = integrate(field, noise, grid, solver)
+    assert found[0].tolist() == pytest.approx([expected] * 3, abs=5.1e-11)
+    single = integrate(field, noise.float(), grid, solver)
+    assert single.dtype == torch.float32
+    assert single[0].tolist() == pytest.approx([expected] * 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_a_straight_flow_is_followed_exactly_in_any_number_of_steps(solver: str) -> None:
+    x0, noise = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for steps in (1, 2, 3, 9):
+        found = integrate(lambda z, s: noise - x0, noise, sigmas(LINEAR, steps, 0), solver)
+        torch.testing.assert_close(found, x0, rtol=0, atol=1e-14)
+
+
+def exact(z: float) -> float:
+    """z(0) of dz/ds = -0.7 z + 0.3 s, z(1) = z: the particular solution is (3 s - 3 / 0.7) / 7."""
+    return (z - (3 - 3 / 0.7) / 7) * math.exp(0.7) - 3 / 0.7 / 7
+
+
+def error(solver: str, steps: int) -> float:
+    noise = torch.ones(1, 1, dtype=torch.float64)
+    return abs(integrate(field, noise, sigmas(LINEAR, steps, 0), solver).item() - exact(1.0))
+
+
+def test_euler_converges_to_the_solution_with_first_order() -> None:
+    assert error("euler", 400) < 2e-3
+    assert error("euler", 100) / error("euler", 200) == pytest.approx(2.0, rel=0.05)
+
+
+def test_dpm2_is_more_accurate_than_euler_at_equal_steps() -> None:
+    for steps in (10, 40, 160):
+        assert error("dpm2", steps) < 0.5 * error("euler", steps)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_dpm2_equals_euler_while_no_step_is_second_order(steps: int) -> None:
+    noise = torch.ones(1, 1, dtype=torch.float64)
+    grid = sigmas(FLUX, steps, 1024)
+    euler, dpm2 = (integrate(field, noise, grid, solver).item() for solver in ("euler", "dpm2"))
+    assert dpm2 == pytest.approx(euler, abs=1e-14)
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_the_velocity_is_asked_once_at_each_sigma_but_the_last(solver: str) -> None:
+    grid = sigmas(FLUX, 5, 64)
+    asked = []
+
+    def velocity(latents: torch.Tensor, sigma: float) -> torch.Tensor:
+        asked.append(sigma)
+        return latents
+
+    integrate(velocity, torch.ones(2, 3), grid, solver)
+    assert asked == grid[:-1].tolist()
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_the_noise_is_left_as_it_was_and_rows_do_not_mix(solver: str) -> None:
+    noise = torch.randn(3, 8, generator=torch.Generator().manual_seed(2))
+    before = noise.clone()
+    together = integrate(field, noise, sigmas(FLUX, 6, 64), solver)
+    assert torch.equal(noise, before)
+    for row in range(3):
+        alone = integrate(field, noise[row : row + 1], sigmas(FLUX, 6, 64), solver)
+        assert torch.equal(together[row : row + 1], alone)
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    noise = torch.ones(1, 2)
+    grid = sigmas(LINEAR, 2, 0)
+    with pytest.raises(ValueError, match="solver is 'heun'"):
+        integrate(field, noise, grid, "heun")
+    with pytest.raises(ValueError, match=r"not torch\.bfloat16"):
+        integrate(field, noise.bfloat16(), grid, "euler")
+    with pytest.raises(ValueError, match="end in 0"):
+        integrate(field, noise, grid[:-1], "euler")
+    with pytest.raises(ValueError, match="must fall strictly"):
+        integrate(field, noise, torch.tensor([1.0, 1.0, 0.0]), "euler")
+    with pytest.raises(ValueError, match=r"torch\.float64 \[1, 2\]"):
+        integrate(lambda z, s: z.double(), noise, grid, "euler")
