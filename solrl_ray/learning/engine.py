@@ -1,0 +1,243 @@
+"""DeepSpeed for one rank: the process group, the engine around the LoRA factors, and its partitioned optimiser state.
+
+What DeepSpeed may touch is kept small. The engine's module holds the trained factors and nothing else, so the base
+weights are neither cast, moved nor broadcast, and its mixed precision stays off: the factors are float32 and the
+arithmetic of the forward is the model's own affair. The engine then does three things: it reduces gradients (once an
+update under ZeRO-1, once a backward under ZeRO-2), clips them by their global norm, and runs AdamW on this rank's
+slice of one flat float32 vector that holds all factors, in the order in which they were given.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from solrl_ray.config.schema import Learner
+from solrl_ray.errors import RunError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now; rank 0 asks for it and tells the others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def process_group(
+    rank: int,
+    world_size: int,
+    address: str,
+    port: int,
+    *,
+    device: torch.device,
+    timeout: float,
+    one_host: bool,
+) -> None:
+    """Join the learner group; a group of one goes the same way. Returns when all ranks have joined.
+
+    Args:
+        address: host name or IP of rank 0.
+        port: free TCP port on rank 0 (`free_port`).
+        device: ``cpu`` (gloo) or ``cuda`` (NCCL); on CUDA each rank sees exactly one device.
+        timeout: the longest that joining, and each later collective, may take, seconds.
+        one_host: every rank is on this machine; gloo then speaks over the loopback interface only.
+
+    Raises:
+        RunError: DeepSpeed was already set up for another kind of device in this process.
+    """
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(world_size),
+        LOCAL_SIZE=str(world_size if one_host else 1),
+        MASTER_ADDR=address,
+        MASTER_PORT=str(port),
+        DS_ACCELERATOR=device.type,
+    )
+    if one_host and device.type == "cpu":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    import deepspeed  # imported late: it reads the environment and takes seconds
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    found = deepspeed.accelerator.get_accelerator().device_name()
+    if found != device.type:
+        raise RunError(f"DeepSpeed is set up for {found} in this process but the learner is on {device.type}")
+    if device.type == "cpu":
+        # Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that leaves
+        # 66 MiB in /dev/shm per rank and run. Gloo does its work.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend="gloo" if device.type == "cpu" else "nccl",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=timeout),
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def leave_process_group() -> None:
+    """Leave the learner group, so that the process can end or join another one."""
+    import deepspeed
+
+    deepspeed.comm.destroy_process_group()
+    deepspeed.comm.comm.cdb = None
+
+
+class _Policy(torch.nn.Module):
+    """The module that DeepSpeed wraps: it owns the trained factors and borrows the forward."""
+
+    def __init__(self, factors: Sequence[torch.nn.Parameter], velocity: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.factors = torch.nn.ParameterList(factors)
+        self._velocity = velocity
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        return self._velocity(*args)
+
+
+@dataclass
+class Engine:
+    """One rank's DeepSpeed engine over `factors`, all of them trained and float32.
+
+    Life cycle of an update: ``velocity → backward(last=False)`` any number of times, the last one with
+    ``last=True``, then ``step``. Every rank makes the same calls.
+    """
+
+    factors: list[torch.nn.Parameter]
+    deepspeed: Any
+
+    @classmethod
+    def build(
+        cls,
+        config: Learner,
+        factors: Sequence[torch.nn.Parameter],
+        velocity: Callable[..., torch.Tensor],
+    ) -> Engine:
+        """`velocity` is the trained forward; `factors` are moved into one flat vector (their ``.data`` changes)."""
+        import deepspeed
+
+        wrong = [tuple(f.shape) for f in factors if f.dtype != torch.float32 or not f.requires_grad]
+        if wrong or not factors:
+            raise ValueError(f"the engine trains float32 factors that require gradients; got {wrong or 'none'}")
+        adamw = config.optimizer
+        optimizer = torch.optim.AdamW(
+            factors,
+            lr=adamw.lr,
+            betas=adamw.betas,
+            eps=adamw.eps,
+            weight_decay=adamw.weight_decay,
+            foreach=False,
+            fused=False,
+        )
+        engine, *_ = deepspeed.initialize(
+            model=_Policy(factors, velocity),
+            model_parameters=list(factors),
+            optimizer=optimizer,
+            config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
+        )
+        built = cls(list(factors), engine)
+        built._start_moments()
+        return built
+
+    def velocity(self, *args: Any) -> torch.Tensor:
+        """The forward whose gradients are wanted, through the engine."""
+        output: torch.Tensor = self.deepspeed(*args)
+        return output
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate the gradient of the scalar `loss`; gradients are averaged over ranks. `last` ends the update."""
+        self.deepspeed.set_gradient_accumulation_boundary(last)
+        self.deepspeed.backward(loss)
+
+    def step(self) -> float:
+        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before clipping.
+
+        Raises:
+            RunError: the gradient is not finite; factors and moments are as they were.
+        """
+        self.deepspeed.step()
+        zero = self.deepspeed.optimizer
+        if zero.overflow:
+            raise RunError("the gradient of the update is not finite: nothing was changed")
+        return float(zero._global_grad_norm)
+
+    def moments(self) -> dict[str, list[torch.Tensor]]:
+        """AdamW's moments per factor, float32 on the CPU, gathered from all ranks. Collective."""
+        return {key: self._gather(self._adamw_state()[key]) for key in MOMENTS}
+
+    def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
+        """Take over moments made at any world size, the step count, and what now stands in the factors."""
+        state = self._adamw_state()
+        for key in MOMENTS:
+            state[key].copy_(self._own_slice(moments[key]))
+        state["step"].fill_(float(steps))
+        self.deepspeed.optimizer.refresh_fp32_params()
+
+    def close(self) -> None:
+        """Take the engine's hooks off the factors."""
+        self.deepspeed.destroy()
+
+    def _flat(self) -> torch.Tensor:
+        """This rank's slice of the flat vector that AdamW works on."""
+        flat: torch.Tensor = self.deepspeed.optimizer.single_partition_of_fp32_groups[0]
+        return flat
+
+    def _adamw_state(self) -> dict[str, torch.Tensor]:
+        state: dict[str, torch.Tensor] = self.deepspeed.optimizer.optimizer.state[self._flat()]
+        return state
+
+    def _start_moments(self) -> None:
+        """What AdamW would create at its first step, so that a state can be saved and restored before it."""
+        flat = self._flat()
+        zeros = {key: torch.zeros_like(flat.detach()) for key in MOMENTS}
+        self.deepspeed.optimizer.optimizer.state[flat] = {"step": torch.tensor(0.0), **zeros}
+
+    def _gather(self, part: torch.Tensor) -> list[torch.Tensor]:
+        world_size = torch.distributed.get_world_size()
+        whole = part.new_empty(world_size * part.numel())
+        torch.distributed.all_gather_into_tensor(whole, part.contiguous())
+        sizes = [f.numel() for f in self.factors]
+        pieces = whole.cpu()[: sum(sizes)].split(sizes)
+        return [piece.view(f.shape).clone() for piece, f in zip(pieces, self.factors, strict=True)]
+
+    def _own_slice(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+        size, rank = self._flat().numel(), torch.distributed.get_rank()
+        whole = torch.zeros(size * torch.distributed.get_world_size())
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        whole[: flat.numel()] = flat
+        return whole[rank * size : (rank + 1) * size]
+
+
+def deepspeed_config(config: Learner, *, numel: int) -> dict[str, Any]:
+    """DeepSpeed's own configuration. `numel` (trained elements) sizes the bucket, so that one reduction takes all."""
+    return {
+        "train_micro_batch_size_per_gpu": config.micro_batch,
+        # The number of passes differs from update to update; the learner marks the last one itself.
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.gradient_clip,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": config.zero_stage,
+            "reduce_bucket_size": numel,
+            "allgather_bucket_size": 2 * math.ceil(numel / 2),
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            "reduce_scatter": True,
+            "round_robin_gradients": False,
+        },
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+    }
