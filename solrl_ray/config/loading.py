@@ -1,0 +1,177 @@
+"""From YAML files and ``--set`` to one validated `Config`.
+
+    files, in order ──► includes first ──► deep merge (lists replace) ──► --set ──► schema ──► Config
+
+Every value remembers where it came from, so that an error can name the file.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from solrl_ray.config import problems, yaml12
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+
+Key = tuple[str | int, ...]
+INCLUDE = "include"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where values came from: key → file name or ``--set``. A key that nobody set has its default."""
+
+    origins: dict[Key, str] = field(default_factory=dict)
+
+    def of(self, key: str | Key) -> str:
+        """The source of a key (``rollout.keep``), or of the nearest section around it, else ``default``."""
+        parts: Key = tuple(key.split(".")) if isinstance(key, str) else key
+        for length in range(len(parts), 0, -1):
+            if parts[:length] in self.origins:
+                return self.origins[parts[:length]]
+        return "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    config: Config
+    sources: Sources
+
+
+class _Tree:
+    """The merged mapping and the origin of each of its nodes."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.origins: dict[Key, str] = {}
+
+    def merge(self, part: dict[str, Any], source: str) -> None:
+        self._merge(self.values, part, (), source)
+
+    def _merge(self, into: dict[str, Any], part: dict[str, Any], at: Key, source: str) -> None:
+        for name, value in part.items():
+            key = (*at, name)
+            if isinstance(value, dict) and isinstance(into.get(name), dict):
+                self._merge(into[name], value, key, source)
+            else:
+                into[name] = copy.deepcopy(value)
+                self._mark(key, value, source)
+
+    def _mark(self, key: Key, value: Any, source: str) -> None:
+        for old in [old for old in self.origins if old[: len(key)] == key]:
+            del self.origins[old]
+        self.origins[key] = source
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                self._mark((*key, name), inner, source)
+
+    def set(self, names: list[str], value: Any, source: str) -> None:
+        """Set one dotted key; a whole number picks an entry of a list. Raises UserError where there is none."""
+        holder: Any = self.values
+        for position, name in enumerate(names[:-1]):
+            if isinstance(holder, list):
+                holder = holder[_index(holder, names[: position + 1])]
+            else:
+                if not isinstance(holder.get(name), dict | list):
+                    holder[name] = {}
+                    self._mark(tuple(names[: position + 1]), {}, source)
+                holder = holder[name]
+            if not isinstance(holder, dict | list):
+                raise UserError(f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it.")
+        key: Key = tuple(int(name) if name.isdigit() else name for name in names)
+        if isinstance(holder, list):
+            holder[_index(holder, names)] = copy.deepcopy(value)
+            self._mark(key, value, source)
+        elif isinstance(value, dict) and isinstance(holder.get(names[-1]), dict):
+            self._merge(holder[names[-1]], value, key, source)
+        else:
+            holder[names[-1]] = copy.deepcopy(value)
+            self._mark(key, value, source)
+
+
+def _index(entries: list[Any], names: list[str]) -> int:
+    name, owner = names[-1], ".".join(names[:-1])
+    if not name.isdigit() or int(name) >= len(entries):
+        raise UserError(
+            f"--set {'.'.join(names)}: {owner} is a list of {len(entries)}, so '{name}' must be "
+            f"a whole number below {len(entries)}."
+        )
+    return int(name)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The mapping in one YAML file, `include` still in it. Raises UserError if it is missing or no mapping."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"The configuration file {path} {what}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
+    tree = yaml12.parse(text, str(path))
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: a configuration is a mapping of keys to values, this is {problems.show(tree)}.")
+    return tree
+
+
+def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
+    if path.resolve() in above:
+        raise UserError(f"{above[-1]}: including {path} would go round in a circle.")
+    part = read_file(path)
+    included = part.pop(INCLUDE, [])
+    names = [included] if isinstance(included, str) else included
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"include in {path} is {problems.show(included)}; it must be a list of file names.")
+    for name in names:
+        _merge_file(tree, path.parent / name, (*above, path.resolve()))
+    tree.merge(part, str(path))
+
+
+def _override(tree: _Tree, text: str) -> None:
+    dotted, equals, value = text.partition("=")
+    names = dotted.strip().split(".")
+    if not equals or not all(names):
+        raise UserError(f"--set {text}: it must read key=value, such as rollout.pool=64.")
+    tree.set(names, yaml12.parse(value, f"--set {dotted.strip()}"), "--set")
+
+
+def load_with_sources(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
+    """Merge `files` in order, apply `overrides` (``key.key=value``), validate; see `load`."""
+    if not files:
+        raise UserError("No configuration file was given.")
+    tree = _Tree()
+    for path in files:
+        _merge_file(tree, Path(path), ())
+    for text in overrides:
+        _override(tree, text)
+    sources = Sources(tree.origins)
+    try:
+        # Strict, so that "24" or 24.5 is no integer; as JSON, so that a YAML list can be a tuple.
+        config = Config.model_validate_json(json.dumps(tree.values), strict=True)
+    except ValidationError as error:
+        raise UserError(problems.sentence(error, tree.values, sources.of, files)) from None
+    return Loaded(config, sources)
+
+
+def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+    """The configuration that `files` and `overrides` describe.
+
+    Later files win over earlier ones; mappings merge, lists and scalars are replaced. A file may begin with
+    ``include: [other.yaml, …]``, paths relative to itself, which are merged before it. `overrides` are
+    ``rollout.pool=64`` or ``rewards.0.weight=2`` with YAML on the right. Raises UserError: one sentence.
+    """
+    return load_with_sources(files, overrides).config
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration as YAML, defaults included; `load` reads an equal `Config` back."""
+    return yaml12.dump(config.model_dump(mode="json"))

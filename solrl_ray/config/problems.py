@@ -1,0 +1,125 @@
+"""What the schema refused, in one sentence: the key, its file, its value, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from solrl_ray.config.schema import Config
+
+_WANTED: dict[str, str] = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text (put it in quotes)",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "greater_than": "more than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "literal_error": "one of {expected}",
+    "too_short": "a list with at least {min_length} of them",
+    "too_long": "a list with at most {max_length} of them",
+    "missing": "a list of two numbers",
+}
+
+
+def show(value: Any) -> str:
+    """A value as the user wrote it, shortened to fit in a sentence."""
+    text = "empty" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def dotted(key: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in key)
+
+
+def sentence(
+    error: ValidationError,
+    values: dict[str, Any],
+    source_of: Callable[[tuple[str | int, ...]], str],
+    files: Sequence[Path],
+) -> str:
+    """The first of a validation's errors as a sentence; misspelt keys come first, as they explain missing ones."""
+    details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
+    detail = details[0]
+    key = tuple(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key)}"
+    elif detail["type"] == "missing" and not _in_list(key, values):
+        text = f"The key {dotted(key)} is missing from {', '.join(map(str, files))}."
+    else:
+        wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"])
+        text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
+    return text
+
+
+def _wanted(kind: str, context: dict[str, Any], key: Sequence[str | int], message: str) -> str:
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"a section with the keys {', '.join(_section(key))}"
+    return _WANTED[kind].format(**context) if kind in _WANTED else f"otherwise ({message})"
+
+
+def _in_list(key: Sequence[str | int], values: dict[str, Any]) -> bool:
+    """Whether what is missing is an entry of a list that is too short, not a key."""
+    return isinstance(key[-1], int) and isinstance(_at(values, key[:-1]), list)
+
+
+def _at(values: Any, key: Sequence[str | int]) -> Any:
+    for part in key:
+        if isinstance(values, dict) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            return values
+    return values
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections that an annotation holds, looked for inside ``list[…]`` and ``Annotated[…]`` too."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models(inner)
+
+
+def _section(key: Sequence[str | int]) -> list[str]:
+    """Names of the fields in the section that `key` names; empty if there is none."""
+    section: type[BaseModel] | None = Config
+    for part in key:
+        if isinstance(part, int):
+            continue
+        found = section.model_fields.get(part) if section else None
+        section = next(_models(found.annotation), None) if found else None
+    return list(section.model_fields) if section else []
+
+
+def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the schema, sections before their fields; entries of lists are written ``rewards.0``."""
+    for name, info in section.model_fields.items():
+        yield prefix + name
+        for inner in _models(info.annotation):
+            index = "" if info.annotation is inner else "0."
+            yield from keys(inner, f"{prefix}{name}.{index}")
+
+
+def _suggestion(key: Sequence[str | int]) -> str:
+    name, here = str(key[-1]), _section(key[:-1])
+    elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
+    near = difflib.get_close_matches(name, here, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {dotted((*key[:-1], near[0]))}?"
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    everywhere = difflib.get_close_matches(dotted(key), list(keys()), n=1, cutoff=0.5)
+    if everywhere:
+        return f"the nearest one is {everywhere[0]}."
+    return f"the keys there are {', '.join(here)}."
