@@ -1,0 +1,123 @@
+"""Where checkpoints and prompt files are: local folders, Hugging Face ids and what the package ships."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
+
+import solrl_ray
+from solrl_ray.errors import UserError
+
+BUILTIN = "builtin:"
+
+
+def resolve(path: str) -> Path | str:
+    """Turn a configured path into a local path, or return it unchanged if it reads as a Hugging Face id.
+
+    ``builtin:<room>/<rest>`` is ``<rest>`` among the assets of a room of the package, so
+    ``builtin:testbed/pipeline`` is ``solrl_ray/testbed/assets/pipeline``. What exists is a local path; so is
+    what starts with ``/``, ``./``, ``../`` or ``~`` or cannot be an id. Existence is not demanded here.
+    """
+    if path.startswith(BUILTIN):
+        room, _, rest = path.removeprefix(BUILTIN).partition("/")
+        return Path(solrl_ray.__file__).parent / room / "assets" / rest
+    local = Path(path).expanduser()
+    if local.exists() or path.startswith(("/", "./", "../", "~")) or not _may_be_hub_id(path):
+        return local
+    return path
+
+
+def checkpoint(path: str, key: str) -> Path | str:
+    """`resolve` for a checkpoint.
+
+    Raises `UserError` naming `key` if `path` can only be a local folder and there is none.
+    """
+    resolved = resolve(path)
+    if isinstance(resolved, Path) and not resolved.is_dir():
+        raise UserError(
+            f"{key} is {path!r}, but there is no folder {resolved}: "
+            "give the folder of a checkpoint or a Hugging Face id such as 'owner/name'."
+        )
+    return resolved
+
+
+def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
+    """Read the JSON file `name` of a checkpoint folder or Hugging Face repository.
+
+    Raises `UserError` naming `key` if the file is missing, unreadable or the hub does not give it.
+    """
+    try:
+        file = checkpoint / name if isinstance(checkpoint, Path) else Path(hf_hub_download(checkpoint, name))
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, EntryNotFoundError, ValueError) as error:
+        raise UserError(unreadable(checkpoint, name, key, error)) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{key} is {str(checkpoint)!r}, but its file {name} does not hold a JSON object.")
+    return content
+
+
+def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
+    """`part_class.from_pretrained(checkpoint, **arguments)`.
+
+    Raises `UserError` naming `key` if files are missing or damaged, and also if weights are missing, which
+    `from_pretrained` would fill with random numbers after a mere warning.
+    """
+    part = arguments.get("subfolder", part_class.__name__)
+    try:
+        model, info = part_class.from_pretrained(str(checkpoint), output_loading_info=True, **arguments)
+    except (OSError, EntryNotFoundError, SafetensorError, ValueError, RuntimeError) as error:
+        raise UserError(unreadable(checkpoint, part, key, error)) from error
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise UserError(
+            f"{key} is {str(checkpoint)!r}, but {part} lacks weights of {part_class.__name__}: {missing}."
+        )
+    return model
+
+
+def load_tokenizer(tokenizer_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
+    """`tokenizer_class.from_pretrained(checkpoint, **arguments)`.
+
+    Raises `UserError` naming `key` if files are missing or damaged; `from_pretrained` would answer a missing
+    vocabulary with a tokenizer that knows special tokens alone.
+    """
+    part = arguments.get("subfolder", tokenizer_class.__name__)
+    try:
+        tokenizer = tokenizer_class.from_pretrained(str(checkpoint), **arguments)
+    except (OSError, EntryNotFoundError, ValueError) as error:
+        raise UserError(unreadable(checkpoint, part, key, error)) from error
+    words = [word for word in tokenizer.get_vocab() if word.strip("▁") and not _is_special(word)]
+    if not words:
+        raise UserError(unreadable(checkpoint, part, key, ValueError("its vocabulary is missing or empty")))
+    return tokenizer
+
+
+def _is_special(word: str) -> bool:
+    return word.startswith("<") and word.endswith(">") and len(word) > 2
+
+
+def unreadable(checkpoint: Path | str, part: str, key: str, error: Exception) -> str:
+    """The sentence for a part of a checkpoint that could not be read, with what would be right."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(checkpoint, Path):
+        return f"{key} is {str(checkpoint)!r}, but {part} cannot be read from that folder: {reason}"
+    return (
+        f"{key} is {checkpoint!r}, which is not a local folder, and {part} cannot be had from the Hugging "
+        f"Face hub or its cache (a gated model also needs `hf auth login`): {reason}"
+    )
+
+
+def _may_be_hub_id(path: str) -> bool:
+    if path.count("/") != 1:
+        return False
+    try:
+        validate_repo_id(path)
+    except HFValidationError:
+        return False
+    return True

@@ -1,0 +1,174 @@
+"""Very small checkpoints of the real classes, written to a folder with random weights and local tokenizers.
+
+They have everything a published checkpoint has (the same classes, files, tokenizers and configuration keys)
+and a few ten thousand parameters: a test that loads one takes the code path of a real model in milliseconds.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderTiny,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+)
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
+
+from solrl_ray.config.schema import Lora, Model, QuantizationScope, SigmaSchedule
+
+RESOLUTION = 16
+"""Pixels; with the VAE's factor 2 and 2x2 patches that makes 16 image tokens."""
+CLIP_TOKENS = 16
+T5_TOKENS = 12
+TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+
+
+def clip_tokenizer() -> CLIPTokenizer:
+    """A byte-level BPE without merges: one token a character."""
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    pieces = list(letters) + [letter + "</w>" for letter in letters]
+    vocabulary = {piece: i for i, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
+    return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=CLIP_TOKENS)
+
+
+def t5_tokenizer() -> T5Tokenizer:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
+    pieces += [(letter, -3.0) for letter in string.ascii_letters + string.digits]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=T5_TOKENS)
+
+
+def _text_config(tokenizer: CLIPTokenizer, projection: int) -> CLIPTextConfig:
+    return CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=CLIP_TOKENS,
+        projection_dim=projection,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
+    if tiny:
+        return AutoencoderTiny(
+            encoder_block_out_channels=(8, 8),
+            decoder_block_out_channels=(8, 8),
+            num_encoder_blocks=(1, 1),
+            num_decoder_blocks=(1, 1),
+            latent_channels=4,
+        )
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+        up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=4,
+        scaling_factor=0.36,
+        shift_factor=0.12,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+
+
+def build_pipeline(
+    folder: Path, *, guidance_embeds: bool = False, tiny_vae: bool = False, seed: int = 0
+) -> Path:
+    """Write a FLUX-class pipeline of about 80 thousand parameters in float32 and return its folder."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
+        transformer = FluxTransformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=32,
+            pooled_projection_dim=32,
+            guidance_embeds=guidance_embeds,
+            axes_dims_rope=(4, 4, 8),
+        )
+        text_encoder_2 = T5EncoderModel(
+            T5Config(
+                vocab_size=len(tokenizer_2),
+                d_model=32,
+                d_kv=16,
+                d_ff=64,
+                num_layers=1,
+                num_heads=2,
+                feed_forward_proj="gated-gelu",
+            )
+        )
+        pipeline = FluxPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+            vae=_vae(tiny_vae),
+            text_encoder=CLIPTextModel(_text_config(tokenizer, projection=32)),
+            tokenizer=tokenizer,
+            text_encoder_2=text_encoder_2,
+            tokenizer_2=tokenizer_2,
+            transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_clip(folder: Path, *, image_size: int = 16, mean_std: float = 0.4, seed: int = 1) -> Path:
+    """Write a CLIPModel with its tokenizer and image processor and return its folder."""
+    tokenizer = clip_tokenizer()
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": image_size,
+        "patch_size": 4,
+        "projection_dim": 24,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        text = _text_config(tokenizer, projection=24).to_dict()
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=24))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    CLIPImageProcessor(
+        size={"shortest_edge": image_size},
+        crop_size={"height": image_size, "width": image_size},
+        image_mean=[mean_std, mean_std + 0.1, mean_std - 0.1],
+        image_std=[0.25, 0.3, 0.2],
+    ).save_pretrained(folder)
+    return folder
+
+
+def model_config(path: Path | str, **changes: object) -> Model:
+    """The `model` section of a configuration for `build_pipeline`'s checkpoint, with `changes`."""
+    fields: dict[str, object] = {
+        "family": "flux",
+        "path": str(path),
+        "dtype": "float32",
+        "resolution": RESOLUTION,
+        "max_sequence_length": T5_TOKENS,
+        "schedule": SigmaSchedule(kind="linear"),
+        "lora": Lora(rank=4, alpha=8.0, targets=TARGETS),
+        "quantization": QuantizationScope(),
+    }
+    return Model.model_validate(fields | changes)
