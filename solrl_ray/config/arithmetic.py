@@ -1,0 +1,275 @@
+"""The arithmetic of a run, worked out from its configuration and printed before it starts (design law 9).
+
+    prompts × N candidates ──► preview units ──► prompts × K samples ──► micro-batches ──► one update
+
+"Forward" means one call of the transformer on a whole micro-batch; both solvers need one call a step.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from dataclasses import dataclass
+
+from solrl_ray.config.schema import Config, Worker
+
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What only the model's own files can tell; see `solrl_ray.preflight.model_facts`."""
+
+    latent_shape: tuple[int, ...]
+    """Shape of one sample's latent."""
+    parameters: int
+    """Parameters of the transformer, LoRA not counted."""
+    lora_modules: int
+    """Linears that receive LoRA factors."""
+    lora_parameters: int
+    """Parameters of one adapter."""
+    packed_bytes: int
+    """NVFP4 codes and block scales of the linears that are both adapted and quantised; 0 if nothing is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Counts for one iteration unless a name says otherwise; bytes are exact sizes of tensors, without headers."""
+
+    config: Config
+    facts: ModelFacts | None
+    candidates: int
+    preview_units: int
+    preview_forwards: int
+    samples: int
+    full_units: int
+    full_forwards: int
+    padded_images: int
+    """Images that fill up the last regeneration micro-batch of each prompt and are thrown away."""
+    trained_timesteps: int
+    micro_batches: int
+    """Learner micro-batches a rank, each trained on at every trained timestep."""
+    padded_samples: int
+    """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
+    forwards_without_gradient: int
+    """A rank's forwards for v_old and, with a KL term, v_reference."""
+    backwards: int
+    """A rank's forward-and-backward passes, all summed into one optimiser step."""
+    evaluations: tuple[int, ...]
+    """Updates done when the held-out prompts are drawn."""
+    evaluation_images: int
+    """Images of one evaluation."""
+    latents_bytes: int | None
+    lora_bytes: int | None
+    """One adapter's factors in float32."""
+    packed_bytes: int | None
+    train_prompts: int | None
+    heldout_prompts: int | None
+
+    @property
+    def revision_bytes(self) -> int | None:
+        if self.lora_bytes is None or self.packed_bytes is None:
+            return None
+        return self.lora_bytes + self.packed_bytes
+
+    @property
+    def cpus(self) -> float:
+        """CPUs that the actors reserve with Ray."""
+        return sum(count * worker.num_cpus for _, count, worker in _workers(self.config))
+
+    @property
+    def gpus(self) -> float:
+        return sum(count * worker.num_gpus for _, count, worker in _workers(self.config))
+
+    @property
+    def threads(self) -> int:
+        """Compute threads of all actors together."""
+        return sum(count * worker.threads for _, count, worker in _workers(self.config))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What `table` prints: name of the stage, its sum in words."""
+        config, rollout, learner = self.config, self.config.rollout, self.config.learner
+        per_prompt = self.candidates // rollout.prompts
+        rows = [
+            (
+                "run",
+                f"{config.run.name} · {config.run.iterations} iterations, one policy update each "
+                f"· seed {config.run.seed}",
+            ),
+            ("model", self._model()),
+            ("prompts", self._prompts()),
+            (
+                "explore",
+                f"{rollout.prompts} prompts × {per_prompt} seeds = {self.candidates:,} candidates "
+                f"× {rollout.preview.steps} steps ({rollout.solver}, {rollout.preview.precision}) "
+                f"· {self.preview_units} units of {rollout.preview.micro_batch}, "
+                f"{self.preview_forwards:,} forwards",
+            ),
+            (
+                "select",
+                f"{rollout.keep} of {rollout.pool} seeds a prompt: "
+                f"{rollout.keep // 2} best and {rollout.keep // 2} worst",
+            ),
+            (
+                "regenerate",
+                f"{self.samples:,} samples × {rollout.full.steps} steps ({config.model.dtype}) "
+                f"· {self.full_units} units of {rollout.full.micro_batch}, {self.full_forwards:,} forwards"
+                + (f", {self.padded_images} images of padding" if self.padded_images else ""),
+            ),
+            (
+                "learn",
+                f"{self.samples:,} samples × {self.trained_timesteps} timesteps on {learner.world_size} "
+                f"rank{_s(learner.world_size)} · {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
+                f"{self.forwards_without_gradient:,} forwards, {self.backwards:,} forwards with backward, "
+                f"1 optimiser step"
+                + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
+            ),
+            ("publish", self._publish()),
+            (
+                "evaluate",
+                f"{config.evaluation.prompts} prompts × {config.evaluation.samples} samples "
+                f"× {config.evaluation.steps} steps = {self.evaluation_images:,} images, "
+                f"after {_list(self.evaluations)} updates",
+            ),
+            ("fleet", self._fleet()),
+            (
+                "whole run",
+                f"{self.candidates * config.run.iterations:,} candidates, "
+                f"{self.samples * config.run.iterations:,} samples, {config.run.iterations} updates",
+            ),
+        ]
+        return [(name, text) for name, text in rows if text]
+
+    def table(self, width: int = 100) -> str:
+        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns."""
+        column = max(len(name) for name, _ in self.rows()) + 2
+        return "\n".join(
+            textwrap.fill(
+                text,
+                width=width,
+                initial_indent=name.ljust(column),
+                subsequent_indent=" " * column,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            for name, text in self.rows()
+        )
+
+    def _model(self) -> str:
+        model = self.config.model
+        text = f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
+        if self.facts is None:
+            return text
+        return (
+            f"{text} on {self.facts.lora_modules} linears = {self.facts.lora_parameters:,} trained "
+            f"of {self.facts.parameters:,} parameters"
+        )
+
+    def _prompts(self) -> str:
+        if self.train_prompts is None or self.heldout_prompts is None:
+            return ""
+        return f"{self.train_prompts:,} to train on, {self.heldout_prompts:,} held out"
+
+    def _publish(self) -> str:
+        if self.revision_bytes is None or self.lora_bytes is None or self.packed_bytes is None:
+            return ""
+        latents = f" · samples to the learner {_size(self.latents_bytes or 0)}"
+        return (
+            f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32 "
+            f"and packed NVFP4 {_size(self.packed_bytes)}{latents}"
+        )
+
+    def _fleet(self) -> str:
+        parts = [
+            f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}"
+            for name, count, worker in _workers(self.config)
+        ]
+        asked = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved" if self.cpus or self.gpus else "nothing reserved"
+        return f"{', '.join(parts)} · {asked}"
+
+
+def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
+    fleet = config.fleet
+    return (
+        ("explorer", fleet.explorers.count, fleet.explorers),
+        ("regenerator", fleet.regenerators.count, fleet.regenerators),
+        ("learner", config.learner.world_size, fleet.learners),
+    )
+
+
+def trained_timesteps(config: Config) -> int:
+    """Timesteps of the full schedule on which each sample is trained: floor(fraction · steps).
+
+    The product is rounded at the ninth digit first, for 0.29 · 100 is 28.999999999999996 in float64.
+    """
+    return math.floor(round(config.objective.timestep_fraction * config.rollout.full.steps, 9))
+
+
+def evaluation_points(config: Config) -> tuple[int, ...]:
+    """Numbers of updates after which the policy is evaluated, rising: 0, every `evaluation.every`, and the last."""
+    last, every = config.run.iterations, config.evaluation.every
+    between = range(every, last, every) if every else ()
+    return (0, *between, last)
+
+
+def describe(
+    config: Config,
+    facts: ModelFacts | None = None,
+    *,
+    train_prompts: int | None = None,
+    heldout_prompts: int | None = None,
+) -> Arithmetic:
+    """Work out the counts of a run. Pure.
+
+    `facts` and the numbers of prompts come from files; without them the lines that need them are left out.
+    The configuration must have passed `checks.check`.
+    """
+    rollout, learner = config.rollout, config.learner
+    units_per_prompt = math.ceil(rollout.keep / rollout.full.micro_batch)
+    samples = rollout.prompts * rollout.keep
+    slots = learner.world_size * learner.micro_batch
+    micro_batches = math.ceil(samples / slots)
+    backwards = micro_batches * trained_timesteps(config)
+    preview_units = rollout.prompts * (rollout.pool // rollout.preview.micro_batch)
+    return Arithmetic(
+        config=config,
+        facts=facts,
+        candidates=rollout.prompts * rollout.pool,
+        preview_units=preview_units,
+        preview_forwards=preview_units * rollout.preview.steps,
+        samples=samples,
+        full_units=rollout.prompts * units_per_prompt,
+        full_forwards=rollout.prompts * units_per_prompt * rollout.full.steps,
+        padded_images=rollout.prompts * (units_per_prompt * rollout.full.micro_batch - rollout.keep),
+        trained_timesteps=trained_timesteps(config),
+        micro_batches=micro_batches,
+        padded_samples=micro_batches * slots - samples,
+        forwards_without_gradient=backwards * (2 if config.objective.kl > 0 else 1),
+        backwards=backwards,
+        evaluations=evaluation_points(config),
+        evaluation_images=config.evaluation.prompts * config.evaluation.samples,
+        latents_bytes=samples * math.prod(facts.latent_shape) * FLOAT32_BYTES if facts else None,
+        lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
+        packed_bytes=facts.packed_bytes if facts else None,
+        train_prompts=train_prompts,
+        heldout_prompts=heldout_prompts,
+    )
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _list(numbers: tuple[int, ...]) -> str:
+    words = [str(number) for number in numbers]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _size(count: int) -> str:
+    """Bytes in decimal units, as disks and networks count."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"

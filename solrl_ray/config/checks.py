@@ -1,0 +1,134 @@
+"""What the schema cannot say: ranges and the relations between keys. Pure; runs before anything is started.
+
+Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.preflight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from solrl_ray.config.arithmetic import trained_timesteps
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.problems import show
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+
+
+def value_of(config: Config, key: str) -> Any:
+    """The value of a dotted key; a whole number picks an entry of a list."""
+    value: Any = config
+    for name in key.split("."):
+        value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule: the key to mend and what would be right."""
+
+    key: str
+    right: str
+
+    def sentence(self, config: Config, sources: Sources) -> str:
+        value = show(value_of(config, self.key))
+        return f"{self.key} is {value} ({sources.of(self.key)}); it must be {self.right}."
+
+
+_AT_LEAST_ZERO = (
+    "run.seed",
+    "model.guidance",
+    "model.quantization.min_features",
+    "objective.kl",
+    "objective.old_decay.slope",
+    "learner.gradient_clip",
+    "learner.optimizer.weight_decay",
+    "fleet.explorers.num_cpus",
+    "fleet.explorers.num_gpus",
+    "fleet.regenerators.num_cpus",
+    "fleet.regenerators.num_gpus",
+    "fleet.learners.num_cpus",
+    "fleet.learners.num_gpus",
+    "fleet.max_replacements",
+    "evaluation.every",
+    "evaluation.pictures",
+    "checkpoints.min_free_gb",
+)
+_ABOVE_ZERO = ("model.lora.alpha", "objective.beta", "objective.advantage.clip", "learner.optimizer.eps")
+_SHARES = ("objective.old_decay.cap", "learner.ema_cap")
+_BELOW_ONE = ("learner.optimizer.betas.0", "learner.optimizer.betas.1")
+
+
+def _ranges(config: Config) -> Iterator[Problem]:
+    rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+        (_AT_LEAST_ZERO, lambda value: value >= 0, "at least 0"),
+        (_ABOVE_ZERO, lambda value: value > 0, "more than 0"),
+        (_SHARES, lambda value: 0 <= value <= 1, "between 0 and 1"),
+        (_BELOW_ONE, lambda value: 0 <= value < 1, "at least 0 and less than 1"),
+    )
+    for keys, holds, right in rules:
+        for key in keys:
+            if not holds(value_of(config, key)):
+                yield Problem(key, right)
+
+
+def _names(config: Config) -> Iterator[Problem]:
+    name = config.run.name
+    if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
+        yield Problem("run.name", "the name of one folder inside run.root")
+    for key in ("model.path", "prompts.train", "prompts.heldout", "run.root"):
+        if not value_of(config, key):
+            yield Problem(key, "a path")
+    if not config.model.lora.targets or not all(config.model.lora.targets):
+        yield Problem("model.lora.targets", "a list of module-name suffixes such as to_q")
+
+
+def _rollout(config: Config) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.keep > rollout.pool:
+        yield Problem("rollout.keep", f"at most rollout.pool, which is {rollout.pool}")
+    if rollout.keep % 2:
+        yield Problem("rollout.keep", "even, for half of the kept seeds are the best and half the worst")
+    if rollout.pool % rollout.preview.micro_batch:
+        divisors = [size for size in range(1, rollout.pool + 1) if rollout.pool % size == 0]
+        below = max((size for size in divisors if size < rollout.preview.micro_batch), default=1)
+        yield Problem(
+            "rollout.preview.micro_batch",
+            f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}",
+        )
+
+
+def _learning(config: Config) -> Iterator[Problem]:
+    if trained_timesteps(config) < 1:
+        yield Problem(
+            "objective.timestep_fraction",
+            f"at least 1/{config.rollout.full.steps}, for the full schedule has {config.rollout.full.steps} steps",
+        )
+
+
+def _rewards(config: Config) -> Iterator[Problem]:
+    for position, reward in enumerate(config.rewards):
+        module, colon, function = reward.kind.partition(":")
+        if not reward.kind or (colon and not (module and function)):
+            yield Problem(f"rewards.{position}.kind", "a registered reward or a callable module:function")
+    if all(reward.weight == 0 for reward in config.rewards):
+        yield Problem("rewards.0.weight", "other than 0 for at least one reward")
+
+
+def _evaluation(config: Config) -> Iterator[Problem]:
+    evaluation = config.evaluation
+    if evaluation.pictures > evaluation.prompts:
+        yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
+    if evaluation.reference and len([part for part in evaluation.reference.split(":") if part]) != 2:
+        yield Problem("evaluation.reference", "a callable module:function")
+
+
+def check(config: Config, sources: Sources | None = None) -> None:
+    """Refuse a configuration that cannot be run.
+
+    `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
+    """
+    for rules in (_names, _ranges, _rollout, _learning, _rewards, _evaluation):
+        for problem in rules(config):
+            raise UserError(problem.sentence(config, sources or Sources()))

@@ -1,0 +1,83 @@
+"""Which configuration a resumed run has, and what it may change: the fleet and the number of iterations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from solrl_ray.config.checks import value_of
+from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.problems import show
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+
+FILE = "config.yaml"
+"""Name of the resolved configuration in a run folder."""
+
+
+def stored(run_folder: Path) -> Config:
+    """The configuration of a run folder. Raises UserError if the folder holds none."""
+    if not (run_folder / FILE).is_file():
+        raise UserError(f"{run_folder} is not a run folder: it has no {FILE}.")
+    return load([run_folder / FILE])
+
+
+def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> str | None:
+    """The first dotted key, in the schema's order, whose values differ; keys under `free` may differ."""
+    left, right = _leaves(one), _leaves(other)
+    for key in dict.fromkeys((*left, *right)):
+        if any(key == name or key.startswith(f"{name}.") for name in free):
+            continue
+        if key not in left or key not in right or left[key] != right[key]:
+            return key
+    return None
+
+
+FREE = ("fleet", "run.iterations", "run.root", "run.name")
+"""What a resumed run may change. Root and name only say where the folder is."""
+
+
+def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> None:
+    """Refuse to resume the run in `run_folder`, configured as `was`, with another configuration.
+
+    Raises UserError that names the first key that differs.
+    """
+    key = first_difference(given, was, free=FREE)
+    if key is not None:
+        raise UserError(
+            f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
+            f"{_shown(was, key)}; a resumed run may change only fleet and run.iterations."
+        )
+
+
+def notes(given: Config, was: Config) -> list[str]:
+    """What the user should know about allowed changes: thread counts are part of the score class."""
+    return [
+        f"fleet.{pool}.threads is {now} and was {before}: seeds stay the same, but sums are split differently, "
+        "so the bytes may differ from an undisturbed run."
+        for pool in ("explorers", "regenerators", "learners")
+        if (now := value_of(given, f"fleet.{pool}.threads"))
+        != (before := value_of(was, f"fleet.{pool}.threads"))
+    ]
+
+
+def _leaves(config: Config) -> dict[str, object]:
+    """Dotted key → value of everything that is not a section; lists of plain values count as one value."""
+    leaves: dict[str, object] = {}
+
+    def walk(value: object, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for position, inner in enumerate(value):
+                walk(inner, f"{key}.{position}")
+        else:
+            leaves[key] = value
+
+    walk(config.model_dump(mode="json"), "")
+    return leaves
+
+
+def _shown(config: Config, key: str) -> str:
+    leaves = _leaves(config)
+    return show(leaves[key]) if key in leaves else "not there"
