@@ -1,0 +1,77 @@
+"""How well the low-precision proxy ranks: its rewards against full-precision ones of the same seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFidelity:
+    """Agreement of two rankings, each figure averaged over prompts."""
+
+    spearman: float
+    """Pearson correlation of the ranks; equal rewards share their average rank."""
+    kendall: float
+    """Kendall's tau-b, which corrects for ties."""
+    top_bottom_overlap: float
+    """Share of seeds on the same side, better or worse half, under both rewards. By chance: about 0.5."""
+    prompts: int
+    constant_prompts: int
+    """Prompts on which a reward is the same for all seeds: their correlation is undefined and counts as 0."""
+
+
+def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
+    """Compares proxy and full-precision rewards of the same seeds.
+
+    On the seeds that were chosen as extremes, correlations are higher than on the pool they came from.
+
+    Args:
+        proxy: rewards of the previews, [prompts, seeds].
+        full: rewards of the full-precision images, of the same shape.
+
+    Raises:
+        ValueError: shapes that differ or are not [prompts >= 1, seeds >= 2], or values that are not finite.
+    """
+    x, y = np.asarray(proxy, dtype=np.float64), np.asarray(full, dtype=np.float64)
+    if x.shape != y.shape or x.ndim != 2 or x.shape[0] < 1 or x.shape[1] < 2:
+        raise ValueError(f"rewards must both be [prompts >= 1, seeds >= 2], got {x.shape} and {y.shape}")
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise ValueError("rewards must be finite")
+    signs_x, signs_y = _pair_signs(x), _pair_signs(y)
+    # Twice the centred average rank of a seed is its wins minus its losses: integers, hence exact sums.
+    spearman = _correlation(signs_x.sum(axis=2), signs_y.sum(axis=2))
+    kendall = _correlation(signs_x.reshape(len(x), -1), signs_y.reshape(len(y), -1))
+    constant = ~(signs_x.any(axis=(1, 2)) & signs_y.any(axis=(1, 2)))
+    return RankFidelity(
+        spearman=float(spearman.mean()),
+        kendall=float(kendall.mean()),
+        top_bottom_overlap=float((_is_top(x) == _is_top(y)).mean()),
+        prompts=len(x),
+        constant_prompts=int(constant.sum()),
+    )
+
+
+def _pair_signs(rewards: NDArray[np.float64]) -> NDArray[np.int64]:
+    """1, 0 or -1 as seed i is better than, equal to or worse than seed j: [prompts, seeds, seeds]."""
+    return np.sign(rewards[:, :, None] - rewards[:, None, :]).astype(np.int64)
+
+
+def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Per row, sum(x y) / sqrt(sum(x²) sum(y²)) of values centred on 0; 0 where a row is constant.
+
+    Of centred ranks this is Spearman's rho, of pair signs Kendall's tau-b.
+    """
+    norm = np.sqrt((x * x).sum(axis=1)) * np.sqrt((y * y).sum(axis=1))
+    covariance = (x * y).sum(axis=1)
+    return np.divide(covariance, norm, out=np.zeros(len(x)), where=norm > 0)
+
+
+def _is_top(rewards: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which seeds are among the floor(seeds / 2) best; of equal rewards the earlier seed is better."""
+    order = np.argsort(-rewards, axis=1, kind="stable")
+    top = np.zeros(rewards.shape, dtype=np.bool_)
+    np.put_along_axis(top, order[:, : rewards.shape[1] // 2], True, axis=1)
+    return top
