@@ -1,0 +1,62 @@
+"""Advantages: how much better a sample's reward is than its prompt's other samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solrl_ray.config.schema import Advantage
+
+EPSILON = 1e-4
+"""Added to the standard deviation, in units of the reward."""
+
+
+def advantages(
+    rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage
+) -> NDArray[np.float64]:
+    """A_i = (R_i - mean of i's group) / (std + 1e-4), float64 [n], not clipped (the objective clips).
+
+    `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their
+    common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's
+    own rewards (GRPO). ``none``: 1, without the 1e-4. A group of equal rewards has advantage 0.
+
+    All sums are correctly rounded, so the order of the samples changes no bit.
+
+    Args:
+        rewards: rewards of the regenerated, full-precision samples of one iteration, [n].
+        groups: one integer per prompt, [n].
+
+    Raises:
+        ValueError: no samples, shapes that differ, groups that are not integers, a reward that is not finite.
+
+    Source: DiffusionNFT (arXiv 2509.16117) as released.
+    """
+    rewards, groups = np.asarray(rewards, dtype=np.float64), np.asarray(groups)
+    if rewards.ndim != 1 or rewards.shape != groups.shape or rewards.size == 0:
+        raise ValueError(f"rewards and groups must both be [n >= 1], got {rewards.shape} and {groups.shape}")
+    if not np.issubdtype(groups.dtype, np.integer):
+        raise ValueError(f"groups are integers, got {groups.dtype}")
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"reward {rewards[~np.isfinite(rewards)][0]} is not finite")
+    result = np.empty_like(rewards)
+    global_std = _std(rewards)
+    for group in np.unique(groups):
+        members = groups == group
+        centred = rewards[members] - _mean(rewards[members])
+        if config.std == "none":
+            result[members] = centred
+        else:
+            std = global_std if config.std == "global" else _std(rewards[members])
+            result[members] = centred / (std + EPSILON)
+    return result
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _std(values: NDArray[np.float64]) -> float:
+    """Population standard deviation."""
+    return math.sqrt(math.fsum((values - _mean(values)) ** 2) / len(values))

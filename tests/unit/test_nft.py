@@ -1,0 +1,187 @@
+"""The DiffusionNFT objective: worked values, its gradient in closed form, and what it must not learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss, noised
+
+
+def example(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Two samples of four numbers; the second one's advantage lies beyond the clip."""
+
+    def tensor(*rows: list[float]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=dtype)
+
+    x0 = tensor([0.5, -1, 0.25, 2], [1, 0, -0.5, 0.75])
+    eps = tensor([1, 0.5, -0.5, -1], [-0.25, 1.5, 0.5, -0.75])
+    t = torch.tensor([0.5, 0.8], dtype=dtype)
+    v_old = tensor([0.4, 1.2, -0.6, -2.8], [-1, 1.2, 0.9, -1.4])
+    delta = tensor([0.1, -0.2, 0.05, 0.3], [-0.1, 0.05, 0.2, -0.3])
+    return {
+        "v_theta": (v_old + delta).requires_grad_(),
+        "v_old": v_old,
+        "v_ref": v_old - 0.05,
+        "x0": x0,
+        "x_t": noised(x0, eps, t),
+        "t": t,
+        "advantages": torch.tensor([1.2, -7.0], dtype=torch.float64),
+        "beta": 1.0,
+        "kl": 1e-4,
+        "adv_clip": 5.0,
+    }
+
+
+def gradient(loss: NftLoss, v_theta: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss.total.mean(), v_theta)[0]
+
+
+WORKED = {
+    1.0: {
+        "total": 1.1223967946,
+        "policy": 1.1223928571,
+        "positive": [0.225, 0.1542857143],
+        "negative": [0.07, 0.2828571429],
+        "gradient": [
+            [0.38000375, -0.4558370833, 0.0683358333, 0.8358420833],
+            [-1.00000125, 1.0000025, 0.8571491071, -1.1428633929],
+        ],
+    },
+    0.1: {
+        "total": 7.4830448315,
+        "policy": 7.4830408940,
+        "positive": [0.1178773585, 0.1821021898],
+        "negative": [0.0995921986, 0.1883926380],
+        "gradient": [
+            [-0.0272409978, -0.2465981565, 0.1068136869, 0.2193584088],
+            [-1.2760748696, 1.4969350153, 0.5889633052, -0.6380430598],
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.1])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 5.1e-11), (torch.float32, 4e-6)])
+def test_loss_and_gradient_have_their_worked_values(
+    beta: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    inputs = example(dtype) | {"beta": beta}
+    loss = diffusion_nft_loss(**inputs)
+    expected = WORKED[beta]
+    assert {field.dtype for field in (loss.total, loss.policy, loss.kl, loss.optimality)} == {dtype}
+    assert loss.total.shape == (2,)
+    assert loss.total.mean().item() == pytest.approx(expected["total"], abs=tolerance)
+    assert loss.policy.mean().item() == pytest.approx(expected["policy"], abs=tolerance)
+    assert loss.kl.mean().item() == pytest.approx(0.039375, abs=tolerance)
+    assert loss.optimality.tolist() == pytest.approx([0.62, 0], abs=tolerance)
+    assert loss.positive.tolist() == pytest.approx(expected["positive"], abs=tolerance)
+    assert loss.negative.tolist() == pytest.approx(expected["negative"], abs=tolerance)
+    expected_gradient = torch.tensor(expected["gradient"], dtype=dtype)
+    found = gradient(loss, inputs["v_theta"])
+    torch.testing.assert_close(found, expected_gradient, rtol=0, atol=tolerance)
+
+
+def test_at_the_old_policy_both_errors_are_equal() -> None:
+    inputs = example()
+    inputs |= {"v_theta": inputs["v_old"], "v_ref": inputs["v_old"]}
+    loss = diffusion_nft_loss(**inputs)
+    assert loss.policy.mean().item() == pytest.approx(0.7308333333, abs=5.1e-11)
+    assert torch.equal(loss.positive, loss.negative)
+    assert loss.kl.tolist() == [0, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    beta=st.sampled_from([0.1, 0.5, 1.0, 2.0]),
+    advantage=st.floats(-9, 9),
+    t=st.floats(0.02, 1),
+)
+def test_at_the_old_policy_the_gradient_is_its_closed_form(
+    seed: int, beta: float, advantage: float, t: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x0, eps, v = torch.randn(3, 2, 4, 3, dtype=torch.float64, generator=generator)
+    times = torch.tensor([t, 0.5], dtype=torch.float64)
+    x_t = noised(x0, eps, times)
+    inputs = {"x0": x0, "x_t": x_t, "t": times, "v_old": v, "v_ref": None, "beta": beta, "kl": 0.0}
+    v_theta = v.clone().requires_grad_()
+    advantages = torch.tensor([advantage, 0.0], dtype=torch.float64)
+    loss = diffusion_nft_loss(**inputs, v_theta=v_theta, advantages=advantages, adv_clip=5.0)
+    found = gradient(loss, v_theta)
+    # -A 2t (x0_hat - x0) / (w n B), whatever beta.
+    error = x_t[0] - t * v[0] - x0[0]
+    clipped = min(max(advantage, -5.0), 5.0)
+    expected = -clipped * 2 * t * error / (error.abs().mean() * error.numel() * 2)
+    torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-12)
+    # Advantage 0 says nothing at the old policy.
+    torch.testing.assert_close(found[1], torch.zeros_like(found[1]), rtol=0, atol=1e-12)
+
+
+def test_a_step_along_the_gradient_raises_good_samples_and_lowers_bad_ones() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x0, eps, v = torch.randn(3, 2, 8, dtype=torch.float64, generator=generator)
+    t = torch.tensor([0.6, 0.6], dtype=torch.float64)
+    x_t = noised(x0, eps, t)
+    v_theta = v.clone().requires_grad_()
+    inputs = {"x0": x0, "x_t": x_t, "t": t, "v_old": v, "v_ref": None, "beta": 1.0, "kl": 0.0}
+    loss = diffusion_nft_loss(**inputs, v_theta=v_theta, advantages=torch.tensor([1.0, -1.0]), adv_clip=5.0)
+    updated = v - 0.1 * gradient(loss, v_theta)
+    before = (x_t - 0.6 * v - x0).square().sum(dim=1)
+    after = (x_t - 0.6 * updated - x0).square().sum(dim=1)
+    assert after[0] < before[0]
+    assert after[1] > before[1]
+
+
+def test_no_gradient_reaches_the_sampling_or_the_reference_policy() -> None:
+    inputs = example()
+    inputs["v_old"] = inputs["v_old"].requires_grad_()
+    inputs["v_ref"] = inputs["v_ref"].detach().requires_grad_()
+    diffusion_nft_loss(**inputs).total.mean().backward()
+    assert inputs["v_theta"].grad is not None
+    assert inputs["v_old"].grad is None
+    assert inputs["v_ref"].grad is None
+
+
+def test_each_samples_loss_is_its_own() -> None:
+    inputs = example()
+    together = diffusion_nft_loss(**inputs)
+    batched = ("v_theta", "v_old", "v_ref", "x0", "x_t", "t", "advantages")
+    for row in range(2):
+        alone = diffusion_nft_loss(**inputs | {name: inputs[name][row : row + 1] for name in batched})
+        torch.testing.assert_close(alone.total[0], together.total[row], rtol=1e-14, atol=0)
+
+
+def test_without_kl_no_reference_is_needed() -> None:
+    loss = diffusion_nft_loss(**example() | {"kl": 0.0, "v_ref": None})
+    assert torch.equal(loss.total, loss.policy)
+    assert loss.kl.tolist() == [0, 0]
+
+
+def test_a_perfect_prediction_does_not_divide_by_zero() -> None:
+    inputs = example()
+    inputs["v_theta"] = ((inputs["x_t"] - inputs["x0"]) / inputs["t"][:, None]).requires_grad_()
+    inputs["v_old"] = inputs["v_theta"].detach()
+    loss = diffusion_nft_loss(**inputs)
+    assert loss.policy.abs().max() < 1e-9
+    assert torch.isfinite(gradient(loss, inputs["v_theta"])).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"v_ref": None}, "kl is 0.0001, which needs v_ref"),
+        ({"beta": 0.0}, "beta and adv_clip must be above 0"),
+        ({"t": torch.tensor([0.5])}, r"t must be \[2\], got \[1\]"),
+        ({"x0": torch.zeros(2, 3)}, r"x0 is torch.float32 \[2, 3\], v_theta is torch.float64 \[2, 4\]"),
+        ({"v_theta": torch.zeros(2, 4, dtype=torch.bfloat16)}, "v_theta must be float32 or float64"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        diffusion_nft_loss(**example() | change)
