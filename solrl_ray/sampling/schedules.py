@@ -21,9 +21,8 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     Raises:
         ValueError: `steps` is below 1.
 
-    Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206,
-    section 5.3.2) and its dynamic exponential shift (FLUX); Sol-RL (arXiv 2604.06916) runs SANA on the plain
-    linear grid.
+    Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206)
+    and its dynamic exponential shift (FLUX); Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
     """
     if steps < 1:
         raise ValueError(f"a sigma grid needs at least one step, got {steps}")
@@ -56,4 +55,6 @@ def _shift(sigma: torch.Tensor, shift: float) -> torch.Tensor:
 
 
 def _linspace(start: float, end: float, count: int) -> torch.Tensor:
-    return torch.linspace(start, end, count, dtype=torch.float64)
+    """`count` evenly spaced values. Written out: torch.linspace may change its rounding between versions."""
+    values = [start + (end - start) * (i / max(count - 1, 1)) for i in range(count)]
+    return torch.tensor(values, dtype=torch.float64)
