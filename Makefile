@@ -1,0 +1,88 @@
+# make demo · make test · make lint · make format · make lock · make clean
+#
+# Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export UV_HTTP_TIMEOUT ?= 300
+# Without bytecode every start of a worker compiles its imports again, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
+# An active environment must not be mistaken for ours.
+unexport VIRTUAL_ENV PYTHONHOME
+
+.PHONY: help install demo test lint format lock upgrade clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
+	@echo "make test     all tests: unit, system, chaos"
+	@echo "make lint     formatter, linter, types and layers, without changing anything"
+	@echo "make format   format and apply the linter's safe fixes"
+	@echo "make lock     pin the versions of pyproject.toml again; make upgrade takes the newest"
+	@echo "make clean    remove the environment and caches, never runs/"
+
+install: $(READY)
+
+$(BIN)/uv:
+	@command -v "$(PYTHON)" >/dev/null || \
+	  { echo "error: $(PYTHON) was not found; install Python 3.11, 3.12 or 3.13 and name it: make PYTHON=python3.11" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || \
+	  { echo "error: $(PYTHON) is $$("$(PYTHON)" -V), but Python 3.11, 3.12 or 3.13 is needed; name one: make PYTHON=python3.11" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	"$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet uv==$(UV_VERSION)
+
+# The lock also pins what source distributions are built with.
+$(READY): $(BIN)/uv requirements.lock pyproject.toml
+	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --build-constraints requirements.lock requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --build-constraints requirements.lock --editable .
+	@touch $@
+
+# An interrupted demo is continued; a finished one stays, and the next gets a number.
+demo: $(READY)
+	@set -e; name=demo; number=1; \
+	while [ -e runs/$$name/summary.json ]; do number=$$((number + 1)); name=demo-$$number; done; \
+	if [ -e runs/$$name/config.yaml ]; then \
+	  echo "runs/$$name was interrupted: continuing it"; $(BIN)/solrl train --resume runs/$$name; \
+	else \
+	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
+	fi; \
+	echo "report: runs/$$name/report.html"
+
+test: $(READY)
+	@set -e; \
+	for part in unit system chaos gpu; do \
+	  [ -n "$$(find tests/$$part -name 'test_*.py' 2>/dev/null)" ] || continue; \
+	  echo "== tests/$$part"; began=$$(date +%s); \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/$$part; \
+	  echo "== tests/$$part took $$(($$(date +%s) - began)) s"; \
+	done
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+LOCK := pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock" --quiet --output-file requirements.lock
+
+lock: $(BIN)/uv
+	$(BIN)/uv $(LOCK)
+
+upgrade: $(BIN)/uv
+	$(BIN)/uv $(LOCK) --upgrade
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
+	find solrl_ray actors tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
