@@ -1,0 +1,149 @@
+"""The NVFP4 number format and its reference quantiser, variant ``te-1d`` (Transformer Engine's arithmetic).
+
+A value is stored as ``e2m1 · block scale · global scale``: a 4-bit E2M1 code, one E4M3 scale for 16 consecutive
+elements of a row, one FP32 scale for the tensor. Following Transformer Engine, the tensor's *amax* is stored instead
+of its global scale ``amax / 2688`` (2688 = 6 · 448, the largest code times the largest block scale).
+
+The even element of a pair sits in the low nibble. "NVFP4" is not the same bits in every library (ties, tiny blocks,
+nibble order), therefore everything that stores codes also stores `VARIANT`.
+
+Every step is one IEEE float32 operation, rounded to nearest even, in the order of Transformer Engine's kernels, so
+that the bits do not depend on the device. `vectors.json` beside this file holds known answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+VARIANT = "te-1d"
+BLOCK = 16
+"""Elements that share a block scale, along K."""
+K_MULTIPLE = 32
+"""FP4 matrix products want K in multiples of this; shorter rows are padded with zeros, which add nothing."""
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+GLOBAL_RANGE = E2M1_MAX * E4M3_MAX
+FLT_MAX = float(np.finfo(np.float32).max)
+SIXTH = float(np.float32(1 / 6))
+ALPHA_UNIT = float(np.float32(1 / (36 * 448**2)))
+"""A product of two tensors is ``amax_a · amax_b · ALPHA_UNIT`` times the product of their operands."""
+
+E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+Tile = Literal["1d", "2d"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NVFP4Tensor:
+    """A quantised matrix [M, K]. All tensors are on one device."""
+
+    packed: torch.Tensor
+    """uint8 [M, K/2]: byte j holds element 2j in its low and element 2j + 1 in its high nibble."""
+    scales: torch.Tensor
+    """uint8 [M, K/16]: the bits of the E4M3 block scales, not swizzled."""
+    amax: torch.Tensor
+    """float32, no dimension: the tensor's amax, or the frozen one it was quantised with."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed.shape[0], self.packed.shape[1] * 2
+
+    def operand(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """``e2m1 · block scale`` without the global scale, [M, K]: exact in bfloat16 and in float32."""
+        rows, columns = self.shape
+        values = codes_to_values(unpack(self.packed)).view(rows, columns // BLOCK, BLOCK)
+        scales = self.scales.view(torch.float8_e4m3fn).float()
+        return (values * scales.unsqueeze(-1)).view(rows, columns).to(dtype)
+
+    def dequantize(self) -> torch.Tensor:
+        """``(e2m1 · block scale) · (amax / 2688)``, float32 [M, K]; other orders differ by one ulp."""
+        return self.operand() * (self.amax / GLOBAL_RANGE)
+
+
+def quantize(
+    x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = None, tile: Tile = "1d"
+) -> NVFP4Tensor:
+    """Quantises a matrix.
+
+    Args:
+        x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
+        amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed a given amax
+            saturate.
+        tile: ``1d`` gives each 1x16 block its scale, ``2d`` each 16x16 tile (M a multiple of 16).
+
+    Raises:
+        ValueError: x has NaN or Inf (E2M1 can carry neither), or a shape that does not divide into blocks.
+
+    Source: Transformer Engine, quantize_transpose_nvfp4.cuh and core_nvfp4.cuh.
+    """
+    matrix = torch.as_tensor(x).detach().to(torch.float32)
+    if matrix.dim() != 2 or matrix.shape[1] % BLOCK or (tile == "2d" and matrix.shape[0] % BLOCK):
+        raise ValueError(f"cannot divide shape {tuple(matrix.shape)} into {tile} blocks of {BLOCK}")
+    rows, columns = matrix.shape
+    blocks = matrix.reshape(rows, columns // BLOCK, BLOCK)
+    block_amax = _block_amax(blocks, tile)
+    found = block_amax.max() if block_amax.numel() else matrix.new_zeros(())
+    tensor_amax = found if amax is None else torch.as_tensor(amax, dtype=torch.float32, device=matrix.device)
+    if not bool(torch.isfinite(found) & torch.isfinite(tensor_amax)):
+        raise ValueError(f"NVFP4 cannot represent NaN or Inf: amax of the data is {float(found)}")
+
+    encode = encode_scale(tensor_amax)
+    scales = (block_amax * (encode * SIXTH)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    element_scale = (1.0 / (scales.float() * (1.0 / encode))).clamp(max=FLT_MAX)
+    scaled = (blocks * element_scale.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
+    return NVFP4Tensor(
+        packed=pack(values_to_codes(scaled).view(rows, columns)),
+        scales=scales.view(torch.uint8),
+        amax=tensor_amax.clone(),
+    )
+
+
+def encode_scale(amax: torch.Tensor) -> torch.Tensor:
+    """``2688 / amax`` (float32), at most FLT_MAX; 1 where there is nothing to scale (amax 0)."""
+    encode = (GLOBAL_RANGE / amax).clamp(max=FLT_MAX)
+    return torch.where((amax == 0) | (encode == 0), torch.ones_like(encode), encode)
+
+
+def values_to_codes(y: torch.Tensor) -> torch.Tensor:
+    """Rounds float32 values in [-6, 6] to the nearest E2M1 code (uint8, 0…15); ties go to the even mantissa."""
+    size = y.abs()
+    code = torch.zeros_like(size, dtype=torch.uint8)
+    for exclusive in (0.25, 1.25, 2.5, 5.0):
+        code += size > exclusive
+    for inclusive in (0.75, 1.75, 3.5):
+        code += size >= inclusive
+    return code + 8 * torch.signbit(y).to(torch.uint8)
+
+
+def codes_to_values(codes: torch.Tensor) -> torch.Tensor:
+    """E2M1 codes (uint8, 0…15) → float32 of the same shape."""
+    table = torch.tensor(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), device=codes.device)
+    return table[codes.long()]
+
+
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """uint8 codes [M, K] → bytes [M, K/2], even index in the low nibble."""
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of `pack`: bytes [M, K/2] → uint8 codes [M, K]."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(1)
+
+
+def pad_columns(x: torch.Tensor) -> torch.Tensor:
+    """Appends zero columns to [M, K] until K is a multiple of 32; returns x itself where it is one."""
+    missing = -x.shape[-1] % K_MULTIPLE
+    return torch.nn.functional.pad(x, (0, missing)) if missing else x
+
+
+def _block_amax(blocks: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """max |x| of each block: [M, K/16, 16] → [M, K/16]; a 2-D tile's value is repeated in its 16 rows."""
+    row_amax = blocks.abs().amax(dim=-1)
+    if tile == "1d":
+        return row_amax
+    tiles = row_amax.view(-1, BLOCK, row_amax.shape[1]).amax(dim=1)
+    return tiles.repeat_interleave(BLOCK, dim=0)
