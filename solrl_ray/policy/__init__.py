@@ -1,0 +1,1 @@
+"""The policy: LoRA adapters on a frozen transformer, their decay and average, merging, saving, digests."""

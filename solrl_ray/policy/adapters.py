@@ -1,0 +1,183 @@
+"""LoRA adapters of the policy, as PEFT layers in the transformer.
+
+======== ====================================== ===========
+name     what it is                             trained
+======== ====================================== ===========
+default  the policy that the objective trains   yes
+old      the sampling policy, follows `default` by `decay_`
+base     no adapter: the reference of the KL    no
+======== ====================================== ===========
+
+Factors are float32 whatever the dtype of the base; PEFT casts a layer's input to the factors' dtype and its
+sum back. Names are ``<module>.lora_A`` [rank, in] and ``<module>.lora_B`` [out, rank], in sorted order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from solrl_ray.config.schema import Lora
+from solrl_ray.errors import UserError
+from solrl_ray.noise import standard_normal
+from solrl_ray.records import Address
+
+Adapter = Literal["default", "old"]
+Name = Literal["default", "old", "base"]
+ADAPTERS: tuple[Adapter, ...] = ("default", "old")
+TRAINED: Adapter = "default"
+
+INITIALISATION = "lora-init"
+"""Purpose of the addresses of the first A factors; the module path stands in place of the prompt id."""
+
+
+def attach(transformer: nn.Module, lora: Lora, run_seed: int) -> None:
+    """Freeze `transformer` and put the adapters ``default`` and ``old`` into it, with equal factors.
+
+    A is gaussian with standard deviation 1 / rank, a function of run seed and module path; B is zero, so that
+    the policy starts as the base. ``default`` is active afterwards.
+
+    Raises:
+        UserError: an entry of ``model.lora.targets`` names no linear layer.
+        ValueError: the transformer has adapters already.
+    """
+    if next(_layers(transformer), None) is not None:
+        raise ValueError("the transformer has LoRA adapters already")
+    _check_targets(transformer, lora.targets)
+    transformer.requires_grad_(False)
+    for name in ADAPTERS:
+        # On no device yet: PEFT's own initial values would be drawn from the global generator.
+        config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
+            inject_adapter_in_model(config, transformer, adapter_name=name, low_cpu_mem_usage=True)
+    for path, layer in _layers(transformer):
+        address = Address(run_seed=run_seed, purpose=INITIALISATION, prompt_id=path)
+        base = layer.get_base_layer()
+        assert isinstance(base, nn.Linear)
+        first = torch.from_numpy(standard_normal(address, (lora.rank, base.in_features))) / lora.rank
+        zero = torch.zeros(base.out_features, lora.rank)
+        for name in ADAPTERS:
+            layer.lora_A[name].weight = nn.Parameter(first.clone().to(base.weight.device))
+            layer.lora_B[name].weight = nn.Parameter(zero.clone().to(base.weight.device))
+    use(transformer, TRAINED)
+
+
+def use(transformer: nn.Module, active: Name) -> None:
+    """Let forwards of `transformer` use one adapter, or none (``base``).
+
+    Only the factors of ``default`` ever require gradients, whichever adapter is active. With gradient
+    checkpointing the backward pass recomputes forwards: switch back before it.
+    """
+    for _, layer in _layers(transformer):
+        layer.enable_adapters(active != "base")
+        if active != "base":
+            layer.set_adapter(active)
+        # PEFT makes what it activates trainable and the rest not.
+        for name in ADAPTERS:
+            for factors in (layer.lora_A, layer.lora_B):
+                factors[name].weight.requires_grad_(name == TRAINED)
+
+
+@contextmanager
+def using(transformer: nn.Module, active: Name) -> Iterator[None]:
+    """`use` for the length of a ``with`` block; what was active before is active again afterwards."""
+    before = active_adapter(transformer)
+    use(transformer, active)
+    try:
+        yield
+    finally:
+        use(transformer, before)
+
+
+def active_adapter(transformer: nn.Module) -> Name:
+    """Which adapter forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
+    found = {
+        "base" if layer.disable_adapters else ",".join(layer.active_adapters)
+        for _, layer in _layers(transformer)
+    }
+    for active in ("default", "old", "base"):
+        if found == {active}:
+            return active  # type: ignore[return-value]
+    raise ValueError(f"adapters in use: {sorted(found) or 'none attached'}")
+
+
+def parameters(transformer: nn.Module, adapter: Adapter) -> dict[str, nn.Parameter]:
+    """The live float32 parameters of an adapter by name, in sorted order."""
+    found: dict[str, nn.Parameter] = {}
+    for path, layer in _layers(transformer):
+        for factor, modules in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
+            weight = modules[adapter].weight
+            assert isinstance(weight, nn.Parameter)
+            found[f"{path}.{factor}"] = weight
+    if not found:
+        raise ValueError("the transformer has no LoRA adapters")
+    return dict(sorted(found.items()))
+
+
+def factors(transformer: nn.Module, adapter: Adapter) -> dict[str, Tensor]:
+    """Copies of an adapter's factors, float32, on their device, by name in sorted order."""
+    return {name: value.detach().clone() for name, value in parameters(transformer, adapter).items()}
+
+
+@torch.no_grad()
+def load_factors(transformer: nn.Module, adapter: Adapter, new: Mapping[str, Tensor]) -> None:
+    """Overwrite an adapter's factors in place (same storage).
+
+    Raises `ValueError`, before anything is written, if names, shapes or dtypes differ from the adapter's.
+    """
+    current = parameters(transformer, adapter)
+    if current.keys() != new.keys():
+        wrong = sorted(current.keys() ^ new.keys())
+        raise ValueError(f"{len(wrong)} factors are in one of adapter and input only, first {wrong[0]}")
+    for name, value in current.items():
+        if value.shape != new[name].shape or new[name].dtype != torch.float32:
+            raise ValueError(
+                f"factor {name} is {new[name].dtype} {tuple(new[name].shape)}, "
+                f"not float32 {tuple(value.shape)}"
+            )
+    for name, value in current.items():
+        value.copy_(new[name])
+
+
+@torch.no_grad()
+def decay_(transformer: nn.Module, decay: float) -> None:
+    """old <- d · old + (1 - d) · default, in float32, in place; d = 0 copies."""
+    if not 0.0 <= decay <= 1.0:
+        raise ValueError(f"decay is {decay}, not in [0, 1]")
+    trained = parameters(transformer, "default")
+    for name, old in parameters(transformer, "old").items():
+        if decay == 0.0:
+            old.copy_(trained[name])
+        else:
+            # Two products and a sum, each rounded: a fused operation would round otherwise elsewhere.
+            old.mul_(decay).add_(trained[name] * (1.0 - decay))
+
+
+def _layers(transformer: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    for path, module in transformer.named_modules():
+        if isinstance(module, LoraLayer):
+            yield path, module
+
+
+def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
+    """Every target must match as PEFT matches it: a module's whole path, or its end after a dot."""
+    linears = [path for path, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    for target in targets:
+        if not any(path == target or path.endswith(f".{target}") for path in linears):
+            names = sorted({path.rsplit(".", 1)[-1] for path in linears if not path[-1].isdigit()})
+            raise UserError(
+                f"model.lora.targets has {target!r}, which ends the path of no linear layer of the "
+                f"transformer; its layers end in {', '.join(names)}."
+            )
+    if not targets:
+        raise UserError(
+            "model.lora.targets is empty; name the linear layers that receive LoRA factors, e.g. to_q."
+        )

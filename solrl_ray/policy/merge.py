@@ -1,0 +1,56 @@
+"""Folding LoRA factors into a weight, with the same bits on every device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
+    """base + scaling · B A, in float64, rounded once (to nearest, ties to even) to the dtype of `base`.
+
+    A product of two float32 numbers is exact in float64 and the sum over the rank runs in order, so neither
+    fused operations nor a device's way of blocking a matrix product can change a bit.
+
+    Args:
+        base: float32 or bfloat16 [out, in].
+        lora_a: float32 [rank, in].
+        lora_b: float32 [out, rank].
+        scaling: alpha / rank.
+
+    Raises:
+        ValueError: shapes that do not fit, or another dtype.
+    """
+    rank = lora_a.shape[0]
+    if lora_a.shape != (rank, base.shape[1]) or lora_b.shape != (base.shape[0], rank):
+        raise ValueError(
+            f"factors {tuple(lora_a.shape)}, {tuple(lora_b.shape)} do not fit weight {tuple(base.shape)}"
+        )
+    if lora_a.dtype != torch.float32 or lora_b.dtype != torch.float32:
+        raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
+    a = lora_a.to(base.device, torch.float64)
+    b = lora_b.to(base.device, torch.float64)
+    total = torch.zeros(base.shape, dtype=torch.float64, device=base.device)
+    for r in range(rank):
+        total.addcmul_(b[:, r : r + 1], a[r : r + 1, :])
+    return round_once(total.mul_(scaling).add_(base.to(torch.float64)), base.dtype)
+
+
+def round_once(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float64 to float32 or bfloat16 with a single rounding to nearest, ties to even.
+
+    `Tensor.to(bfloat16)` goes through float32 and can round twice. Here the float32 step rounds to odd, which
+    keeps the sticky bit that the second step needs (Boldo & Melquiond 2008).
+    """
+    if dtype == torch.float32:
+        return value.to(torch.float32)
+    if dtype != torch.bfloat16:
+        raise ValueError(f"weights are float32 or bfloat16, not {dtype}")
+    nearest = value.to(torch.float32)
+    widened = nearest.to(torch.float64)
+    bits = nearest.view(torch.int32)
+    # One less in the bits is one step towards zero, for either sign.
+    towards_zero = bits - (widened.abs() > value.abs()).to(torch.int32)
+    odd = torch.where(widened == value, bits, towards_zero | 1)
+    return odd.view(torch.float32).to(torch.bfloat16)

@@ -1,0 +1,74 @@
+"""LoRA files that stock diffusers loads: ``pipe.load_lora_weights(folder)``, with the right alpha."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
+from safetensors.torch import save
+from torch import Tensor
+
+from solrl_ray.config.schema import Lora
+from solrl_ray.errors import UserError
+
+FILE = "pytorch_lora_weights.safetensors"
+"""The name that `load_lora_weights` looks for in a folder."""
+PREFIX = "transformer."
+
+
+def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> Path:
+    """Write `factors` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file.
+
+    Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. The header carries
+    what diffusers reads back as `LoraConfig`; without it alpha would be taken as the rank.
+    """
+    tensors = {
+        f"{PREFIX}{name}.weight": factors[name].detach().cpu().contiguous() for name in sorted(factors)
+    }
+    adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
+    header = {PREFIX + name: value for name, value in adapter.items()}
+    content = save(tensors, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(header, sort_keys=True)})
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / FILE
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+    return file
+
+
+def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
+    """Read a file that `save_lora` or diffusers wrote with its metadata; `path` is the file or its folder.
+
+    Returns the float32 factors by name in sorted order, and rank, alpha and targets.
+
+    Raises:
+        UserError: the file is missing, damaged, without adapter metadata or holds more than LoRA factors.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        with safetensors.safe_open(file, framework="pt") as content:
+            header = (content.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+            tensors = {key: content.get_tensor(key).float() for key in content.keys()}  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"The LoRA file {file} cannot be read: {error}") from error
+    if header is None:
+        raise UserError(
+            f"The LoRA file {file} does not say its alpha (no {LORA_ADAPTER_METADATA_KEY} in the header); "
+            "save it with FluxPipeline.save_lora_weights and transformer_lora_adapter_metadata."
+        )
+    adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
+    factors = {}
+    for key in sorted(tensors):
+        name = key.removeprefix(PREFIX).removesuffix(".weight")
+        if f"{PREFIX}{name}.weight" != key or not name.endswith((".lora_A", ".lora_B")):
+            raise UserError(f"The LoRA file {file} holds {key}, which is not a LoRA factor of a transformer.")
+        factors[name] = tensors[key]
+    lora = Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))
+    return factors, lora
