@@ -59,6 +59,8 @@ class EvaluationMetrics:
     rewards: dict[str, tuple[float, ...]]
     """Prompt id → rewards of its fixed addresses."""
     seconds: float
+    captions: dict[str, str] = field(default_factory=dict)
+    """Prompt id → text, at least of the prompts whose pictures are kept: the report shows them under the images."""
     event: str = field(default="evaluation", init=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,6 +75,7 @@ class Progress:
     state: str
     """What is going on now, in words: ``starting explorers``, ``exploring``, ``learning``, ``done``, …"""
     iteration: int
+    """The one under way, 0-based; `iterations` when all are done."""
     iterations: int
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Stage name (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""

@@ -1,0 +1,148 @@
+"""What a report is made of: a run folder read back into records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.records import Attestation
+from solrl_ray.report.grids import PictureKey, picture_paths
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, read_summary
+
+CONFIG_FILE = "config.yaml"
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FOLDER = "evaluations"
+ATTESTATIONS_FILE = "attestations.json"
+
+Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """A run folder in memory; pictures stay on the disk."""
+
+    folder: Path
+    config: Config
+    config_text: str
+    iterations: tuple[IterationMetrics, ...]
+    """In iteration order; an iteration that was done again after a resume counts as it was done last."""
+    evaluations: tuple[EvaluationMetrics, ...]
+    """By updates, then policy."""
+    attestations: tuple[Attestation, ...]
+    summary: Summary | None
+    """None while the run has not ended."""
+    pictures: dict[str, dict[PictureKey, Path]]
+    """``base``, ``final``, ``real`` → pictures; empty where the run kept none."""
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
+
+
+def read_run(folder: Path) -> RunData:
+    """Reads a run folder, finished or not.
+
+    Raises:
+        UserError: `folder` is no run folder, or one of its files is damaged; the message names it.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a run folder: there is no such folder.")
+    missing = [name for name in (CONFIG_FILE, METRICS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}."
+        )
+    config_text = (folder / CONFIG_FILE).read_text()
+    iterations, evaluations = _read_metrics(folder / METRICS_FILE)
+    for path in sorted((folder / EVALUATIONS_FOLDER).glob("*.json")):
+        evaluation = _record(EvaluationMetrics, _parse(path.read_text(), path), str(path))
+        evaluations[evaluation.iteration, evaluation.policy] = evaluation
+    ordered = tuple(evaluations[key] for key in sorted(evaluations))
+    return RunData(
+        folder=folder,
+        config=_read_config(folder / CONFIG_FILE, config_text),
+        config_text=config_text,
+        iterations=tuple(iterations[number] for number in sorted(iterations)),
+        evaluations=ordered,
+        attestations=_read_attestations(folder / ATTESTATIONS_FILE),
+        summary=read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None,
+        pictures={
+            name: _pictures(folder, find_evaluation(ordered, policy))
+            for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
+        },
+    )
+
+
+def evaluation_name(record: EvaluationMetrics) -> str:
+    """Name of an evaluation's file and picture folder: ``updates-000020-ema``."""
+    return f"updates-{record.iteration:06d}-{record.policy}"
+
+
+def _pictures(folder: Path, record: EvaluationMetrics | None) -> dict[PictureKey, Path]:
+    return {} if record is None else picture_paths(folder / EVALUATIONS_FOLDER / evaluation_name(record))
+
+
+def _read_config(path: Path, text: str) -> Config:
+    try:
+        return Config.model_validate(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"{path} does not fit this version: {key}: {first['msg']}.") from error
+
+
+def _read_metrics(
+    path: Path,
+) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
+    """Both kinds of records of ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    iterations: dict[int, IterationMetrics] = {}
+    evaluations: dict[tuple[int, str], EvaluationMetrics] = {}
+    complete, _, _ = path.read_text().rpartition("\n")
+    for number, line in enumerate(complete.splitlines(), start=1):
+        where = f"{path}, line {number},"
+        values = _parse(line, where)
+        event = values.get("event") if isinstance(values, dict) else None
+        if event == "iteration":
+            iteration = _record(IterationMetrics, values, where)
+            iterations[iteration.iteration] = iteration
+        elif event == "evaluation":
+            evaluation = _record(EvaluationMetrics, values, where)
+            evaluations[evaluation.iteration, evaluation.policy] = evaluation
+        else:
+            raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
+    return iterations, evaluations
+
+
+def _read_attestations(path: Path) -> tuple[Attestation, ...]:
+    if not path.is_file():
+        return ()
+    values = _parse(path.read_text(), path)
+    if not isinstance(values, list):
+        raise UserError(f"{path} must hold a list of attestations.")
+    records = [_record(Attestation, entry, str(path)) for entry in values]
+    return tuple(sorted(records, key=lambda record: record.worker))
+
+
+def _parse(text: str, where: Path | str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}.") from error
+
+
+def _record(kind: type[Record], values: Any, where: str) -> Record:
+    names = {entry.name for entry in fields(kind) if entry.init}
+    try:
+        return kind(**{name: value for name, value in values.items() if name in names})
+    except (AttributeError, TypeError) as error:
+        raise UserError(f"{where} is not a record of kind {kind.__name__}: {error}.") from error

@@ -1,0 +1,236 @@
+"""The live view of a run: a panel that renews itself on a terminal, plain lines elsewhere (logs, pipes)."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from solrl_ray.metrics import Progress
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARKLINE_WIDTH = 40
+"""Most iterations that a sparkline shows; the newest ones."""
+WORKERS_SHOWN = 8
+MESSAGES_SHOWN = 4
+REFRESH_PER_SECOND = 4
+
+
+def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
+    """The newest `width` values as one character each, scaled from their least to their greatest.
+
+    Values that are not finite are drawn as a space; equal values at half height.
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    finite = [value for value in shown if math.isfinite(value)]
+    if not finite:
+        return " " * len(shown)
+    low, high = min(finite), max(finite)
+    characters = []
+    for value in shown:
+        if not math.isfinite(value):
+            characters.append(" ")
+        elif high == low:
+            characters.append(BARS[len(BARS) // 2])
+        else:
+            characters.append(BARS[min(int((value - low) / (high - low) * len(BARS)), len(BARS) - 1)])
+    return "".join(characters)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``; ``-:--`` for a value that is negative or not finite."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
+    """The panel of one snapshot.
+
+    Args:
+        since_update: seconds since the snapshot was taken; the clocks run on by it.
+    """
+    elapsed = duration(progress.elapsed + since_update)
+    parts: list[RenderableType] = [_headline(progress, since_update), Text(), _stages(progress)]
+    numbers = _numbers(progress)
+    if numbers.row_count:
+        parts += [Text(), numbers]
+    if progress.workers:
+        parts += [Text(), _workers(progress)]
+    if progress.messages:
+        lines = [Text(message, style="yellow") for message in progress.messages[-MESSAGES_SHOWN:]]
+        parts += [Text(), *lines]
+    return Panel(
+        Group(*parts),
+        title=f"[bold]{escape(progress.run)}[/]",
+        subtitle=f"elapsed {elapsed}",
+        title_align="left",
+        subtitle_align="right",
+        border_style="cyan",
+        padding=(0, 1),
+    )
+
+
+def _headline(progress: Progress, since_update: float) -> Text:
+    shown = min(progress.iteration + 1, progress.iterations)
+    line = Text.assemble(
+        (f"iteration {shown} of {progress.iterations}", "bold"), "   ", (progress.state, "cyan")
+    )
+    if progress.remaining is not None:
+        line.append(f"   about {duration(max(0.0, progress.remaining - since_update))} left")
+    return line
+
+
+def _stages(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(width=30)
+    table.add_column(no_wrap=True, justify="right")
+    for stage, (done, total) in progress.stages.items():
+        finished = total > 0 and done >= total
+        length = max(total, 1)
+        bar = ProgressBar(total=length, completed=min(done, length), width=30, complete_style="cyan")
+        table.add_row(Text(stage, style="green" if finished else ""), bar, f"{done}/{total}")
+    return table
+
+
+def _numbers(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column(style="magenta", overflow="crop", no_wrap=True)
+    for _, policy, mean, stderr in progress.heldout:
+        if policy in ("base", "real"):
+            table.add_row(f"held-out, {policy}", f"{mean:.3f} ± {stderr:.3f}", "")
+    trained = [entry for entry in progress.heldout if entry[1] not in ("base", "real")]
+    if trained:
+        updates, _, mean, stderr = trained[-1]
+        curve = [entry[2] for entry in progress.heldout if entry[1] != "real"]
+        table.add_row(f"held-out, {updates} updates", f"{mean:.3f} ± {stderr:.3f}", sparkline(curve))
+    if progress.train_rewards:
+        first, last = progress.train_rewards[0], progress.train_rewards[-1]
+        table.add_row("training reward", f"{first:.3f} → {last:.3f}", sparkline(progress.train_rewards))
+    if progress.spearman:
+        table.add_row("rank fidelity", f"Spearman {progress.spearman[-1]:.3f}", sparkline(progress.spearman))
+    return table
+
+
+def _heldout(entry: tuple[int, str, float, float]) -> str:
+    updates, policy, mean, stderr = entry
+    name = f"after {updates}" if policy not in ("base", "real") else policy
+    return f"{name} {mean:.3f} ± {stderr:.3f}"
+
+
+def _workers(progress: Progress) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    workers = sorted(progress.workers.items())
+    for name, state in workers[:WORKERS_SHOWN]:
+        table.add_row(Text(name), Text(state))
+    if len(workers) > WORKERS_SHOWN:
+        table.add_row(Text(f"and {len(workers) - WORKERS_SHOWN} more"), Text())
+    return table
+
+
+class PlainLines:
+    """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once."""
+
+    def __init__(self) -> None:
+        self._states: set[str] = set()
+        self._messages: tuple[str, ...] = ()
+        self._iterations = 0
+        self._evaluations = 0
+
+    def lines(self, progress: Progress) -> list[str]:
+        """What is new since the last snapshot; a state that comes back is told the first time only."""
+        news = list(_new_messages(self._messages, progress.messages))
+        self._messages = progress.messages
+        for number in range(self._iterations, len(progress.train_rewards)):
+            news.append(self._iteration(progress, number))
+        self._iterations = max(self._iterations, len(progress.train_rewards))
+        for entry in progress.heldout[self._evaluations :]:
+            news.append(f"held-out reward: {_heldout(entry)}")
+        self._evaluations = max(self._evaluations, len(progress.heldout))
+        if progress.state not in self._states:
+            self._states.add(progress.state)
+            news.append(progress.state)
+        return [f"[{duration(progress.elapsed):>7}] {line}" for line in news]
+
+    def _iteration(self, progress: Progress, number: int) -> str:
+        reward = progress.train_rewards[number]
+        line = f"iteration {number + 1}/{progress.iterations}: training reward {reward:.4f}"
+        if number < len(progress.spearman):
+            line += f", Spearman {progress.spearman[number]:.3f}"
+        if progress.remaining is not None:
+            line += f", about {duration(progress.remaining)} left"
+        return line
+
+
+def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
+    """Messages come as a sliding window: those of `now` after its longest beginning that ends `before`."""
+    for overlap in range(min(len(before), len(now)), 0, -1):
+        if before[-overlap:] == now[:overlap]:
+            return now[overlap:]
+    return now
+
+
+class LiveView:
+    """Shows snapshots of a run while it goes on.
+
+    On a terminal one panel is redrawn in place, and stays as the run left it; elsewhere each piece of news is
+    printed as one plain line. Text printed by others while the view is open appears above the panel.
+
+    >>> with LiveView() as view:  # doctest: +SKIP
+    ...     view.update(progress)
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._plain = PlainLines()
+        self._progress: Progress | None = None
+        self._updated = time.monotonic()
+        self._live = (
+            Live(
+                console=self._console,
+                get_renderable=self._current,
+                refresh_per_second=REFRESH_PER_SECOND,
+                vertical_overflow="ellipsis",
+            )
+            if self._console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> LiveView:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Shows a new snapshot; cheap, may be called many times a second."""
+        self._progress, self._updated = progress, time.monotonic()
+        if self._live is None:
+            for line in self._plain.lines(progress):
+                self._console.print(Text(line), soft_wrap=True)
+
+    def _current(self) -> RenderableType:
+        if self._progress is None:
+            return Text("starting …")
+        return render(self._progress, since_update=time.monotonic() - self._updated)

@@ -1,0 +1,213 @@
+"""The numbers that a run comes to: `summary.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.report.files import replace_file
+
+SUMMARY_FILE = "summary.json"
+PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """One finished run in numbers. Rewards are means over held-out prompts of their fixed addresses."""
+
+    run: str
+    iterations: int
+    seconds: float
+    """Wall time of the run, start to end."""
+    reward_base: float
+    """Adapters off."""
+    reward_final: float
+    """The trained policy, as last evaluated."""
+    reward_real: float | None
+    """Reference pictures; None if the run has none."""
+    reward_gain: float
+    """reward_final - reward_base."""
+    reward_gain_stderr: float | None
+    """Standard error of the paired difference over held-out prompts; None with a single prompt."""
+    gap_closed: float | None
+    """reward_gain / (reward_real - reward_base); None without a gap to close."""
+    prompts_improved: int
+    heldout_prompts: int
+    heldout_samples: int
+    """Fixed addresses per held-out prompt."""
+    selection_digest: str
+    """`selection_digest` over the iterations."""
+    lora_digest: str
+    """LoRA digest after the last iteration."""
+    spearman_mean: float | None
+    """Mean over the iterations in which it is defined; None if in none (all rewards tied)."""
+    candidates: int
+    samples: int
+    requeued_units: int
+    duplicate_results: int
+    preview_precision: str
+    """The configured tier; what each worker really ran is in attestations.json."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedGain:
+    """What training changed, prompt by prompt at the same addresses."""
+
+    differences: dict[str, float]
+    """Prompt id → mean reward after - mean reward before."""
+    mean: float
+    stderr: float | None
+    """Sample standard deviation of the differences / sqrt(prompts); None with a single prompt."""
+
+
+def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGain:
+    """Per-prompt mean difference between two evaluations, and the standard error of its mean over prompts.
+
+    Pairing removes the spread between easy and hard prompts, which training does not change.
+
+    Raises:
+        ValueError: the evaluations differ in their prompts or in the number of addresses of a prompt.
+    """
+    if before.rewards.keys() != after.rewards.keys():
+        different = len(before.rewards.keys() ^ after.rewards.keys())
+        raise ValueError(f"Evaluations {before.policy} and {after.policy} differ in {different} prompts.")
+    differences = {}
+    for prompt_id in sorted(before.rewards):
+        old, new = before.rewards[prompt_id], after.rewards[prompt_id]
+        if len(old) != len(new) or not old:
+            raise ValueError(f"Prompt {prompt_id} has {len(old)} rewards before and {len(new)} after.")
+        differences[prompt_id] = math.fsum(new) / len(new) - math.fsum(old) / len(old)
+    count = len(differences)
+    if count == 0:
+        raise ValueError(f"Evaluations {before.policy} and {after.policy} hold no prompt.")
+    mean = math.fsum(differences.values()) / count
+    if count == 1:
+        return PairedGain(differences=differences, mean=mean, stderr=None)
+    variance = math.fsum((value - mean) ** 2 for value in differences.values()) / (count - 1)
+    return PairedGain(differences=differences, mean=mean, stderr=math.sqrt(variance / count))
+
+
+def gap_closed(base: float, final: float, real: float | None) -> float | None:
+    """Share of the way from `base` to `real` that `final` has come; None if there is no gap above `base`."""
+    if real is None or not real > base:
+        return None
+    return (final - base) / (real - base)
+
+
+def finite_mean(values: Sequence[float]) -> float | None:
+    """Mean of the values that are finite; None if there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return math.fsum(finite) / len(finite) if finite else None
+
+
+def find_evaluation(evaluations: Sequence[EvaluationMetrics], policy: str) -> EvaluationMetrics | None:
+    """The newest evaluation of `policy` (``base``, ``ema``, ``real``), or None."""
+    matching = [evaluation for evaluation in evaluations if evaluation.policy == policy]
+    return max(matching, key=lambda evaluation: evaluation.iteration, default=None)
+
+
+def selection_digest(iterations: Sequence[IterationMetrics]) -> str:
+    """SHA-256 (hex) over the iterations' selection digests, one a line, in iteration order."""
+    ordered = sorted(iterations, key=lambda record: record.iteration)
+    text = "".join(f"{record.selection_digest}\n" for record in ordered)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on; a package that is not installed is left out."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def summarize(
+    config: Config,
+    iterations: Sequence[IterationMetrics],
+    evaluations: Sequence[EvaluationMetrics],
+    *,
+    seconds: float,
+) -> Summary:
+    """Summary of a finished run.
+
+    Args:
+        iterations: one record per iteration.
+        evaluations: at least ``base`` and one of ``ema``; ``real`` if the run has reference pictures.
+        seconds: wall time of the run.
+
+    Raises:
+        ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
+    """
+    base, final = find_evaluation(evaluations, "base"), find_evaluation(evaluations, "ema")
+    real = find_evaluation(evaluations, "real")
+    if not iterations or base is None or final is None:
+        have = sorted({evaluation.policy for evaluation in evaluations})
+        raise ValueError(
+            f"A summary needs iterations and evaluations of base and ema; "
+            f"there are {len(iterations)} iterations and evaluations of {have}."
+        )
+    gain = paired_gain(base, final)
+    reward_real = None if real is None else real.reward_mean
+    last = max(iterations, key=lambda record: record.iteration)
+    return Summary(
+        run=config.run.name,
+        iterations=len(iterations),
+        seconds=seconds,
+        reward_base=base.reward_mean,
+        reward_final=final.reward_mean,
+        reward_real=reward_real,
+        reward_gain=gain.mean,
+        reward_gain_stderr=gain.stderr,
+        gap_closed=gap_closed(base.reward_mean, final.reward_mean, reward_real),
+        prompts_improved=sum(value > 0 for value in gain.differences.values()),
+        heldout_prompts=len(gain.differences),
+        heldout_samples=max(len(rewards) for rewards in base.rewards.values()),
+        selection_digest=selection_digest(iterations),
+        lora_digest=last.lora_digest,
+        spearman_mean=finite_mean([record.spearman for record in iterations]),
+        candidates=sum(record.candidates for record in iterations),
+        samples=sum(record.samples for record in iterations),
+        requeued_units=sum(record.requeued_units for record in iterations),
+        duplicate_results=sum(record.duplicate_results for record in iterations),
+        preview_precision=config.rollout.preview.precision,
+        versions=package_versions(),
+    )
+
+
+def write_summary(folder: Path, summary: Summary) -> Path:
+    """Writes ``summary.json`` into a run folder, complete or not at all; returns its path."""
+    path = folder / SUMMARY_FILE
+    replace_file(path, (json.dumps(summary.as_dict(), indent=2) + "\n").encode())
+    return path
+
+
+def read_summary(folder: Path) -> Summary:
+    """Reads ``summary.json`` of a run folder.
+
+    Raises:
+        UserError: the file is not there, is not JSON or lacks a field.
+    """
+    path = folder / SUMMARY_FILE
+    try:
+        values = json.loads(path.read_text())
+        return Summary(**{entry.name: values[entry.name] for entry in fields(Summary)})
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not the summary of a run: {error!r}.") from error

@@ -1,0 +1,185 @@
+"""The report's tables: counts, precision, times, identity and configuration of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+from solrl_ray.records import Attestation
+from solrl_ray.report.data import RunData
+from solrl_ray.report.markup import escape, table
+from solrl_ray.report.summary import finite_mean, selection_digest
+from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
+
+TIERS = {
+    "nvfp4": "NVFP4 in hardware",
+    "nvfp4-emulated": "emulation: NVFP4 numerics, not its speed",
+    "fp8": "FP8, which is not NVFP4",
+    "bf16": "bfloat16, unquantised",
+    "bfloat16": "bfloat16, unquantised",
+    "float32": "float32, unquantised",
+}
+"""What each tier is, so that no reader takes one for another."""
+
+
+def clock(seconds: float) -> str:
+    """Seconds for reading: ``48.2 s``, ``2 min 50 s``, ``3 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def fidelity(data: RunData) -> str:
+    """Mean, first, last and least value of each measure of rank fidelity."""
+    measures = (
+        ("Spearman", [record.spearman for record in data.iterations]),
+        ("Kendall", [record.kendall for record in data.iterations]),
+        ("same half", [record.side_agreement for record in data.iterations]),
+    )
+    rows = []
+    for name, values in measures:
+        finite = [value for value in values if math.isfinite(value)]
+        shown = (finite_mean(values), values[0], values[-1], min(finite, default=math.nan))
+        rows.append([escape(name), *("–" if value is None else f"{value:.3f}" for value in shown)])
+    return table(("measure", "mean", "first", "last", "least"), rows, numbers=(1, 2, 3, 4))
+
+
+def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
+    """Totals of the run by part of the iteration, then what each kind of worker did with its time."""
+    split = [wall_segments(record) for record in data.iterations]
+    total = math.fsum(record.seconds["total"] for record in data.iterations)
+    rows = []
+    for segment in SEGMENTS:
+        seconds = math.fsum(parts[segment] for parts in split)
+        share = 100 * seconds / total if total > 0 else 0.0
+        rows.append([escape(segment), f"{seconds:.1f}", f"{share:.1f} %"])
+    rows.append(["<strong>all iterations</strong>", f"{total:.1f}", "100.0 %"])
+    stages = table(("part of the iteration", "wall, s", "share"), rows, numbers=(1, 2))
+    work = [
+        [
+            escape(time.role),
+            str(time.workers),
+            f"{time.busy:.1f}",
+            f"{time.available:.1f}",
+            f"{100 * time.busy_share:.1f} %",
+            f"{100 - 100 * time.busy_share:.1f} %",
+        ]
+        for time in times
+    ]
+    header = ("workers", "number", "busy, s", "available, s", "busy", "idle")
+    workers = table(header, work, numbers=(1, 2, 3, 4, 5))
+    return f'<div class="tables"><div>{stages}</div><div>{workers}</div></div>'
+
+
+def counts(data: RunData) -> str:
+    """What was expected beside what was counted."""
+    if not data.iterations:
+        return ""
+    expected_candidates = sum(record.expected_candidates for record in data.iterations)
+    expected_samples = sum(record.expected_samples for record in data.iterations)
+    rows = [
+        _count(
+            "candidates scored by previews", expected_candidates, sum(r.candidates for r in data.iterations)
+        ),
+        _count(
+            "samples regenerated and trained on", expected_samples, sum(r.samples for r in data.iterations)
+        ),
+        _count("iterations", data.config.run.iterations, len(data.iterations), done=data.finished),
+    ]
+    for name, total in (
+        ("units given to another worker", sum(record.requeued_units for record in data.iterations)),
+        ("duplicate results, folded", sum(record.duplicate_results for record in data.iterations)),
+    ):
+        rows.append([escape(name), "", f"{total:,}", ""])
+    wrong = [
+        str(record.iteration)
+        for record in data.iterations
+        if record.candidates != record.expected_candidates or record.samples != record.expected_samples
+    ]
+    note = f'<p class="note">Iterations that differ: {escape(", ".join(wrong))}.</p>' if wrong else ""
+    body = table(("count", "expected", "actual", ""), rows, numbers=(1, 2))
+    return f'<h2>Expected and actual</h2><div class="card scroll">{body}{note}</div>'
+
+
+def _count(name: str, expected: int, actual: int, *, done: bool = True) -> list[str]:
+    if actual == expected:
+        mark = '<span class="chip good">as expected</span>'
+    elif not done:
+        mark = '<span class="chip warn">not finished</span>'
+    else:
+        mark = '<span class="chip warn">differs</span>'
+    return [escape(name), f"{expected:,}", f"{actual:,}", mark]
+
+
+def precision(data: RunData) -> str:
+    """What each worker really computes with, as it attested at its start."""
+    wanted = data.config.rollout.preview.precision
+    if not data.attestations:
+        note = '<p class="note">This run folder holds no attestations.</p>'
+        return f"<h2>Precision, as attested</h2>{note}"
+    alike: dict[tuple[object, ...], list[Attestation]] = defaultdict(list)
+    for record in data.attestations:
+        key = (
+            record.tier,
+            record.device,
+            record.score_class,
+            record.quantized_layers,
+            *record.checks.items(),
+        )
+        alike[key].append(record)
+    rows = [_attestation_row(records) for records in alike.values()]
+    header = ("workers", "tier", "device", "layers quantised", "checks", "score class")
+    note = (
+        f"Previews are configured to run in <code>{escape(wanted)}</code>. Each worker tests its own kernels "
+        "when it starts and states what it runs; workers of one score class give the same bits."
+    )
+    if all(record.tier != wanted for record in data.attestations):
+        note += f' <span class="chip warn">no worker attests {escape(wanted)}</span>'
+    body = table(header, rows, numbers=(3,))
+    return f'<h2>Precision, as attested</h2><p class="note">{note}</p><div class="card scroll">{body}</div>'
+
+
+def _attestation_row(records: Sequence[Attestation]) -> list[str]:
+    first = records[0]
+    names = "<br>".join(f'<span class="keep">{escape(record.worker)}</span>' for record in records)
+    chip = "warn" if first.tier in ("nvfp4-emulated", "fp8") else "good"
+    tier = f'<span class="chip {chip}">{escape(first.tier)}</span>'
+    if first.tier in TIERS:
+        tier += f'<br><span class="note">{escape(TIERS[first.tier])}</span>'
+    layers = f"{first.quantized_layers:,}"
+    if first.quantized_layers:
+        layers += f" of {first.quantized_layers + first.skipped_layers:,}"
+    checks = "<br>".join(f"{escape(name)}: {escape(found)}" for name, found in first.checks.items()) or "–"
+    score_class = escape(first.score_class)
+    digest = f'<span class="digest keep" title="{score_class}">{escape(first.score_class[:12])}</span>'
+    return [names, tier, escape(first.device), layers, checks, digest]
+
+
+def identity(data: RunData) -> str:
+    """Digests, by which two runs are compared, and package versions."""
+    if not data.iterations:
+        return ""
+    selection = data.summary.selection_digest if data.summary else selection_digest(data.iterations)
+    lora = data.summary.lora_digest if data.summary else data.iterations[-1].lora_digest
+    terms = [("selection digest", selection), ("LoRA digest", lora)]
+    rows = "".join(f'<dt>{name}</dt><dd class="digest">{escape(value)}</dd>' for name, value in terms)
+    if data.summary and data.summary.versions:
+        versions = ", ".join(f"{name} {number}" for name, number in data.summary.versions.items())
+        rows += f"<dt>versions</dt><dd>{escape(versions)}</dd>"
+    note = (
+        "Two runs of one configuration and one score class end with the same digests, "
+        "whatever the number of explorers and whoever was lost on the way."
+    )
+    return f'<h2>Identity of the result</h2><p class="note">{note}</p><div class="card"><dl>{rows}</dl></div>'
+
+
+def configuration(data: RunData) -> str:
+    """The resolved configuration, folded away."""
+    text = escape(data.config_text.rstrip())
+    return (
+        '<h2>Configuration</h2><details class="card"><summary>config.yaml, resolved</summary>'
+        f"<pre>{text}</pre></details>"
+    )

@@ -1,0 +1,69 @@
+"""Where the time went: wall seconds without overlap, and how much of the workers' time was work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solrl_ray.config.schema import Config
+from solrl_ray.metrics import IterationMetrics
+
+OVERLAP = "explore + regenerate"
+REST = "rest"
+SEGMENTS = ("explore", OVERLAP, "regenerate", "learn", "publish", "checkpoint", REST)
+"""Parts of an iteration's wall time, in the order in which they mostly happen; they add up to the total."""
+
+
+def wall_segments(record: IterationMetrics) -> dict[str, float]:
+    """Splits one iteration's wall seconds into `SEGMENTS`, which sum to its total.
+
+    Exploration and regeneration overlap; each is measured from its first start to its last end. Their union
+    is what the total leaves beside the stages after them: at most the sum, at least the longer of the two.
+    """
+    explore, regenerate = record.seconds.get("explore", 0.0), record.seconds.get("regenerate", 0.0)
+    after = {stage: record.seconds.get(stage, 0.0) for stage in ("learn", "publish", "checkpoint")}
+    room = record.seconds["total"] - math.fsum(after.values())
+    union = min(explore + regenerate, max(room, explore, regenerate))
+    return {
+        "explore": union - regenerate,
+        OVERLAP: explore + regenerate - union,
+        "regenerate": union - explore,
+        **after,
+        REST: max(0.0, room - union),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTime:
+    """How the wall time of one kind of worker was used over the whole run."""
+
+    role: str
+    workers: int
+    busy: float
+    """Summed seconds of computing."""
+    available: float
+    """Workers × wall seconds of the iterations."""
+
+    @property
+    def busy_share(self) -> float:
+        return self.busy / self.available if self.available > 0 else 0.0
+
+
+def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list[WorkerTime]:
+    """Busy and available seconds of explorers, regenerators and learner ranks over `iterations`."""
+    wall = math.fsum(record.seconds["total"] for record in iterations)
+    roles = (
+        ("explorers", "explore", config.fleet.explorers.count),
+        ("regenerators", "regenerate", config.fleet.regenerators.count),
+        ("learner", "learn", config.learner.world_size),
+    )
+    return [
+        WorkerTime(
+            role=role,
+            workers=count,
+            busy=math.fsum(record.busy_seconds.get(stage, 0.0) for record in iterations),
+            available=count * wall,
+        )
+        for role, stage, count in roles
+    ]
