@@ -1,10 +1,11 @@
-"""DeepSpeed for one rank: the process group, the engine around the LoRA factors, and its partitioned optimiser state.
+"""DeepSpeed for one rank: the process group, the engine around the LoRA factors, its optimiser state.
 
-What DeepSpeed may touch is kept small. The engine's module holds the trained factors and nothing else, so the base
-weights are neither cast, moved nor broadcast, and its mixed precision stays off: the factors are float32 and the
-arithmetic of the forward is the model's own affair. The engine then does three things: it reduces gradients (once an
-update under ZeRO-1, once a backward under ZeRO-2), clips them by their global norm, and runs AdamW on this rank's
-slice of one flat float32 vector that holds all factors, in the order in which they were given.
+What DeepSpeed may touch is kept small. The engine's module holds the trained factors and nothing else, so the
+base weights are neither cast, moved nor broadcast, and its mixed precision stays off: the factors are float32
+and the arithmetic of the forward is the model's own affair. The engine then does three things: it reduces
+gradients (once an update under ZeRO-1, once a backward under ZeRO-2), clips them by their global norm, and
+runs AdamW on this rank's slice of one flat float32 vector that holds all factors, in the order in which they
+were given.
 """
 
 from __future__ import annotations
@@ -126,12 +127,14 @@ class Engine:
         factors: Sequence[torch.nn.Parameter],
         velocity: Callable[..., torch.Tensor],
     ) -> Engine:
-        """`velocity` is the trained forward; `factors` are moved into one flat vector (their ``.data`` changes)."""
+        """`velocity` is the trained forward. `factors` move into one flat vector: their ``.data`` changes."""
         import deepspeed
 
         wrong = [tuple(f.shape) for f in factors if f.dtype != torch.float32 or not f.requires_grad]
         if wrong or not factors:
-            raise ValueError(f"the engine trains float32 factors that require gradients; got {wrong or 'none'}")
+            raise ValueError(
+                f"the engine trains float32 factors that require gradients; got {wrong or 'none'}"
+            )
         adamw = config.optimizer
         optimizer = torch.optim.AdamW(
             factors,
@@ -158,12 +161,13 @@ class Engine:
         return output
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Accumulate the gradient of the scalar `loss`; gradients are averaged over ranks. `last` ends the update."""
+        """Accumulate the gradient of the scalar `loss`, averaged over ranks. `last` ends the update."""
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.backward(loss)
 
     def step(self) -> float:
-        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before clipping.
+        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before
+        clipping.
 
         Raises:
             RunError: the gradient is not finite; factors and moments are as they were.
@@ -222,7 +226,7 @@ class Engine:
 
 
 def deepspeed_config(config: Learner, *, numel: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration. `numel` (trained elements) sizes the bucket, so that one reduction takes all."""
+    """DeepSpeed's own configuration; a bucket of `numel` trained elements makes one reduction of all."""
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch,
         # The number of passes differs from update to update; the learner marks the last one itself.

@@ -1,0 +1,131 @@
+"""From an iteration's sample groups to the fixed micro-batches of each learner rank.
+
+Samples stand in prompt order and, inside a prompt, in the order of its selection. Consecutive `micro_batch`
+of them form a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. So that every rank makes
+the same number of passes of the same shape, the list is filled up to ``world_size`` whole micro-batches with
+repetitions of the last sample that weigh exactly 0.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Samples of one forward. Every field has one entry per sample."""
+
+    prompt_ids: tuple[str, ...]
+    indices: tuple[int, ...]
+    """Candidate indices inside their prompts' pools."""
+    x0: torch.Tensor
+    """Clean latents, float32 [B, *latent_shape], on the CPU."""
+    advantages: torch.Tensor
+    """float64 [B], unclipped."""
+    weights: torch.Tensor
+    """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
+
+
+def check_groups(
+    groups: Sequence[SampleGroup], *, iteration: int, revision: int, latent_shape: tuple[int, ...]
+) -> None:
+    """Refuse what must not be learned from.
+
+    Raises:
+        RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes,
+        values
+            that are not finite; the message names the prompt.
+    """
+    if not groups:
+        raise RunError(f"iteration {iteration} has no samples to learn from")
+    seen: set[str] = set()
+    for group in groups:
+        problem = _problem(group, iteration, revision, latent_shape)
+        if problem is None and group.prompt_id in seen:
+            problem = "come twice"
+        if problem is not None:
+            raise RunError(f"the samples of prompt {group.prompt_id} in iteration {iteration} {problem}")
+        seen.add(group.prompt_id)
+
+
+def _problem(group: SampleGroup, iteration: int, revision: int, latent_shape: tuple[int, ...]) -> str | None:
+    count = len(group.indices)
+    if group.iteration != iteration:
+        return f"were made in iteration {group.iteration}"
+    if group.revision != revision:
+        return f"were drawn by revision {group.revision}, not by {revision}, which v_old is"
+    if count == 0 or len(set(group.indices)) != count or len(group.rewards) != count:
+        return (
+            f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
+        )
+    if group.latents.dtype != torch.float32 or tuple(group.latents.shape) != (count, *latent_shape):
+        return (
+            f"have latents {group.latents.dtype} {tuple(group.latents.shape)}, "
+            f"not torch.float32 {(count, *latent_shape)}"
+        )
+    if not np.isfinite(np.asarray(group.rewards, dtype=np.float64)).all():
+        return f"have rewards that are not finite: {group.rewards}"
+    if not bool(torch.isfinite(group.latents).all()):
+        return "have latents that are not finite"
+    return None
+
+
+def rewards_and_groups(groups: Sequence[SampleGroup]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Rewards in sample order, float64 [n], and each sample's group: its prompt's position, int64 [n]."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    positions = [i for i, group in enumerate(groups) for _ in group.rewards]
+    return np.asarray(rewards, dtype=np.float64), np.asarray(positions, dtype=np.int64)
+
+
+def rank_batches(
+    groups: Sequence[SampleGroup],
+    advantages: NDArray[np.float64],
+    *,
+    micro_batch: int,
+    rank: int,
+    world_size: int,
+) -> list[MicroBatch]:
+    """The micro-batches of one rank, in order. Every rank gets the same number.
+
+    Args:
+        advantages: one per sample, in sample order.
+    """
+    samples = [(g.prompt_id, index, g.latents[k]) for g in groups for k, index in enumerate(g.indices)]
+    if len(samples) != len(advantages):
+        raise ValueError(f"{len(samples)} samples but {len(advantages)} advantages")
+    slots = slots_of(len(samples), micro_batch, world_size)
+    batches = []
+    for start in range(rank * micro_batch, slots, world_size * micro_batch):
+        slot = range(start, start + micro_batch)
+        chosen = [min(i, len(samples) - 1) for i in slot]
+        batches.append(
+            MicroBatch(
+                prompt_ids=tuple(samples[i][0] for i in chosen),
+                indices=tuple(samples[i][1] for i in chosen),
+                x0=torch.stack([samples[i][2] for i in chosen]),
+                advantages=torch.from_numpy(advantages[chosen]),
+                weights=torch.tensor([float(i < len(samples)) for i in slot]),
+            )
+        )
+    return batches
+
+
+def slots_of(samples: int, micro_batch: int, world_size: int) -> int:
+    """`samples` rounded up to whole micro-batches on every rank."""
+    step = micro_batch * world_size
+    return -(-samples // step) * step
+
+
+def fingerprint(groups: Sequence[SampleGroup]) -> int:
+    """A 32-bit checksum of what was handed over (prompts, indices, rewards), to compare between ranks."""
+    text = ";".join(f"{g.iteration}/{g.revision}/{g.prompt_id}/{g.indices}/{g.rewards}" for g in groups)
+    return zlib.crc32(text.encode())

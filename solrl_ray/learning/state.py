@@ -1,0 +1,140 @@
+"""The learner's whole state, free of world size, and its folder on disk.
+
+A state folder holds ``policy.safetensors`` (``default/…``, ``old/…`` and ``ema/…`` factors),
+``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counter and each
+file's size and SHA-256. It appears under its name only when it is complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from solrl_ray.errors import UserError
+
+FORMAT = "solrl-learner-state/1"
+
+Tensors = dict[str, torch.Tensor]
+_FILES = {
+    "policy.safetensors": ("default", "old", "ema"),
+    "optimizer.safetensors": ("exp_avg", "exp_avg_sq"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerState:
+    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name."""
+
+    updates: int
+    """Updates done: also the revision of `old`, AdamW's step count and the EMA's."""
+    default: Tensors
+    old: Tensors
+    ema: Tensors
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
+
+    def save(self, folder: Path) -> None:
+        """Write the state; `folder` appears when all of it is on the disk.
+
+        A resumed run comes by the same update again: what stands under the name is then the same state, or a
+        damaged one, and is replaced.
+        """
+        partial = folder.with_name(f".{folder.name}.partial")
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        files = {}
+        for name, parts in _FILES.items():
+            tensors = {
+                f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()
+            }
+            data = safetensors.torch.save(tensors)
+            _write(partial / name, data)
+            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        manifest = {"format": FORMAT, "updates": self.updates, "files": files}
+        _write(partial / "state.json", json.dumps(manifest, indent=2).encode() + b"\n")
+        _sync_folder(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        _sync_folder(folder.parent)
+
+    @classmethod
+    def load(cls, folder: Path) -> LearnerState:
+        """Read a state written by `save`.
+
+        Raises:
+            UserError: the folder is missing, of another format, or any file differs from its checksum.
+        """
+        manifest = _read_manifest(folder)
+        parts: dict[str, Tensors] = {f.name: {} for f in fields(cls) if f.name != "updates"}
+        for name, expected in manifest["files"].items():
+            for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
+                part, _, factor = key.partition("/")
+                parts[part][factor] = tensor
+        return cls(updates=manifest["updates"], **parts)
+
+    def check_fits(self, shapes: dict[str, torch.Size]) -> None:
+        """Refuse a state of another model or LoRA configuration.
+
+        Raises:
+            UserError: factor names or shapes differ from `shapes`.
+        """
+        for part in fields(self):
+            if part.name == "updates":
+                continue
+            tensors: Tensors = getattr(self, part.name)
+            for name in sorted(tensors.keys() | shapes.keys()):
+                found = tuple(tensors[name].shape) if name in tensors else None
+                wanted = tuple(shapes[name]) if name in shapes else None
+                if found != wanted:
+                    raise UserError(
+                        f"the saved learner state does not fit the model and model.lora: {part.name} of "
+                        f"{name} is {found or 'missing'}, the model has {wanted or 'no such factor'}"
+                    )
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "state.json"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no complete learner state: there is no state.json in it")
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    if manifest.get("format") != FORMAT or set(manifest.get("files", ())) != set(_FILES):
+        raise UserError(f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT!r}")
+    return manifest
+
+
+def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
+    if not path.is_file():
+        raise UserError(f"the learner state is incomplete: {path} is missing")
+    data = path.read_bytes()
+    if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        raise UserError(f"{path} is damaged: its checksum is not the one that was written")
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is only on the disk when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
