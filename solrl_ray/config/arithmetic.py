@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
+from decimal import Decimal
 
 from solrl_ray.config.schema import Config, Worker
 
@@ -34,7 +35,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """Counts for one iteration unless a name says otherwise; bytes are exact sizes of tensors, without headers."""
+    """Counts for one iteration unless a name says otherwise; bytes are sizes of tensors, without headers."""
 
     config: Config
     facts: ModelFacts | None
@@ -118,8 +119,9 @@ class Arithmetic:
             ),
             (
                 "learn",
-                f"{self.samples:,} samples × {self.trained_timesteps} timesteps on {learner.world_size} "
-                f"rank{_s(learner.world_size)} · {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
+                f"{self.samples:,} samples × {self.trained_timesteps} timesteps "
+                f"on {learner.world_size} rank{_s(learner.world_size)} "
+                f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
                 f"{self.forwards_without_gradient:,} forwards, {self.backwards:,} forwards with backward, "
                 f"1 optimiser step"
                 + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
@@ -157,7 +159,9 @@ class Arithmetic:
 
     def _model(self) -> str:
         model = self.config.model
-        text = f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
+        text = (
+            f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
+        )
         if self.facts is None:
             return text
         return (
@@ -184,7 +188,11 @@ class Arithmetic:
             f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}"
             for name, count, worker in _workers(self.config)
         ]
-        asked = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved" if self.cpus or self.gpus else "nothing reserved"
+        asked = (
+            f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved"
+            if self.cpus or self.gpus
+            else "nothing reserved"
+        )
         return f"{', '.join(parts)} · {asked}"
 
 
@@ -198,15 +206,15 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
 
 
 def trained_timesteps(config: Config) -> int:
-    """Timesteps of the full schedule on which each sample is trained: floor(fraction · steps).
+    """Timesteps of the full schedule on which each sample is trained: floor(fraction · steps), at least 1.
 
-    The product is rounded at the ninth digit first, for 0.29 · 100 is 28.999999999999996 in float64.
+    As in `objectives.timesteps.timestep_count`. Decimal, because in binary 0.29 · 100 is below 29.
     """
-    return math.floor(round(config.objective.timestep_fraction * config.rollout.full.steps, 9))
+    return max(1, int(Decimal(repr(config.objective.timestep_fraction)) * config.rollout.full.steps))
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:
-    """Numbers of updates after which the policy is evaluated, rising: 0, every `evaluation.every`, and the last."""
+    """After how many updates the policy is evaluated, rising: 0, every `evaluation.every`, the last."""
     last, every = config.run.iterations, config.evaluation.every
     between = range(every, last, every) if every else ()
     return (0, *between, last)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from solrl_ray.config.arithmetic import trained_timesteps
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Config
@@ -99,14 +98,6 @@ def _rollout(config: Config) -> Iterator[Problem]:
         )
 
 
-def _learning(config: Config) -> Iterator[Problem]:
-    if trained_timesteps(config) < 1:
-        yield Problem(
-            "objective.timestep_fraction",
-            f"at least 1/{config.rollout.full.steps}, for the full schedule has {config.rollout.full.steps} steps",
-        )
-
-
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
         module, colon, function = reward.kind.partition(":")
@@ -129,6 +120,6 @@ def check(config: Config, sources: Sources | None = None) -> None:
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _learning, _rewards, _evaluation):
+    for rules in (_names, _ranges, _rollout, _rewards, _evaluation):
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

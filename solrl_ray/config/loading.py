@@ -31,12 +31,8 @@ class Sources:
     origins: dict[Key, str] = field(default_factory=dict)
 
     def of(self, key: str | Key) -> str:
-        """The source of a key (``rollout.keep``), or of the nearest section around it, else ``default``."""
-        parts: Key = tuple(key.split(".")) if isinstance(key, str) else key
-        for length in range(len(parts), 0, -1):
-            if parts[:length] in self.origins:
-                return self.origins[parts[:length]]
-        return "default"
+        """The source of a key (``rollout.keep``, ``rewards.0.weight``), or ``default``."""
+        return self.origins.get(_key(key.split(".")) if isinstance(key, str) else key, "default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +64,14 @@ class _Tree:
         for old in [old for old in self.origins if old[: len(key)] == key]:
             del self.origins[old]
         self.origins[key] = source
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                self._mark((*key, name), inner, source)
+        inside = (
+            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        )
+        for name, inner in inside:
+            self._mark((*key, name), inner, source)
 
     def set(self, names: list[str], value: Any, source: str) -> None:
-        """Set one dotted key; a whole number picks an entry of a list. Raises UserError where there is none."""
+        """Set one dotted key; a whole number picks an entry of a list. Raises UserError if there is none."""
         holder: Any = self.values
         for position, name in enumerate(names[:-1]):
             if isinstance(holder, list):
@@ -81,11 +79,13 @@ class _Tree:
             else:
                 if not isinstance(holder.get(name), dict | list):
                     holder[name] = {}
-                    self._mark(tuple(names[: position + 1]), {}, source)
+                    self._mark(_key(names[: position + 1]), {}, source)
                 holder = holder[name]
             if not isinstance(holder, dict | list):
-                raise UserError(f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it.")
-        key: Key = tuple(int(name) if name.isdigit() else name for name in names)
+                raise UserError(
+                    f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it."
+                )
+        key = _key(names)
         if isinstance(holder, list):
             holder[_index(holder, names)] = copy.deepcopy(value)
             self._mark(key, value, source)
@@ -94,6 +94,10 @@ class _Tree:
         else:
             holder[names[-1]] = copy.deepcopy(value)
             self._mark(key, value, source)
+
+
+def _key(names: list[str]) -> Key:
+    return tuple(int(name) if name.isdigit() else name for name in names)
 
 
 def _index(entries: list[Any], names: list[str]) -> int:
@@ -107,7 +111,7 @@ def _index(entries: list[Any], names: list[str]) -> int:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The mapping in one YAML file, `include` still in it. Raises UserError if it is missing or no mapping."""
+    """The mapping in one YAML file, `include` still in it. Raises UserError if there is no such."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"The configuration file {path} {what}.")
@@ -119,7 +123,9 @@ def read_file(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{path}: a configuration is a mapping of keys to values, this is {problems.show(tree)}.")
+        raise UserError(
+            f"{path}: a configuration is a mapping of keys to values, this is {problems.show(tree)}."
+        )
     return tree
 
 

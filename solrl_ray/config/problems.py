@@ -47,13 +47,14 @@ def sentence(
     source_of: Callable[[tuple[str | int, ...]], str],
     files: Sequence[Path],
 ) -> str:
-    """The first of a validation's errors as a sentence; misspelt keys come first, as they explain missing ones."""
+    """One of a validation's errors as a sentence: a misspelt key, which explains a missing one, or the first."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
-    key = tuple(detail["loc"])
+    too_short = detail["type"] == "missing" and _in_list(detail["loc"], values)
+    key = detail["loc"][:-1] if too_short else detail["loc"]
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key)}"
-    elif detail["type"] == "missing" and not _in_list(key, values):
+    elif detail["type"] == "missing" and not too_short:
         text = f"The key {dotted(key)} is missing from {', '.join(map(str, files))}."
     else:
         wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"])
@@ -74,12 +75,12 @@ def _in_list(key: Sequence[str | int], values: dict[str, Any]) -> bool:
 
 def _at(values: Any, key: Sequence[str | int]) -> Any:
     for part in key:
-        if isinstance(values, dict) and part in values:
-            values = values[part]
-        elif isinstance(values, list) and isinstance(part, int) and part < len(values):
-            values = values[part]
-        else:
+        inside = (
+            values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
+        )
+        if part not in inside:
             return values
+        values = values[part]
     return values
 
 
@@ -103,7 +104,7 @@ def _section(key: Sequence[str | int]) -> list[str]:
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the schema, sections before their fields; entries of lists are written ``rewards.0``."""
+    """Every dotted key of the schema, sections before their fields; an entry of a list is ``rewards.0``."""
     for name, info in section.model_fields.items():
         yield prefix + name
         for inner in _models(info.annotation):

@@ -52,8 +52,8 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
 def notes(given: Config, was: Config) -> list[str]:
     """What the user should know about allowed changes: thread counts are part of the score class."""
     return [
-        f"fleet.{pool}.threads is {now} and was {before}: seeds stay the same, but sums are split differently, "
-        "so the bytes may differ from an undisturbed run."
+        f"fleet.{pool}.threads is {now} and was {before}: seeds stay the same, but sums are split "
+        "differently, so the bytes may differ from an undisturbed run."
         for pool in ("explorers", "regenerators", "learners")
         if (now := value_of(given, f"fleet.{pool}.threads"))
         != (before := value_of(was, f"fleet.{pool}.threads"))

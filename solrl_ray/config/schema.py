@@ -62,7 +62,7 @@ class SigmaSchedule(Part):
 class Model(Part):
     family: Literal["flux"]
     path: str
-    """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is the shipped small world."""
+    """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Arithmetic of everything that is not quantised: the "full precision" tier."""
     resolution: Positive
@@ -194,7 +194,7 @@ class Deadlines(Part):
 
 
 class Fleet(Part):
-    """Who works: pools of actors and the deadlines of waiting for them. Never changes a result (design law 3)."""
+    """Who works: pools of actors and the deadlines of waiting for them. Changes no result (design law 3)."""
 
     explorers: Worker = Worker(count=2)
     regenerators: Worker = Worker(count=1)

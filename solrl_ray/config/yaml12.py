@@ -1,7 +1,7 @@
 """YAML as people write it: the scalars of YAML 1.2's core schema, and no key twice.
 
-PyYAML follows YAML 1.1, where ``3e-4`` is text, ``no`` is false, ``1:30`` is ninety and a repeated key silently
-wins. Here scalars follow the core schema of YAML 1.2.2 (section 10.3.2), and a repeated key is an error.
+PyYAML follows YAML 1.1, where ``3e-4`` is text, ``no`` is false, ``1:30`` is ninety and a repeated key wins
+without a word. Here scalars follow the core schema of YAML 1.2.2 (section 10.3.2), and a repeated key is an error.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
     text = str(loader.construct_scalar(node)).lower()
     value = float(text.replace(".inf", "inf").replace(".nan", "nan"))
     if not math.isfinite(value):
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{text} is no finite number", node.start_mark
-        )
+        raise yaml.constructor.ConstructorError(None, None, f"{text} is no finite number", node.start_mark)
     return value
 
 
@@ -104,8 +102,8 @@ _Loader.yaml_constructors = {
 def parse(text: str, source: str) -> Any:
     """The value of one YAML document.
 
-    `source` names the text in errors. Raises UserError for bad syntax, a repeated key, a key that is not text,
-    or a number that is not finite.
+    `source` names the text in errors. Raises UserError for bad syntax, a repeated key, a key that is not
+    text, or a number that is not finite.
     """
     try:
         return yaml.load(text, Loader=_Loader)

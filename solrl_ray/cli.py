@@ -1,0 +1,171 @@
+"""The command line: ``solrl train``, ``solrl plan``, ``solrl report``.
+
+Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import solrl_ray
+from solrl_ray.config import checks, resuming
+from solrl_ray.config.loading import Loaded, load_with_sources
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, UserError
+
+RUN_FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Load, check, print the arithmetic, and hand over to the system."""
+    config = _resumed(arguments) if arguments.resume is not None else _fresh(arguments)
+    _print_plan(config.config, config)
+    if arguments.dry_run:
+        return 0
+    commands = _system()
+    return commands(
+        config.config,
+        resume=arguments.resume is not None,
+        address=arguments.address,
+        live=not arguments.no_live,
+    )
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Print the arithmetic of a run and start nothing."""
+    loaded = _fresh(arguments)
+    _print_plan(loaded.config, loaded)
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Build the report of a run folder again."""
+    folder: Path = arguments.run
+    resuming.stored(folder)
+    from solrl_ray.report import build
+
+    print(build(folder))
+    return 0
+
+
+def _fresh(arguments: argparse.Namespace) -> Loaded:
+    if not arguments.config:
+        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
+    loaded = load_with_sources(arguments.config, arguments.set)
+    checks.check(loaded.config, loaded.sources)
+    return loaded
+
+
+def _resumed(arguments: argparse.Namespace) -> Loaded:
+    """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
+    if arguments.resume:
+        folder = Path(arguments.resume)
+        # The folder may have been moved: where it is now counts, not where it was begun.
+        place = [f"run.root='{folder.absolute().parent}'", f"run.name='{folder.absolute().name}'"]
+        resuming.stored(folder)
+        loaded = load_with_sources(arguments.config or [folder / resuming.FILE], [*place, *arguments.set])
+    elif arguments.config:
+        loaded = load_with_sources(arguments.config, arguments.set)
+        folder = Path(loaded.config.run.root) / loaded.config.run.name
+    else:
+        raise UserError("--resume needs a run folder or the run's configuration files.")
+    was = resuming.stored(folder)
+    checks.check(loaded.config, loaded.sources)
+    resuming.check(loaded.config, was, folder, loaded.sources)
+    for note in resuming.notes(loaded.config, was):
+        print(f"note: {note}", file=sys.stderr)
+    return loaded
+
+
+def _print_plan(config: Config, loaded: Loaded) -> None:
+    # Imported here: diffusers takes seconds, and a misspelt key should be told at once.
+    from solrl_ray import preflight
+
+    inputs = preflight.check(config, loaded.sources)
+    print(preflight.plan(config, inputs).table(), flush=True)
+
+
+def _system() -> Callable[..., int]:
+    """`actors.commands.train`, if the package `actors` is the one that belongs to this `solrl_ray`."""
+    import actors
+
+    found, ours = Path(str(actors.__file__)).parent, Path(solrl_ray.__file__).parent.with_name("actors")
+    if found.resolve() != ours.resolve():
+        raise UserError(
+            f"The package 'actors' was imported from {found}, but solrl_ray's own is {ours}; "
+            "start from another folder or remove the other package."
+        )
+    from actors import commands
+
+    return commands.train
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong arguments end like other bad input: one sentence, status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="solrl", description="Reinforcement learning for text-to-image diffusion models on Ray."
+    )
+    top.add_argument("--version", action="version", version=f"solrl {solrl_ray.__version__}")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    configured = _Parser(add_help=False)
+    configured.add_argument(
+        "config", nargs="*", type=Path, metavar="CONFIG", help="YAML files; later ones win"
+    )
+    configured.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64"
+    )
+
+    command = verbs.add_parser("train", parents=[configured], help="train a policy")
+    command.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="continue the run in this folder, or the run that CONFIG names",
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the arithmetic, stop"
+    )
+    command.add_argument(
+        "--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one"
+    )
+    command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
+    command.set_defaults(run_verb=train)
+
+    command = verbs.add_parser("plan", parents=[configured], help="print the arithmetic of a run")
+    command.set_defaults(run_verb=plan)
+
+    command = verbs.add_parser("report", help="build the report of a run folder again")
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
+    command.set_defaults(run_verb=report)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors of the user's are printed as one sentence."""
+    try:
+        arguments = parser().parse_args(argv)
+        return int(arguments.run_verb(arguments))
+    except UserError as error:
+        return _failed(error, BAD_INPUT)
+    except RunError as error:
+        return _failed(error, RUN_FAILED)
+    except KeyboardInterrupt:
+        print("\ninterrupted; a run that had begun continues with --resume", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,118 @@
+"""The printed arithmetic, against sums done by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points, trained_timesteps
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.objectives.timesteps import timestep_count
+
+BASE = """
+model:
+  family: flux
+  path: some/model
+  resolution: 512
+  max_sequence_length: 128
+  schedule: {kind: flux}
+  lora: {targets: [to_q]}
+prompts: {train: train.txt, heldout: heldout.txt}
+rewards: [{kind: clipscore, path: some/clip}]
+"""
+FLUX = ModelFacts(
+    latent_shape=(1024, 64),
+    parameters=11_901_408_320,
+    lora_modules=190,
+    lora_parameters=37_355_520,
+    packed_bytes=1_008_599_040,
+)
+
+
+@pytest.fixture
+def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
+    file = tmp_path / "base.yaml"
+    file.write_text(BASE)
+
+    def configured(*overrides: str) -> Config:
+        return load([file], overrides)
+
+    return configured
+
+
+def test_the_published_iteration_has_4608_candidates_and_1152_samples(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("objective.timestep_fraction=0.4"), FLUX)
+    assert numbers.candidates == 48 * 96 == 4608
+    assert numbers.preview_units == 48 * 4 == 192
+    assert numbers.preview_forwards == 192 * 6 == 1152
+    assert numbers.samples == 48 * 24 == 1152
+    assert (numbers.full_units, numbers.full_forwards, numbers.padded_images) == (48, 480, 0)
+    assert numbers.trained_timesteps == 4
+    assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (96, 384, 768)
+    assert numbers.latents_bytes == 1152 * 1024 * 64 * 4 == 301_989_888
+    assert numbers.lora_bytes == 149_422_080
+    assert numbers.revision_bytes == 149_422_080 + 1_008_599_040
+
+
+def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("learner.world_size=8", "objective.kl=0"))
+    assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (12, 72, 72)
+    assert numbers.padded_samples == 0
+    assert numbers.revision_bytes is None
+
+
+def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(
+        configure(
+            "rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12"
+        )
+    )
+    assert (numbers.full_units, numbers.padded_images) == (15, 10)
+    assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("every", "points"), [(0, (0, 20)), (5, (0, 5, 10, 15, 20)), (8, (0, 8, 16, 20)), (30, (0, 20))]
+)
+def test_the_policy_is_evaluated_first_last_and_every_so_often(
+    configure, every: int, points: tuple[int, ...]
+) -> None:  # type: ignore[no-untyped-def]
+    assert evaluation_points(configure(f"evaluation.every={every}")) == points
+
+
+@pytest.mark.parametrize(
+    ("fraction", "steps", "count"),
+    [(0.6, 10, 6), (0.4, 10, 4), (0.99, 10, 9), (0.29, 100, 29), (0.7, 10, 7), (1.0, 10, 10), (0.01, 10, 1)],
+)
+def test_trained_timesteps_are_what_the_objective_draws(
+    configure, fraction: float, steps: int, count: int
+) -> None:  # type: ignore[no-untyped-def]
+    config = configure(f"objective.timestep_fraction={fraction}", f"rollout.full.steps={steps}")
+    assert trained_timesteps(config) == count == timestep_count(steps, fraction)
+
+
+def test_actors_are_summed_with_the_learner_ranks(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(
+        configure(
+            "learner.world_size=3",
+            "fleet.learners={threads: 2, num_cpus: 2, num_gpus: 1}",
+            "fleet.explorers={count: 4, num_cpus: 0.5, num_gpus: 0.25}",
+        )
+    )
+    assert (numbers.cpus, numbers.gpus, numbers.threads) == (8.0, 4.0, 4 + 1 + 6)
+
+
+def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> None:  # type: ignore[no-untyped-def]
+    table = describe(configure(), FLUX, train_prompts=25432, heldout_prompts=2048).table(width=90)
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= 90
+    starts = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert starts[:6] == ["run", "model", "prompts", "explore", "select", "regenerate"]
+    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "whole"]
+    text = " ".join(table.split())
+    assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "25,432 to train on, 2,048 held out" in text
+    assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed NVFP4 1.01 GB" in text
+    assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
