@@ -41,8 +41,8 @@ class Inputs:
 def check(config: Config, sources: Sources | None = None) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the
-    training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
+    Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts
+    among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)
@@ -73,17 +73,17 @@ def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tupl
         )
     if config.evaluation.prompts > len(heldout):
         raise UserError(
-            f"evaluation.prompts is {config.evaluation.prompts} ({sources.of('evaluation.prompts')}); it must "
-            f"be at most {len(heldout)}, the number of distinct prompts in prompts.heldout, "
+            f"evaluation.prompts is {config.evaluation.prompts} ({sources.of('evaluation.prompts')}); "
+            f"it must be at most {len(heldout)}, the number of distinct prompts in prompts.heldout, "
             f"{config.prompts.heldout}."
         )
     known = {prompt.id for prompt in train}
     shared = [prompt for prompt in heldout if prompt.id in known]
     if shared:
         raise UserError(
-            f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and {len(shared)} "
-            f"of its prompts are also in prompts.train, such as {shared[0].text!r}; an evaluation needs prompts "
-            "that were never trained on."
+            f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and "
+            f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
+            "an evaluation needs prompts that were never trained on."
         )
     return train, heldout
 

@@ -47,7 +47,7 @@ def sentence(
     source_of: Callable[[tuple[str | int, ...]], str],
     files: Sequence[Path],
 ) -> str:
-    """One of a validation's errors as a sentence: a misspelt key, which explains a missing one, or the first."""
+    """One of a validation's errors as a sentence: a misspelt key if there is one, else the first."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
     too_short = detail["type"] == "missing" and _in_list(detail["loc"], values)
