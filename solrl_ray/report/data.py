@@ -16,10 +16,9 @@ from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, read_summary
+from solrl_ray.run_folder import RunFolder
 
 CONFIG_FILE = "config.yaml"
-METRICS_FILE = "metrics.jsonl"
-EVALUATIONS_FOLDER = "evaluations"
 ATTESTATIONS_FILE = "attestations.json"
 
 Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation)
@@ -55,14 +54,15 @@ def read_run(folder: Path) -> RunData:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
-    missing = [name for name in (CONFIG_FILE, METRICS_FILE) if not (folder / name).is_file()]
+    places = RunFolder(folder)
+    missing = [path.name for path in (folder / CONFIG_FILE, places.metrics) if not path.is_file()]
     if missing:
         raise UserError(
             f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}."
         )
     config_text = (folder / CONFIG_FILE).read_text()
-    iterations, evaluations = _read_metrics(folder / METRICS_FILE)
-    for path in sorted((folder / EVALUATIONS_FOLDER).glob("*.json")):
+    iterations, evaluations = _read_metrics(places.metrics)
+    for path in sorted(places.evaluations.glob("*.json")):
         evaluation = _record(EvaluationMetrics, _parse(path.read_text(), path), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> RunData:
         attestations=_read_attestations(folder / ATTESTATIONS_FILE),
         summary=read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None,
         pictures={
-            name: _pictures(folder, find_evaluation(ordered, policy))
+            name: _pictures(places, find_evaluation(ordered, policy))
             for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
         },
     )
@@ -86,8 +86,8 @@ def evaluation_name(record: EvaluationMetrics) -> str:
     return f"updates-{record.iteration:06d}-{record.policy}"
 
 
-def _pictures(folder: Path, record: EvaluationMetrics | None) -> dict[PictureKey, Path]:
-    return {} if record is None else picture_paths(folder / EVALUATIONS_FOLDER / evaluation_name(record))
+def _pictures(places: RunFolder, record: EvaluationMetrics | None) -> dict[PictureKey, Path]:
+    return {} if record is None else picture_paths(places.evaluations / evaluation_name(record))
 
 
 def _read_config(path: Path, text: str) -> Config:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from solrl_ray.report.files import replace_file
+from solrl_ray.files import replace_file
 
 PictureKey = tuple[str, int]
 """(prompt id, sample number): which fixed address a picture was drawn from."""

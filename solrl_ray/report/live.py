@@ -196,7 +196,8 @@ class LiveView:
     ...     view.update(progress)
     """
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, plain: bool = False) -> None:
+        """`plain` asks for lines on a terminal too."""
         self._console = console or Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None
@@ -208,7 +209,7 @@ class LiveView:
                 refresh_per_second=REFRESH_PER_SECOND,
                 vertical_overflow="ellipsis",
             )
-            if self._console.is_terminal
+            if self._console.is_terminal and not plain
             else None
         )
 

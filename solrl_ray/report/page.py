@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from solrl_ray.files import replace_file
 from solrl_ray.report import plots, tables
 from solrl_ray.report.data import RunData, read_run
-from solrl_ray.report.files import replace_file
 from solrl_ray.report.markup import card, digits, element, escape, figure, signed
 from solrl_ray.report.pictures import picture_grid, picture_layout
 from solrl_ray.report.summary import (

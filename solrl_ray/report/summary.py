@@ -13,8 +13,8 @@ from typing import Any
 
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.files import replace_file
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
-from solrl_ray.report.files import replace_file
 
 SUMMARY_FILE = "summary.json"
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
