@@ -9,3 +9,7 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that cannot go on: receipts that disagree, a worker lost too often, a deadline that passed."""
+
+
+class RewardError(RunError):
+    """A reward that failed, returned the wrong number of values, or returned one that is not finite."""
