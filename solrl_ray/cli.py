@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import solrl_ray
 from solrl_ray.config import checks, resuming
 from solrl_ray.config.loading import Loaded, load_with_sources
-from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 
 RUN_FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -22,13 +21,15 @@ RUN_FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and hand over to the system."""
-    config = _resumed(arguments) if arguments.resume is not None else _fresh(arguments)
-    _print_plan(config.config, config)
+    loaded = _resumed(arguments) if arguments.resume is not None else _fresh(arguments)
+    _check_system()
+    _print_plan(loaded)
     if arguments.dry_run:
         return 0
-    commands = _system()
-    return commands(
-        config.config,
+    from actors import commands
+
+    return commands.train(
+        loaded.config,
         resume=arguments.resume is not None,
         address=arguments.address,
         live=not arguments.no_live,
@@ -37,8 +38,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run and start nothing."""
-    loaded = _fresh(arguments)
-    _print_plan(loaded.config, loaded)
+    _print_plan(_fresh(arguments))
     return 0
 
 
@@ -70,7 +70,7 @@ def _resumed(arguments: argparse.Namespace) -> Loaded:
         loaded = load_with_sources(arguments.config or [folder / resuming.FILE], [*place, *arguments.set])
     elif arguments.config:
         loaded = load_with_sources(arguments.config, arguments.set)
-        folder = Path(loaded.config.run.root) / loaded.config.run.name
+        folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
     else:
         raise UserError("--resume needs a run folder or the run's configuration files.")
     was = resuming.stored(folder)
@@ -81,16 +81,16 @@ def _resumed(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
-def _print_plan(config: Config, loaded: Loaded) -> None:
+def _print_plan(loaded: Loaded) -> None:
     # Imported here: diffusers takes seconds, and a misspelt key should be told at once.
     from solrl_ray import preflight
 
-    inputs = preflight.check(config, loaded.sources)
-    print(preflight.plan(config, inputs).table(), flush=True)
+    inputs = preflight.check(loaded.config, loaded.sources)
+    print(preflight.plan(loaded.config, inputs).table(), flush=True)
 
 
-def _system() -> Callable[..., int]:
-    """`actors.commands.train`, if the package `actors` is the one that belongs to this `solrl_ray`."""
+def _check_system() -> None:
+    """Raise UserError unless the package `actors` is the one that belongs to this `solrl_ray`."""
     import actors
 
     found, ours = Path(str(actors.__file__)).parent, Path(solrl_ray.__file__).parent.with_name("actors")
@@ -99,9 +99,6 @@ def _system() -> Callable[..., int]:
             f"The package 'actors' was imported from {found}, but solrl_ray's own is {ours}; "
             "start from another folder or remove the other package."
         )
-    from actors import commands
-
-    return commands.train
 
 
 class _Parser(argparse.ArgumentParser):

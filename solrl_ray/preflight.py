@@ -42,7 +42,8 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts
-    among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
+    among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little
+    free space.
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)
@@ -89,7 +90,7 @@ def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tupl
 
 
 def _space(config: Config, sources: Sources) -> None:
-    root = Path(config.run.root).absolute()
+    root = Path(config.run.root).expanduser().absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if not existing.is_dir():
         raise UserError(

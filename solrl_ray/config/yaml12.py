@@ -1,7 +1,8 @@
 """YAML as people write it: the scalars of YAML 1.2's core schema, and no key twice.
 
 PyYAML follows YAML 1.1, where ``3e-4`` is text, ``no`` is false, ``1:30`` is ninety and a repeated key
-wins without a word. Here scalars follow the core schema of YAML 1.2.2 (section 10.3.2), and a repeated key is an error.
+wins without a word. Here scalars follow the core schema of YAML 1.2.2 (section 10.3.2), and a repeated key
+is an error.
 """
 
 from __future__ import annotations

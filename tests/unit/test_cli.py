@@ -1,0 +1,191 @@
+"""The command line: what it prints, how it ends, and what it refuses before anything is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import solrl_ray
+from solrl_ray.cli import main
+from solrl_ray.config.loading import load, to_yaml
+from tests import tiny
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_pipeline: Path, tiny_clip: Path) -> Path:
+    """A whole small run whose files are all there."""
+    (tmp_path / "train.txt").write_text("a red ring\na blue cross\na green disc\n")
+    (tmp_path / "heldout.txt").write_text("a red cross\na blue disc\n")
+    file = tmp_path / "config.yaml"
+    file.write_text(f"""
+run: {{name: small, root: {tmp_path / "runs"}, iterations: 3}}
+model:
+  family: flux
+  path: {tiny_pipeline}
+  dtype: float32
+  resolution: {tiny.RESOLUTION}
+  max_sequence_length: {tiny.T5_TOKENS}
+  schedule: {{kind: flux}}
+  lora: {{rank: 4, targets: [to_q, to_k]}}
+prompts: {{train: {tmp_path / "train.txt"}, heldout: {tmp_path / "heldout.txt"}}}
+rewards: [{{kind: clipscore, path: {tiny_clip}}}]
+rollout: {{prompts: 2, pool: 8, keep: 4, preview: {{micro_batch: 8}}, full: {{micro_batch: 4}}}}
+learner: {{micro_batch: 4}}
+evaluation: {{prompts: 2, pictures: 1}}
+""")
+    return file
+
+
+def solrl(*arguments: str | Path) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line that a refused command prints."""
+    assert solrl(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").strip()
+
+
+def begin(folder: Path, config: Path, *overrides: str) -> None:
+    """Leave behind what a run leaves behind when it has just begun."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(load([config], overrides)))
+
+
+@pytest.mark.parametrize("command", [["plan"], ["train", "--dry-run"]])
+def test_the_arithmetic_is_printed_and_nothing_is_started(
+    command: list[str], config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl(*command, config) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "8 samples × 10 steps (float32)" in text
+    assert "3 to train on, 2 held out" in text
+    assert not (config.parent / "runs").exists()
+
+
+def test_options_may_stand_before_and_after_files(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text("run: {iterations: 7}")
+    for arguments in (
+        ["--set", "run.seed=5", config, more],
+        [config, more, "--set", "run.seed=5"],
+    ):
+        assert solrl("plan", *arguments) == 0
+        assert "7 iterations, one policy update each · seed 5" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--set", "rollout.pol=3"], "Unknown key rollout.pol in --set; did you mean rollout.pool?"),
+        (["--set", "rollout.pool=x"], 'rollout.pool in --set is "x"; it must be a whole number.'),
+        (
+            ["--set", "rollout.keep=10"],
+            "rollout.keep is 10 (--set); it must be at most rollout.pool, which is 8.",
+        ),
+        (["--set", "rollout.keep=3"], "rollout.keep is 3 (--set); it must be even"),
+        (["--set", "rollout.pool=9"], "rollout.preview.micro_batch is 8 ("),
+        (["--set", "rollout.prompts=4"], "rollout.prompts is 4 (--set); it must be at most 3, the number of"),
+        (
+            ["--set", "evaluation.prompts=3"],
+            "evaluation.prompts is 3 (--set); it must be at most 2, the number of",
+        ),
+        (["--set", "model.path=./nowhere"], "model.path is './nowhere'"),
+        (["--set", "rewards.0.path=./nowhere"], "rewards.0.path"),
+        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets names 'to_x', but no linear of"),
+        (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
+        (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str], problem: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "train", config, *arguments).startswith(problem)
+    assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "\n  \n"])
+def test_a_prompt_file_that_is_missing_or_empty_is_refused(
+    content: str | None, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_text(content)
+    assert str(file) in refusal(capsys, "train", config, "--set", f"prompts.train={file}")
+
+
+def test_held_out_prompts_must_not_be_trained_on(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "heldout.txt").write_text("a red cross\na blue cross\n")
+    message = refusal(capsys, "plan", config)
+    assert "1 of its prompts are also in prompts.train, such as 'a blue cross'" in message
+
+
+def test_commands_without_what_they_need_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys).startswith("The following arguments are required: COMMAND")
+    assert refusal(capsys, "plan").startswith("No configuration file was given")
+    assert refusal(capsys, "train", "--resume").startswith(
+        "--resume needs a run folder or the run's configuration"
+    )
+    assert refusal(capsys, "report", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."
+    assert (
+        refusal(capsys, "train", "--resume", tmp_path)
+        == f"{tmp_path} is not a run folder: it has no config.yaml."
+    )
+
+
+def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config, "run.seed=9")
+    assert solrl("train", "--dry-run", "--resume", tmp_path / "runs" / "small") == 0
+    assert "seed 9" in capsys.readouterr().out
+    assert solrl("train", config, "--set", "run.seed=9", "--resume", "--dry-run") == 0
+    assert refusal(capsys, "train", config, "--resume", "--dry-run").startswith(
+        "run.seed is 42 (default), but the run in"
+    )
+
+
+def test_a_run_folder_may_be_moved_and_its_fleet_changed(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config)
+    (tmp_path / "runs" / "small").rename(tmp_path / "elsewhere")
+    more = ["--set", "fleet.explorers.count=5", "--set", "run.iterations=30"]
+    assert solrl("train", "--dry-run", "--resume", tmp_path / "elsewhere", *more) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "elsewhere · 30 iterations" in text
+    assert "5 explorers × 1 thread" in text
+
+
+def test_a_misspelt_key_is_told_without_loading_the_libraries() -> None:
+    code = "import sys, solrl_ray.cli; sys.exit(not {'torch', 'ray', 'diffusers'}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_foreign_package_called_actors_is_refused(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "actors").mkdir()
+    (tmp_path / "actors" / "__init__.py").write_text("")
+    ours = str(Path(solrl_ray.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "solrl_ray", "train", str(config)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ours},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in done.stderr
