@@ -23,7 +23,7 @@ TEXT_WIDTH = 64
 
 
 def flux_pipeline(seed: int) -> FluxPipeline:
-    """An untrained pipeline in float32, in evaluation mode, on the CPU; its weights depend on `seed` alone."""
+    """An untrained pipeline in float32, evaluation mode, on the CPU; its weights depend on `seed` alone."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         clip, t5 = clip_tokenizer(), t5_tokenizer()

@@ -23,8 +23,8 @@ RESOLUTION = 32
 """Height and width of a picture, pixels."""
 
 JITTERS = 8
-"""Uniform numbers per picture: for each of two objects dx, dy, size, and one for both across the relation's axis
-(the fourth number of the second object is unused)."""
+"""Uniform numbers of a picture: dx, dy and size of each object; the fourth moves both objects across the
+relation's axis, the eighth is not used."""
 
 SIZES: dict[str, float] = {"small": 0.22, "large": 0.40}
 """Half extent of an object; the picture spans -1 to 1."""
@@ -64,7 +64,7 @@ FIELD_VALUES: tuple[tuple[str, ...], ...] = (
     SHAPES,
     tuple(BACKGROUNDS),
 )
-"""The words of a scene, field by field; `Scene.fields` holds the number of objects, then an index into each."""
+"""The words of a scene. `Scene.fields` holds the number of objects, then an index into each of these."""
 
 _OBJECT = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 _CAPTION = re.compile(
@@ -146,9 +146,9 @@ def render(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
 
 
 def picture(text: str, address: Address) -> torch.Tensor:
-    """The real picture of caption `text` whose free numbers come from `address`: float32 [3, 32, 32] in [0, 1].
+    """The real picture of caption `text`, its free numbers taken from `address`.
 
-    Raises ValueError if `text` is not a caption of this world.
+    Returns float32 [3, 32, 32] in [0, 1]. Raises ValueError if `text` is not a caption of this world.
     """
     from solrl_ray.noise import uniform
 
@@ -162,7 +162,7 @@ def _palette(colours: dict[str, tuple[float, float, float]], index: torch.Tensor
 
 
 def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
-    """Centres [B, 2 objects, (x, y)]. A lone object stands near the middle, two stand on opposite sides of it."""
+    """Centres [B, 2 objects, (x, y)]: a lone object stands near the middle, two stand on its two sides."""
     directions = torch.tensor(list(RELATIONS.values()), device=fields.device, dtype=torch.float32)
     direction = directions[fields[:, 4]]
     across = direction.abs().flip(1) * 0.4 * (jitter[:, 3, None] - 0.5)
