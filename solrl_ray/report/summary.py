@@ -45,7 +45,7 @@ class Summary:
     heldout_samples: int
     """Fixed addresses per held-out prompt."""
     selection_digest: str
-    """`selection_digest` over the iterations."""
+    """`run_selection_digest` of the iterations."""
     lora_digest: str
     """LoRA digest after the last iteration."""
     spearman_mean: float | None
@@ -119,7 +119,7 @@ def find_evaluation(evaluations: Sequence[EvaluationMetrics], policy: str) -> Ev
     return max(matching, key=lambda evaluation: evaluation.iteration, default=None)
 
 
-def selection_digest(iterations: Sequence[IterationMetrics]) -> str:
+def run_selection_digest(iterations: Sequence[IterationMetrics]) -> str:
     """SHA-256 (hex) over the iterations' selection digests, one a line, in iteration order."""
     ordered = sorted(iterations, key=lambda record: record.iteration)
     text = "".join(f"{record.selection_digest}\n" for record in ordered)
@@ -178,7 +178,7 @@ def summarize(
         prompts_improved=sum(value > 0 for value in gain.differences.values()),
         heldout_prompts=len(gain.differences),
         heldout_samples=max(len(rewards) for rewards in base.rewards.values()),
-        selection_digest=selection_digest(iterations),
+        selection_digest=run_selection_digest(iterations),
         lora_digest=last.lora_digest,
         spearman_mean=finite_mean([record.spearman for record in iterations]),
         candidates=sum(record.candidates for record in iterations),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 from solrl_ray.report.markup import escape, table
-from solrl_ray.report.summary import finite_mean, selection_digest
+from solrl_ray.report.summary import finite_mean, run_selection_digest
 from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
 
 TIERS = {
@@ -57,6 +57,7 @@ def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
         share = 100 * seconds / total if total > 0 else 0.0
         rows.append([escape(segment), f"{seconds:.1f}", f"{share:.1f} %"])
     rows.append(["<strong>all iterations</strong>", f"{total:.1f}", "100.0 %"])
+    rows += _outside_iterations(data, total)
     stages = table(("part of the iteration", "wall, s", "share"), rows, numbers=(1, 2))
     work = [
         [
@@ -72,6 +73,19 @@ def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
     header = ("workers", "number", "busy, s", "available, s", "busy", "idle")
     workers = table(header, work, numbers=(1, 2, 3, 4, 5))
     return f'<div class="tables"><div>{stages}</div><div>{workers}</div></div>'
+
+
+def _outside_iterations(data: RunData, inside: float) -> list[list[str]]:
+    """Rows for the wall time of a finished run that no iteration contains."""
+    if data.summary is None:
+        return []
+    evaluating = math.fsum(record.seconds for record in data.evaluations)
+    other = max(0.0, data.summary.seconds - inside - evaluating)
+    return [
+        ["held-out evaluations", f"{evaluating:.1f}", ""],
+        ["start, end and between iterations", f"{other:.1f}", ""],
+        ["<strong>whole run</strong>", f"{data.summary.seconds:.1f}", ""],
+    ]
 
 
 def counts(data: RunData) -> str:
@@ -162,7 +176,7 @@ def identity(data: RunData) -> str:
     """Digests, by which two runs are compared, and package versions."""
     if not data.iterations:
         return ""
-    selection = data.summary.selection_digest if data.summary else selection_digest(data.iterations)
+    selection = data.summary.selection_digest if data.summary else run_selection_digest(data.iterations)
     lora = data.summary.lora_digest if data.summary else data.iterations[-1].lora_digest
     terms = [("selection digest", selection), ("LoRA digest", lora)]
     rows = "".join(f'<dt>{name}</dt><dd class="digest">{escape(value)}</dd>' for name, value in terms)

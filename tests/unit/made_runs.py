@@ -21,9 +21,9 @@ CAPTIONS = {
     "bb": "two green triangles",
     "cc": "a large yellow star",
 }
-BASE = {"aa": (0.1, 0.3), "bb": (0.2, 0.2), "cc": (0.5, 0.7)}
-FINAL = {"aa": (0.4, 0.4), "bb": (0.2, 0.4), "cc": (0.6, 0.9)}
-REAL = {"aa": (0.8, 0.8), "bb": (0.9, 0.9), "cc": (1.0, 1.0)}
+BASE: dict[str, tuple[float, ...]] = {"aa": (0.1, 0.3), "bb": (0.2, 0.2), "cc": (0.5, 0.7)}
+FINAL: dict[str, tuple[float, ...]] = {"aa": (0.4, 0.4), "bb": (0.2, 0.4), "cc": (0.6, 0.9)}
+REAL: dict[str, tuple[float, ...]] = {"aa": (0.8, 0.8), "bb": (0.9, 0.9), "cc": (1.0, 1.0)}
 
 
 def config(iterations: int = 3) -> Config:

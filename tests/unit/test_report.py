@@ -128,6 +128,14 @@ def test_counts_stand_beside_what_was_expected(finished: Page) -> None:
     assert "duplicate results, folded 0" in finished.text
 
 
+def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
+    # Three iterations of 10 s and three evaluations of 1.5 s of 36.5 s leave 2 s.
+    assert "learn 6.0 20.0 %" in finished.text
+    assert "all iterations 30.0 100.0 % held-out evaluations 4.5" in finished.text
+    assert "start, end and between iterations 2.0 whole run 36.5" in finished.text
+    assert "explorers 2 18.0 60.0 30.0 % 70.0 %" in finished.text
+
+
 def test_the_resolved_configuration_and_digests_are_shown(finished: Page) -> None:
     assert "builtin:testbed/pipeline" in finished.text
     assert "pool: 24" in finished.text

@@ -16,7 +16,7 @@ from solrl_ray.report.summary import (
     gap_closed,
     paired_gain,
     read_summary,
-    selection_digest,
+    run_selection_digest,
     summarize,
     write_summary,
 )
@@ -37,8 +37,8 @@ def test_the_standard_error_is_that_of_per_prompt_mean_differences() -> None:
 
 
 def test_pairing_removes_the_spread_between_prompts() -> None:
-    base = {"easy": (0.9,), "hard": (0.1,), "middle": (0.5,)}
-    final = {key: (values[0] + 0.05,) for key, values in base.items()}
+    base: dict[str, tuple[float, ...]] = {"easy": (0.9,), "hard": (0.1,), "middle": (0.5,)}
+    final: dict[str, tuple[float, ...]] = {key: (values[0] + 0.05,) for key, values in base.items()}
     gain = paired_gain(evaluation(0, "base", base), evaluation(1, "ema", final))
     assert gain.mean == pytest.approx(0.05)
     assert gain.stderr == pytest.approx(0.0, abs=1e-12)
@@ -98,9 +98,9 @@ def test_the_newest_evaluation_of_the_trained_policy_is_final() -> None:
 
 def test_the_selection_digest_covers_every_iteration_in_order() -> None:
     expected = hashlib.sha256(b"selection-0\nselection-1\n").hexdigest()
-    assert selection_digest([iteration(1), iteration(0)]) == expected
+    assert run_selection_digest([iteration(1), iteration(0)]) == expected
     other = replace(iteration(0), selection_digest="another")
-    assert selection_digest([other, iteration(1)]) != expected
+    assert run_selection_digest([other, iteration(1)]) != expected
 
 
 def test_undefined_rank_correlations_are_left_out_of_their_mean() -> None:
