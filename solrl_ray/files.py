@@ -1,0 +1,51 @@
+"""Whole files and folders or none: what has its final name is complete and on the disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write `content` beside `path`, flush it to the disk and rename it into place. Makes missing folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        write_synced(partial, content)
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a folder of files; `folder` appears (or is replaced) when all of it is on the disk."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    if partial.exists():
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    for name, content in contents.items():
+        write_synced(partial / name, content)
+    sync_folder(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+    sync_folder(folder.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """A rename is on the disk only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

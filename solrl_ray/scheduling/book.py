@@ -1,0 +1,189 @@
+"""The book of one iteration: units, candidates, selections and finished sample groups. Pure.
+
+Per prompt::
+
+    preview units ──fold_preview──► all in? ──► Selection ──► one full unit ──fold_full──► finished
+
+A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
+arrival order, retries and duplicates change nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.scheduling.ledger import Ledger, Outcome
+from solrl_ray.selection import PromptSelection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationPlan:
+    """What one iteration will do, before any worker exists."""
+
+    iteration: int
+    revision: int
+    prompt_ids: tuple[str, ...]
+    pool: int
+    keep: int
+    micro_batch: int
+    """Candidates per preview unit; divides `pool`."""
+
+    def preview_units(self) -> list[WorkUnit]:
+        """All preview units, prompt by prompt, so that the first prompts complete early."""
+        return [
+            WorkUnit(
+                stage="preview",
+                iteration=self.iteration,
+                revision=self.revision,
+                prompt_id=prompt_id,
+                indices=tuple(range(start, start + self.micro_batch)),
+            )
+            for prompt_id in self.prompt_ids
+            for start in range(0, self.pool, self.micro_batch)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    candidates: int
+    selections: int
+    groups: int
+    requeued: int
+    duplicates: int
+    violations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """An iteration's end."""
+
+    selections: tuple[Selection, ...]
+    """In prompt order."""
+    proxy_mean: float
+    counts: Counts
+
+
+def rewards_digest(rewards: Sequence[float]) -> str:
+    """SHA-256 of rewards as little-endian float32."""
+    return hashlib.sha256(struct.pack(f"<{len(rewards)}f", *rewards)).hexdigest()
+
+
+def group_digest(group: SampleGroup) -> str:
+    """SHA-256 of a group's latents and rewards: the bytes that the learner will see."""
+    digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards))
+    digest.update(group.latents.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class IterationBook:
+    def __init__(self, plan: IterationPlan) -> None:
+        self.plan = plan
+        self.preview = Ledger(plan.preview_units())
+        self.full = Ledger()
+        self.selections: dict[str, Selection] = {}
+        self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
+        self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
+
+    def fold_preview(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
+        """Take an explorer's answer; the prompt's Selection comes back once, with its last unit.
+
+        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward).
+        """
+        self._refuse_nonsense(result)
+        outcome = self.preview.finish(result.unit.id, rewards_digest(result.rewards))
+        if outcome is not Outcome.ACCEPTED:
+            return outcome, None
+        candidates = self._candidates[result.unit.prompt_id]
+        for index, reward in zip(result.unit.indices, result.rewards, strict=True):
+            candidates.add(index, reward)
+            self._proxy[result.unit.prompt_id][index] = reward
+        if not candidates.complete:
+            return outcome, None
+        return outcome, self._select(result.unit.prompt_id)
+
+    def fold_full(self, group: SampleGroup) -> Outcome:
+        """Take a regenerated group. Raises ValueError if it is not what the selection asked for."""
+        selection = self.selections.get(group.prompt_id)
+        if selection is None:
+            raise ValueError(f"group of prompt {group.prompt_id} came before its selection")
+        unit = self.full_unit(selection)
+        if group.indices != unit.indices or group.revision != unit.revision:
+            raise ValueError(
+                f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
+                f"expected {unit.indices} of revision {unit.revision}"
+            )
+        if not (all(math.isfinite(r) for r in group.rewards) and bool(torch.isfinite(group.latents).all())):
+            raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
+        return self.full.finish(unit.id, group_digest(group))
+
+    def full_unit(self, selection: Selection) -> WorkUnit:
+        """The regeneration of a selection, as a unit."""
+        return WorkUnit(
+            stage="full",
+            iteration=self.plan.iteration,
+            revision=self.plan.revision,
+            prompt_id=selection.prompt_id,
+            indices=tuple(c.index for c in selection.chosen),
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Every prompt explored, selected and regenerated."""
+        return self.preview.complete and self.full.complete and len(self.selections) == len(self.plan.prompt_ids)
+
+    @property
+    def proxy_mean(self) -> float:
+        """Mean proxy reward over all candidates of the iteration (summed in prompt and index order)."""
+        return float(np.mean([self._proxy[p] for p in self.plan.prompt_ids], dtype=np.float64))
+
+    def counts(self) -> Counts:
+        return Counts(
+            candidates=self.preview.done * self.plan.micro_batch,
+            selections=len(self.selections),
+            groups=self.full.done,
+            requeued=self.preview.requeued + self.full.requeued,
+            duplicates=self.preview.duplicates + self.full.duplicates,
+            violations=self.preview.violations + self.full.violations,
+        )
+
+    def close(self) -> Closed:
+        """What the iteration came to. Raises RunError if it is not complete."""
+        if not self.complete:
+            raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
+        return Closed(selections=self.ordered_selections(), proxy_mean=self.proxy_mean, counts=self.counts())
+
+    def ordered_selections(self) -> tuple[Selection, ...]:
+        """The selections made so far, in the plan's prompt order."""
+        return tuple(self.selections[p] for p in self.plan.prompt_ids if p in self.selections)
+
+    def _select(self, prompt_id: str) -> Selection:
+        best, worst = self._candidates[prompt_id].select()
+        selection = Selection(
+            iteration=self.plan.iteration,
+            revision=self.plan.revision,
+            prompt_id=prompt_id,
+            best=best,
+            worst=worst,
+        )
+        self.selections[prompt_id] = selection
+        self.full.add(self.full_unit(selection))
+        return selection
+
+    def _refuse_nonsense(self, result: UnitResult) -> None:
+        unit = result.unit
+        if (unit.iteration, unit.revision) != (self.plan.iteration, self.plan.revision):
+            raise ValueError(
+                f"{result.worker} answered unit {unit.id} with iteration {unit.iteration}, revision {unit.revision}; "
+                f"expected {self.plan.iteration}, {self.plan.revision}"
+            )
+        if len(result.rewards) != len(unit.indices) or not all(math.isfinite(r) for r in result.rewards):
+            raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {result.rewards}")

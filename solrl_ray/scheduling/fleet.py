@@ -1,0 +1,47 @@
+"""States of a worker, as a pure machine: there is no way back from DEAD, and no way past proving the weights.
+
+::
+
+    STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
+        └───────────────────┴────────lost────┴──────► DEAD
+
+A replacement is a new worker with a name of its own; it enters at STARTING and must fetch and prove its policy
+revision like everybody else before it gets work.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    STARTING = "starting"
+    STALE = "stale"
+    READY = "ready"
+    DEAD = "dead"
+
+
+_TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.STARTING, "started"): State.STALE,
+    (State.STALE, "proved"): State.READY,
+    (State.READY, "outdated"): State.STALE,
+    (State.STALE, "outdated"): State.STALE,
+    (State.STARTING, "outdated"): State.STARTING,
+    (State.STARTING, "lost"): State.DEAD,
+    (State.STALE, "lost"): State.DEAD,
+    (State.READY, "lost"): State.DEAD,
+}
+
+
+def advance(state: State, event: str) -> State:
+    """The state after `event` (``started``, ``proved``, ``outdated``, ``lost``). Raises ValueError if not allowed."""
+    try:
+        return _TRANSITIONS[state, event]
+    except KeyError:
+        raise ValueError(f"a worker that is {state.value} cannot become {event}") from None
+
+
+def replacement_name(name: str) -> str:
+    """Name of the worker that takes the place of `name`: ``explorer-2`` → ``explorer-2.1`` → ``explorer-2.2``."""
+    slot, _, generation = name.partition(".")
+    return f"{slot}.{int(generation or 0) + 1}"

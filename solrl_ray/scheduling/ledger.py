@@ -1,0 +1,108 @@
+"""Who works on what: the ledger of an iteration's units. Pure; used by the live run and by simulations alike.
+
+Life of a unit::
+
+    WAITING ──lease──► LEASED(worker) ──finish──► DONE          first result wins, whoever brings it
+       ▲                    │
+       └──────release───────┘   the worker died, hung or was drained; the unit keeps its id and goes first
+
+Invariants: a unit is leased to at most one worker at a time; a unit that is DONE never changes its result; a
+later result of a DONE unit is a duplicate, and a duplicate with other bytes is a counted violation.
+
+>>> from solrl_ray.records import WorkUnit
+>>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> ledger = Ledger([unit])
+>>> ledger.lease("explorer-0").id
+'preview/0/p/0-1'
+>>> ledger.release("explorer-0")
+('preview/0/p/0-1',)
+>>> ledger.finish(unit.id, "digest")
+<Outcome.ACCEPTED: 'accepted'>
+>>> ledger.complete
+True
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+
+from solrl_ray.records import WorkUnit
+
+
+class Outcome(Enum):
+    """What became of a result that was brought to the ledger."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"
+    VIOLATION = "violation"
+    """A duplicate whose bytes differ from the accepted result: determinism is broken somewhere."""
+
+
+class Ledger:
+    """Units of one stage, handed out in the order in which they were added; requeued ones go first."""
+
+    def __init__(self, units: Iterable[WorkUnit] = ()) -> None:
+        self._units: dict[str, WorkUnit] = {}
+        self._waiting: deque[str] = deque()
+        self._leases: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        self.requeued = 0
+        self.duplicates = 0
+        self.violations = 0
+        for unit in units:
+            self.add(unit)
+
+    def add(self, unit: WorkUnit) -> None:
+        """Take one more unit. Adding the same id again changes nothing."""
+        if unit.id not in self._units:
+            self._units[unit.id] = unit
+            self._waiting.append(unit.id)
+
+    def lease(self, worker: str) -> WorkUnit | None:
+        """The next waiting unit, now leased to `worker`; None if nothing waits."""
+        while self._waiting:
+            unit_id = self._waiting.popleft()
+            if unit_id not in self._digests:
+                self._leases[unit_id] = worker
+                return self._units[unit_id]
+        return None
+
+    def finish(self, unit_id: str, digest: str) -> Outcome:
+        """Bring a result, named by the digest of its bytes. Raises KeyError for a unit that was never planned."""
+        if unit_id not in self._units:
+            raise KeyError(f"unit {unit_id} is not in this ledger of {len(self._units)} units")
+        if unit_id in self._digests:
+            same = self._digests[unit_id] == digest
+            self.duplicates += 1
+            self.violations += not same
+            return Outcome.DUPLICATE if same else Outcome.VIOLATION
+        self._digests[unit_id] = digest
+        self._leases.pop(unit_id, None)
+        return Outcome.ACCEPTED
+
+    def release(self, worker: str) -> tuple[str, ...]:
+        """Take back what `worker` holds, because it is gone; returns the ids, now first in the queue."""
+        held = tuple(unit_id for unit_id, holder in self._leases.items() if holder == worker)
+        for unit_id in reversed(held):
+            del self._leases[unit_id]
+            self._waiting.appendleft(unit_id)
+        self.requeued += len(held)
+        return held
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    @property
+    def done(self) -> int:
+        return len(self._digests)
+
+    @property
+    def complete(self) -> bool:
+        return len(self._digests) == len(self._units)
+
+    @property
+    def leases(self) -> dict[str, str]:
+        """Unit id → worker, of the units being worked on."""
+        return dict(self._leases)

@@ -1,0 +1,117 @@
+import itertools
+import random
+
+import pytest
+import torch
+
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.scheduling.book import IterationBook, IterationPlan
+from solrl_ray.scheduling.ledger import Outcome
+
+PLAN = IterationPlan(
+    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, micro_batch=2
+)
+REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
+
+
+def result(unit: WorkUnit, worker: str = "explorer-0") -> UnitResult:
+    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+    return UnitResult(unit=unit, rewards=rewards, worker=worker, score_class="c", seconds=0.1)
+
+
+def group(selection: Selection, shift: float = 0.0) -> SampleGroup:
+    indices = tuple(c.index for c in selection.chosen)
+    latents = torch.tensor([[float(i) + shift] for i in indices])
+    return SampleGroup(
+        iteration=4,
+        revision=4,
+        prompt_id=selection.prompt_id,
+        indices=indices,
+        rewards=tuple(REWARDS[selection.prompt_id][i] for i in indices),
+        latents=latents,
+    )
+
+
+def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
+    units = PLAN.preview_units()
+    assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3
+    assert list(itertools.chain(*(u.indices for u in units[:3]))) == list(range(6))
+    assert units[1].id == "preview/4/beef/2-3"
+
+
+def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> None:
+    book = IterationBook(PLAN)
+    first, second, third, *_ = PLAN.preview_units()
+    assert book.fold_preview(result(third)) == (Outcome.ACCEPTED, None)
+    assert book.fold_preview(result(first)) == (Outcome.ACCEPTED, None)
+    outcome, selection = book.fold_preview(result(second))
+    assert outcome is Outcome.ACCEPTED
+    assert [c.index for c in selection.best] == [1, 3]
+    assert [c.index for c in selection.worst] == [0, 4]
+    assert book.full.lease("regenerator-0").indices == (1, 3, 0, 4)
+    assert not book.complete
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_arrival_order_and_duplicates_do_not_change_what_comes_out(seed: int) -> None:
+    chance = random.Random(seed)
+    arrivals = PLAN.preview_units() * 2
+    chance.shuffle(arrivals)
+    book, calm = IterationBook(PLAN), IterationBook(PLAN)
+    for number, unit in enumerate(arrivals):
+        book.fold_preview(result(unit, worker=f"explorer-{number % 3}"))
+    for unit in PLAN.preview_units():
+        calm.fold_preview(result(unit))
+    assert book.ordered_selections() == calm.ordered_selections()
+    assert book.proxy_mean == calm.proxy_mean
+    assert book.preview.duplicates == 6
+    assert [len({c.index for c in s.chosen}) for s in book.ordered_selections()] == [4, 4]
+
+
+def test_an_iteration_is_complete_when_every_group_is_regenerated() -> None:
+    book = IterationBook(PLAN)
+    for unit in PLAN.preview_units():
+        book.fold_preview(result(unit))
+    with pytest.raises(RunError, match="closed before it was complete"):
+        book.close()
+    for selection in book.ordered_selections():
+        assert book.fold_full(group(selection)) is Outcome.ACCEPTED
+        assert book.fold_full(group(selection)) is Outcome.DUPLICATE
+        assert book.fold_full(group(selection, shift=1.0)) is Outcome.VIOLATION
+    closed = book.close()
+    assert [s.prompt_id for s in closed.selections] == ["beef", "cafe"]
+    assert closed.counts.candidates == 12
+    assert closed.proxy_mean == pytest.approx((2.1 + 3.0) / 12)
+
+
+def test_nonsense_is_refused_by_name() -> None:
+    book = IterationBook(PLAN)
+    unit = PLAN.preview_units()[0]
+    stale = WorkUnit(stage="preview", iteration=4, revision=3, prompt_id="beef", indices=(0, 1))
+    with pytest.raises(ValueError, match="revision 3; expected 4, 4"):
+        book.fold_preview(result(stale))
+    for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
+        bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
+        with pytest.raises(ValueError, match="explorer-1 answered unit preview/4/beef/0-1 with rewards"):
+            book.fold_preview(bad)
+    assert book.preview.done == 0
+
+
+def test_samples_that_were_not_asked_for_are_refused() -> None:
+    book = IterationBook(PLAN)
+    for unit in PLAN.preview_units():
+        book.fold_preview(result(unit))
+    selection = book.selections["beef"]
+    reversed_group = SampleGroup(
+        iteration=4,
+        revision=4,
+        prompt_id="beef",
+        indices=tuple(c.index for c in selection.chosen)[::-1],
+        rewards=(0.0,) * 4,
+        latents=torch.zeros(4, 1),
+    )
+    with pytest.raises(ValueError, match=r"expected \(1, 3, 0, 4\) of revision 4"):
+        book.fold_full(reversed_group)
+    with pytest.raises(ValueError, match="not finite"):
+        book.fold_full(group(selection, shift=float("nan")))

@@ -1,0 +1,73 @@
+import random
+
+import pytest
+
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.ledger import Ledger, Outcome
+
+
+def unit(number: int) -> WorkUnit:
+    return WorkUnit(stage="preview", iteration=1, revision=1, prompt_id=f"p{number}", indices=(0, 1))
+
+
+def test_units_are_leased_in_the_order_they_were_planned() -> None:
+    ledger = Ledger([unit(0), unit(1), unit(2)])
+    assert [ledger.lease("a").prompt_id for _ in range(3)] == ["p0", "p1", "p2"]
+    assert ledger.lease("a") is None
+
+
+def test_a_lost_workers_units_keep_their_ids_and_their_order_and_go_first() -> None:
+    ledger = Ledger([unit(n) for n in range(4)])
+    held = [ledger.lease("a"), ledger.lease("b"), ledger.lease("a")]
+    assert ledger.release("a") == (held[0].id, held[2].id)
+    assert [ledger.lease("c").prompt_id for _ in range(3)] == ["p0", "p2", "p3"]
+    assert ledger.requeued == 2
+
+
+def test_the_first_result_wins_and_equal_duplicates_fold_away() -> None:
+    ledger = Ledger([unit(0)])
+    ledger.lease("a")
+    assert ledger.finish(unit(0).id, "x") is Outcome.ACCEPTED
+    assert ledger.finish(unit(0).id, "x") is Outcome.DUPLICATE
+    assert ledger.finish(unit(0).id, "y") is Outcome.VIOLATION
+    assert (ledger.done, ledger.duplicates, ledger.violations) == (1, 2, 1)
+
+
+def test_a_result_that_arrives_after_its_worker_was_given_up_is_accepted_once() -> None:
+    ledger = Ledger([unit(0)])
+    ledger.lease("a")
+    ledger.release("a")
+    assert ledger.finish(unit(0).id, "x") is Outcome.ACCEPTED
+    assert ledger.lease("b") is None
+    assert ledger.complete
+
+
+def test_a_unit_that_was_never_planned_is_refused() -> None:
+    with pytest.raises(KeyError, match="is not in this ledger of 1 units"):
+        Ledger([unit(0)]).finish(unit(7).id, "x")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_dies_every_unit_is_done_exactly_once(seed: int) -> None:
+    chance = random.Random(seed)
+    ledger = Ledger([unit(n) for n in range(30)])
+    holding: dict[str, list[WorkUnit]] = {}
+    accepted: list[str] = []
+    for _ in range(10_000):
+        if ledger.complete:
+            break
+        worker = f"w{chance.randrange(4)}"
+        action = chance.random()
+        if action < 0.5 and (leased := ledger.lease(worker)):
+            holding.setdefault(worker, []).append(leased)
+        elif action < 0.85 and holding.get(worker):
+            done = holding[worker].pop(0)
+            if ledger.finish(done.id, done.id) is Outcome.ACCEPTED:
+                accepted.append(done.id)
+        elif action >= 0.85:
+            ledger.release(worker)
+            if chance.random() < 0.5:  # really dead; otherwise merely given up, and its answers still arrive
+                holding.pop(worker, None)
+    assert ledger.complete
+    assert sorted(accepted) == sorted(unit(n).id for n in range(30))
+    assert ledger.violations == 0
