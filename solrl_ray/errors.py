@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend. Each message is one sentence that names the key, the file and the value."""
+"""What can go wrong, by whom it is to be mended. A message is one sentence naming key, file and value."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
+from solrl_ray.files import replace_file
 
 FILE = "pytorch_lora_weights.safetensors"
 """The name that `load_lora_weights` looks for in a folder."""
@@ -32,15 +32,8 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> Path:
     adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
     header = {PREFIX + name: value for name, value in adapter.items()}
     content = save(tensors, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(header, sort_keys=True)})
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / FILE
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
-    return file
+    replace_file(folder / FILE, content)
+    return folder / FILE
 
 
 def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
