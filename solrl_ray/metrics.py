@@ -1,4 +1,4 @@
-"""What a run measures: one line of ``metrics.jsonl`` per record, read again by the report, and the live progress."""
+"""What a run measures: one line of ``metrics.jsonl`` per record, and the progress of a live run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EvaluationMetrics:
     """Prompt id → rewards of its fixed addresses."""
     seconds: float
     captions: dict[str, str] = field(default_factory=dict)
-    """Prompt id → text, at least of the prompts whose pictures are kept: the report shows them under the images."""
+    """Prompt id → text, at least of the prompts whose pictures are kept; the report shows them."""
     event: str = field(default="evaluation", init=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Progress:
     """The one under way, 0-based; `iterations` when all are done."""
     iterations: int
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Stage name (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""
+    """Stage (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""
     train_rewards: tuple[float, ...] = ()
     """Mean full-precision reward per finished iteration."""
     heldout: tuple[tuple[int, str, float, float], ...] = ()
