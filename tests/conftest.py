@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from solrl_ray.config.schema import Config
 from tests import tiny
+from tests.small import small_config
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +23,31 @@ def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a CLIPModel with tokenizer and image processor."""
     return tiny.build_clip(tmp_path_factory.mktemp("tiny") / "clip")
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
+        object_store_memory=200_000_000,
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def calm(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A finished, undisturbed run with one explorer: what every disturbed one must equal."""
+    from actors import commands
+
+    config = small_config(tmp_path_factory.mktemp("calm"), "calm")
+    commands.train(config, live=False)
+    return config

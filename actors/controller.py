@@ -1,0 +1,181 @@
+"""The controller: sequences a run. One page to read; every decision is made elsewhere.
+
+::
+
+    evaluate base ─► iteration: choose prompts ─► embed ─► explore ∥ select ∥ regenerate ─► learn ─► checkpoint
+                        ▲                                                                              │
+                        └──────────────────────────── publish revision + 1 ◄───────────────────────────┘
+                  ─► evaluate EMA ─► LoRA file, summary, report
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from actors import waiting
+from actors.evaluator import Evaluator
+from actors.fleet import Fleet
+from actors.learner import LearnerGroup
+from actors.roles import Roles, Stage
+from actors.rollout import RolledOut, Rollout
+from actors.telemetry import Telemetry
+from solrl_ray import report
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.metrics import Progress
+from solrl_ray.policy.saving import save_lora
+from solrl_ray.prompts import choose, read_prompts
+from solrl_ray.records import Prompt
+from solrl_ray.resuming import resume_point
+from solrl_ray.revisions.store import RevisionStore
+from solrl_ray.run_folder import RunFolder
+from solrl_ray.run_metrics import iteration_metrics
+from solrl_ray.scheduling.book import IterationPlan
+
+REVISIONS_KEPT = 2
+
+
+class Controller:
+    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+        self._config = config
+        self._folder = RunFolder(folder)
+        self._telemetry = Telemetry(config, self._folder)
+        self._stage = Stage(config, folder, roles)
+        self._store = RevisionStore(folder / "revisions")
+        self._train = read_prompts(config.prompts.train)
+        self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+        self._embeddings: dict[str, Any] = {}
+
+    def progress(self) -> Progress:
+        """A snapshot; answers from another thread while `run` is at work."""
+        return self._telemetry.progress()
+
+    def run(self) -> None:
+        """Train from where the run folder ends to `run.iterations`, and write everything a user takes home."""
+        started = time.monotonic()
+        self._folder.lock(seconds=30.0)
+        point = resume_point(self._folder)
+        self._telemetry.resume(point.iterations, point.evaluations)
+        self._open(point)
+        if not self._evaluated("base", 0) and point.updates == 0:
+            self._evaluate_start()
+        for iteration in range(point.updates, self._config.run.iterations):
+            self._iterate(iteration)
+            self._evaluate_on_the_way(iteration + 1)
+        self._finish(point.seconds + time.monotonic() - started)
+
+    def _open(self, point: Any) -> None:
+        """Spawn every actor at once, then wait for those that the first step needs."""
+        self._telemetry.state("starting workers")
+        self._selector = self._stage.selector()
+        self._encoder = self._stage.encoder()
+        self._fleet = Fleet(self._config, self._stage, self._telemetry)
+        self._fleet.open()
+        self._learners = LearnerGroup(self._stage.learner, self._config)
+        self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
+        self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)
+        self._probe = self._embed(self._heldout[:1])[self._heldout[0].id]
+        self._learners.start(point.state)
+        self._publish(point.updates)
+
+    def _iterate(self, iteration: int) -> None:
+        config, began = self._config, time.monotonic()
+        self._telemetry.begin_iteration(iteration)
+        self._telemetry.state("exploring")
+        prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
+        embeddings = self._embed(prompts)
+        plan = IterationPlan(
+            iteration=iteration,
+            revision=iteration,
+            prompt_ids=tuple(prompt.id for prompt in prompts),
+            pool=config.rollout.pool,
+            keep=config.rollout.keep,
+            micro_batch=config.rollout.preview.micro_batch,
+        )
+        rolled = self._rollout.run(plan, prompts, embeddings)
+        self._telemetry.state("learning")
+        learning = time.monotonic()
+        update = self._learners.update(iteration, rolled.groups, [embeddings[p.id] for p in prompts])
+        seconds = {"learn": time.monotonic() - learning, "total": time.monotonic() - began}
+        self._commit(iteration, rolled, update, seconds)
+
+    def _commit(
+        self, iteration: int, rolled: RolledOut, update: UpdateMetrics, seconds: dict[str, float]
+    ) -> None:
+        """Metrics first, then the checkpoint, which makes the iteration count; then the next revision."""
+        self._telemetry.state("writing the checkpoint")
+        state = self._learners.state()
+        metrics = iteration_metrics(
+            self._config,
+            iteration=iteration,
+            closed=rolled.closed,
+            rewards=rolled.rewards,
+            update=update,
+            seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
+            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
+            factors=state.default,
+        )
+        self._telemetry.iteration(metrics)
+        state.save(self._folder.checkpoint(iteration + 1))
+        self._folder.prune(keep=self._config.checkpoints.keep)
+        self._publish(iteration + 1)
+
+    def _publish(self, updates: int) -> None:
+        """Make revision `updates` of the sampling policy, store it, and have both pools load it."""
+        self._telemetry.state(f"publishing revision {updates}")
+        revision = self._learners.revision("old")
+        self._store.save(revision)
+        self._store.prune(keep=REVISIONS_KEPT)
+        self._fleet.publish(self._fleet.explorers, revision, self._probe)
+        self._fleet.publish(self._fleet.regenerators, revision, self._probe)
+
+    # Evaluation
+
+    def _evaluate_start(self) -> None:
+        """Revision 0 is the base model: LoRA's B is zero."""
+        embeddings = self._embed(self._heldout)
+        if self._config.evaluation.reference:
+            self._evaluator.run("real", 0, self._heldout, {})
+        self._evaluator.run("base", 0, self._heldout, embeddings)
+
+    def _evaluate_on_the_way(self, updates: int) -> None:
+        every = self._config.evaluation.every
+        if every and updates % every == 0 and updates < self._config.run.iterations:
+            self._evaluate_ema(updates)
+            self._publish(updates)
+
+    def _evaluate_ema(self, updates: int) -> None:
+        if not self._evaluated("ema", updates):
+            self._fleet.publish(self._fleet.regenerators, self._learners.revision("ema"), self._probe)
+            self._evaluator.run("ema", updates, self._heldout, self._embed(self._heldout))
+
+    def _evaluated(self, policy: str, updates: int) -> bool:
+        return any(e.policy == policy and e.iteration == updates for e in self._telemetry.evaluations)
+
+    # The end, and what is shared
+
+    def _finish(self, seconds: float) -> None:
+        self._evaluate_ema(self._config.run.iterations)
+        self._telemetry.state("writing the report")
+        save_lora(self._folder.path / "lora", self._learners.factors("ema"), self._config.model.lora)
+        summary = report.summarize(
+            self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds
+        )
+        report.write_summary(self._folder.path, summary)
+        self._telemetry.close()
+        report.build(self._folder.path)
+        self._telemetry.state("done")
+
+    def _embed(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""
+        self._embeddings = {p.id: ref for p in prompts if (ref := self._embeddings.get(p.id)) is not None}
+        missing = [p for p in prompts if p.id not in self._embeddings]
+        if missing:
+            refs = self._encoder.embed.options(num_returns=len(missing)).remote(missing)
+            refs = [refs] if len(missing) == 1 else refs
+            waiting.get(list(refs), what="encoding prompts", seconds=self._config.fleet.deadlines.start)
+            self._embeddings |= {p.id: ref for p, ref in zip(missing, refs, strict=True)}
+        return dict(self._embeddings)

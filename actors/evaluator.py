@@ -1,0 +1,85 @@
+"""Held-out evaluation on the regenerators: fixed prompts, fixed addresses, whatever policy they hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from actors.fleet import Fleet
+from actors.pool import Done
+from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Config
+from solrl_ray.evaluation import evaluation_metrics, evaluation_units
+from solrl_ray.metrics import EvaluationMetrics
+from solrl_ray.records import Prompt
+from solrl_ray.report.grids import save_pictures
+from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.ledger import Ledger
+
+
+class Evaluator:
+    def __init__(self, config: Config, fleet: Fleet, folder: RunFolder, telemetry: Telemetry) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._folder = folder
+        self._telemetry = telemetry
+
+    def run(
+        self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]
+    ) -> EvaluationMetrics:
+        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` reference pictures.
+
+        Args:
+            updates: updates done so far; also the revision that the regenerators hold.
+            embeddings: prompt id → reference of its embedding.
+        """
+        started = time.monotonic()
+        self._telemetry.state(f"evaluating {policy}")
+        by_id = {prompt.id: prompt for prompt in prompts}
+        ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, revision=updates))
+        pool = self._fleet.regenerators
+        rewards: dict[str, tuple[float, ...]] = {}
+        images: dict[str, torch.Tensor] = {}
+        while not ledger.complete:
+            for worker in pool.slots():
+                unit = ledger.lease(worker)
+                if unit is None:
+                    break
+                prompt = by_id[unit.prompt_id]
+                if policy == "real":
+                    pool.give(worker, unit, "score_reference", unit, prompt)
+                else:
+                    pool.give(worker, unit, "evaluate", unit, prompt, embeddings[unit.prompt_id])
+            for event in self._fleet.events(seconds=1.0):
+                if not isinstance(event, Done):
+                    ledger.release(event.worker)
+                    continue
+                ledger.finish(event.unit.id, repr(event.value.rewards))
+                rewards[event.unit.prompt_id] = event.value.rewards
+                images[event.unit.prompt_id] = event.value.images
+            self._telemetry.stage("evaluate", ledger.done, len(ledger))
+        metrics = evaluation_metrics(
+            {prompt.id: rewards[prompt.id] for prompt in prompts},
+            updates=updates,
+            policy=policy,
+            seconds=time.monotonic() - started,
+            captions={p.id: p.text for p in self._pictured(prompts)},
+        )
+        self._keep(metrics, images, self._pictured(prompts))
+        return metrics
+
+    def _pictured(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        return prompts[: self._config.evaluation.pictures]
+
+    def _keep(
+        self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
+    ) -> None:
+        """Write the pictures first: metrics that are there have their pictures."""
+        folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
+        pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
+        save_pictures(folder, pictures)
+        self._folder.save_evaluation(metrics)
+        self._telemetry.evaluation(metrics, [list(images[p.id]) for p in pictured])

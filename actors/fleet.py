@@ -1,0 +1,77 @@
+"""Both pools together: who is there, what they hold, and the proofs that they hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from actors import waiting
+from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Started
+from actors.roles import Stage
+from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.revisions.payload import Revision
+from solrl_ray.revisions.receipts import ReceiptBook
+
+
+class Fleet:
+    def __init__(self, config: Config, stage: Stage, telemetry: Telemetry) -> None:
+        self._config = config
+        self._telemetry = telemetry
+        self._receipts = ReceiptBook()
+        budget = Budget(config.fleet.max_replacements)
+        self.explorers = self._pool(stage.explorer, config.fleet.deadlines.preview, budget)
+        self.regenerators = self._pool(stage.regenerator, config.fleet.deadlines.full, budget)
+
+    def open(self) -> None:
+        """Spawn every worker; nobody is waited for."""
+        for index in range(self._config.fleet.explorers.count):
+            self.explorers.open(f"explorer-{index}")
+        for index in range(self._config.fleet.regenerators.count):
+            self.regenerators.open(f"regenerator-{index}")
+
+    def publish(self, pool: Pool, revision: Revision, probe: Any) -> None:
+        """Have a pool load `revision`; each worker counts again only after its receipt.
+
+        Args:
+            probe: reference of the prompt embedding of the probe forward.
+        """
+        self._receipts.expect(revision)
+        payload = ray.put(revision.to_bytes())
+        pool.publish(revision.name, lambda handle: handle.load_revision.remote(payload, probe))
+
+    def events(self, *, seconds: float) -> list[Done | Lost]:
+        """What happened in both pools, waiting at most `seconds` for something to.
+
+        Raises:
+            RunError: receipts that disagree, all replacements used up, a worker's own error, or nobody at work.
+        """
+        refs = self.explorers.refs() + self.regenerators.refs()
+        if not refs:
+            raise RunError("no worker has a call in flight, yet the work is not done")
+        ready = set(waiting.first_ready(refs, seconds=seconds))
+        happened: list[Event] = self.explorers.settle(ready) + self.regenerators.settle(ready)
+        for event in happened:
+            self._note(event)
+        self._telemetry.workers(self.explorers.states() | self.regenerators.states())
+        return [event for event in happened if isinstance(event, Done | Lost)]
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._telemetry.attested(event.attestation)
+        elif isinstance(event, Loaded):
+            self._receipts.check(event.receipt)
+        elif isinstance(event, Lost):
+            self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
+
+    def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
+        return Pool(
+            spawn,
+            unit_seconds=unit_seconds,
+            credit=self._config.fleet.credit,
+            deadlines=self._config.fleet.deadlines,
+            budget=budget,
+        )

@@ -1,0 +1,128 @@
+"""The learner group: one actor a rank around `solrl_ray.learning.Learner`, called once an iteration."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import ray
+
+from actors import waiting
+from actors.devices import prepare
+from solrl_ray import models
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.learning.engine import free_port, process_group
+from solrl_ray.learning.learner import Learner, UpdateMetrics
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.policy.digest import lora_digest
+
+Policy = Literal["old", "ema", "default"]
+
+
+class LearnerRank:
+    def __init__(self, config: Config, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._device = prepare(config.fleet.learners)
+        self._model = models.load(config.model, self._device, components={"transformer"})
+        self._learner: Learner | None = None
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 can be met: this node's IP and a free port."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def host(self) -> str:
+        return socket.gethostname()
+
+    def join(self, address: str, port: int, one_host: bool) -> None:
+        """Join the process group and build the learner at revision 0. Returns when all ranks have."""
+        world_size = self._config.learner.world_size
+        process_group(
+            self._rank,
+            world_size,
+            address,
+            port,
+            device=self._device,
+            timeout=self._config.fleet.deadlines.update,
+            one_host=one_host,
+        )
+        self._learner = Learner(self._config, self._model, self._rank, world_size)
+
+    def load(self, state: LearnerState) -> None:
+        self._joined.load(state)
+
+    def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
+        """One update on sample groups in prompt order; groups and embeddings come by reference."""
+        seconds = self._config.fleet.deadlines.selector
+        what = f"fetching the samples of iteration {iteration}"
+        fetched = waiting.get(groups, what=what, seconds=seconds)
+        prompts = {e.prompt_id: e for e in waiting.get(embeddings, what=what, seconds=seconds)}
+        return self._joined.update(iteration, fetched, prompts)
+
+    def state(self) -> LearnerState | None:
+        """The whole state, from rank 0; collective."""
+        state = self._joined.state()
+        return state if self._rank == 0 else None
+
+    def factors(self, policy: Policy) -> tuple[dict[str, Any], str]:
+        """A policy's LoRA factors and their digest."""
+        factors = self._joined.factors(policy)
+        return factors, lora_digest(factors)
+
+    @property
+    def _joined(self) -> Learner:
+        if self._learner is None:
+            raise RunError(f"learner rank {self._rank} was used before it joined its group")
+        return self._learner
+
+
+class LearnerGroup:
+    """The controller's side of the group: calls every rank, waits for all, loses all if one is lost."""
+
+    def __init__(self, spawn: Callable[[int], Any], config: Config) -> None:
+        self._config = config
+        self._ranks = [spawn(rank) for rank in range(config.learner.world_size)]
+
+    def start(self, state: LearnerState | None) -> None:
+        """Bring the ranks together, at `state` or at revision 0."""
+        seconds = self._config.fleet.deadlines.start
+        hosts = waiting.get(
+            [rank.host.remote() for rank in self._ranks], what="the start of the learners", seconds=seconds
+        )
+        address, port = waiting.get(
+            self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds
+        )
+        self._all("join", address, port, len(set(hosts)) == 1, seconds=seconds)
+        if state is not None:
+            self._all("load", ray.put(state), seconds=seconds)
+
+    def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
+        """One update; returns rank 0's metrics."""
+        results = self._all(
+            "update", iteration, list(groups), list(embeddings), seconds=self._config.fleet.deadlines.update
+        )
+        metrics: UpdateMetrics = results[0]
+        return metrics
+
+    def state(self) -> LearnerState:
+        state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
+        return state
+
+    def factors(self, policy: Policy) -> tuple[Mapping[str, Any], str]:
+        seconds = self._config.fleet.deadlines.publish
+        found: tuple[Mapping[str, Any], str] = waiting.get(
+            self._ranks[0].factors.remote(policy), what=f"the factors of {policy}", seconds=seconds
+        )
+        return found
+
+    @property
+    def publisher(self) -> Any:
+        """The rank that builds revisions."""
+        return self._ranks[0]
+
+    def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+        refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+        results: list[Any] = waiting.get(refs, what=f"{method} of the learner group", seconds=seconds)
+        return results

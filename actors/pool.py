@@ -1,0 +1,224 @@
+"""A pool of workers of one role: calls in flight, their deadlines, and replacing whoever is lost.
+
+Pure bookkeeping over actor handles; who gets which unit is the ledger's business. One worker's life is
+`scheduling.fleet`; its calls queue on the actor in order, so a revision sent before a unit is loaded before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from actors import waiting
+from solrl_ray.config.schema import Deadlines
+from solrl_ray.errors import RunError
+from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.scheduling.fleet import State, advance, replacement_name
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    worker: str
+    attestation: Attestation
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    worker: str
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    worker: str
+    unit: WorkUnit
+    value: Any
+    """The answer; its small part, if the call returns two."""
+    large: Any = None
+    """Reference of the large part of an answer, which stays where it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    worker: str
+    reason: str
+    replacement: str
+
+
+Event = Started | Loaded | Done | Lost
+
+
+@dataclass(slots=True)
+class _Call:
+    kind: str
+    deadline: float
+    seconds: float
+    unit: WorkUnit | None = None
+    publication: str = ""
+    large: Any = None
+
+
+@dataclass(slots=True)
+class _Member:
+    handle: Any
+    state: State = State.STARTING
+    calls: dict[Any, _Call] = field(default_factory=dict)
+
+    @property
+    def units(self) -> int:
+        return sum(call.kind == "unit" for call in self.calls.values())
+
+
+class Budget:
+    """Replacements left in this run, over all pools: a fleet that keeps dying is a diagnosis, not a retry."""
+
+    def __init__(self, replacements: int) -> None:
+        self.left = self.total = replacements
+
+    def spend(self, worker: str, reason: str) -> None:
+        if self.left == 0:
+            raise RunError(
+                f"{worker} was lost ({reason}) and all {self.total} replacements of fleet.max_replacements are used"
+            )
+        self.left -= 1
+
+
+class Pool:
+    def __init__(
+        self,
+        spawn: Callable[[str], Any],
+        *,
+        unit_seconds: float,
+        credit: int,
+        deadlines: Deadlines,
+        budget: Budget,
+    ) -> None:
+        """
+        Args:
+            spawn: makes the actor of a given name and returns its handle without waiting for it.
+            unit_seconds: deadline of one unit.
+            credit: units in flight per worker.
+        """
+        self._spawn = spawn
+        self._unit_seconds = unit_seconds
+        self._credit = credit
+        self._deadlines = deadlines
+        self._budget = budget
+        self._members: dict[str, _Member] = {}
+        self._publication: tuple[str, Callable[[Any], Any]] | None = None
+
+    def open(self, name: str) -> None:
+        """Add a worker: it starts, attests, then loads the present revision."""
+        member = _Member(self._spawn(name))
+        self._members[name] = member
+        self._call(member, member.handle.start.remote(), "start", self._deadlines.start)
+
+    def publish(self, name: str, load: Callable[[Any], Any]) -> None:
+        """Have everybody load the weights called `name` after the units they hold; `load(handle)` makes the call."""
+        self._publication = (name, load)
+        for member in self._members.values():
+            member.state = advance(member.state, "outdated")
+            if member.state is State.STALE:
+                self._load(member)
+
+    def slots(self) -> list[str]:
+        """Names of workers that may take a unit, one entry per free slot, least busy first."""
+        free = [
+            (taken, name)
+            for name, member in self._members.items()
+            if member.state is State.READY
+            for taken in range(member.units, self._credit)
+        ]
+        return [name for _, name in sorted(free)]
+
+    def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any, parts: int = 1) -> None:
+        """Send a unit: call `method` on the worker; with 2 `parts` it returns a small and a large one."""
+        member = self._members[worker]
+        refs = getattr(member.handle, method).options(num_returns=parts).remote(*arguments)
+        small, large = refs if parts == 2 else (refs, None)
+        seconds = self._unit_seconds * (member.units + 1)
+        self._call(member, small, "unit", seconds, unit=unit, large=large)
+
+    def refs(self) -> list[Any]:
+        """References of all calls in flight."""
+        return [ref for member in self._members.values() for ref in member.calls]
+
+    def settle(self, ready: set[Any]) -> list[Event]:
+        """What the `ready` references and passed deadlines mean. Raises the workers' own errors."""
+        events: list[Event] = []
+        now = time.monotonic()
+        for name, member in list(self._members.items()):
+            for ref in [ref for ref in member.calls if ref in ready]:
+                events.append(self._settle(name, member, ref))
+                if member.state is State.DEAD:
+                    break
+            overdue = [call for call in member.calls.values() if now > call.deadline]
+            if member.state is not State.DEAD and overdue:
+                call = overdue[0]
+                what = call.unit.id if call.unit else call.kind
+                events.append(self._lose(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
+        return events
+
+    def states(self) -> dict[str, str]:
+        """Worker → what it does, in words."""
+        shown = {}
+        for name, member in self._members.items():
+            units = [call.unit for call in member.calls.values() if call.unit]
+            shown[name] = f"{units[0].stage} {units[0].prompt_id[:6]}" if units else member.state.value
+        return shown
+
+    @property
+    def ready(self) -> int:
+        return sum(member.state is State.READY for member in self._members.values())
+
+    @property
+    def size(self) -> int:
+        return len(self._members)
+
+    @property
+    def handles(self) -> dict[str, Any]:
+        return {name: member.handle for name, member in self._members.items()}
+
+    def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
+        member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
+
+    def _load(self, member: _Member) -> None:
+        if self._publication is not None:
+            name, load = self._publication
+            seconds = self._deadlines.publish + self._unit_seconds * member.units
+            self._call(member, load(member.handle), "load", seconds, publication=name)
+
+    def _settle(self, name: str, member: _Member, ref: Any) -> Event:
+        call = member.calls.pop(ref)
+        try:
+            # A large second part stays where it is; only the small answer is brought here.
+            value = ray.get(ref, timeout=self._deadlines.selector)
+        except waiting.LOST as error:
+            return self._lose(name, member, waiting.first_line(error))
+        except RayTaskError as error:
+            raise waiting.translated(error, f"{call.unit.id if call.unit else call.kind} on {name}") from error
+        if call.kind == "start":
+            member.state = advance(member.state, "started")
+            self._load(member)
+            return Started(name, value)
+        if call.kind == "load":
+            latest = self._publication is not None and self._publication[0] == call.publication
+            if latest and member.state is State.STALE:
+                member.state = advance(member.state, "proved")
+            return Loaded(name, value)
+        assert call.unit is not None
+        return Done(name, call.unit, value, call.large)
+
+    def _lose(self, name: str, member: _Member, reason: str) -> Lost:
+        member.state = advance(member.state, "lost")
+        del self._members[name]
+        ray.kill(member.handle, no_restart=True)
+        self._budget.spend(name, reason)
+        replacement = replacement_name(name)
+        self.open(replacement)
+        return Lost(name, reason, replacement)

@@ -1,0 +1,101 @@
+"""A regenerator: replays chosen seeds in full precision and scores them again. Only its samples are learned from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from actors.devices import prepare
+from actors.weights import WeightHolder
+from solrl_ray import models, rewards
+from solrl_ray.config.schema import Config
+from solrl_ray.evaluation import reference_pictures
+from solrl_ray.quantization import attestation
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, WorkUnit
+from solrl_ray.rollout import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """The small part of a regenerated group, for the controller."""
+
+    prompt_id: str
+    rewards: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    unit: WorkUnit
+    rewards: tuple[float, ...]
+    images: torch.Tensor
+    """float32 [n, 3, H, W] in [0, 1]."""
+
+
+class Regenerator:
+    def __init__(self, name: str, config: Config) -> None:
+        self._name = name
+        self._config = config
+        worker = config.fleet.regenerators
+        self._device = prepare(worker)
+        self._model = models.load(config.model, self._device, components={"transformer", "vae"})
+        self._reward = rewards.load(config.rewards, self._device)
+        rollout, evaluation = config.rollout, config.evaluation
+        self._tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
+        self._score_class = attestation.score_class(
+            self._device, self._tier, micro_batch=rollout.full.micro_batch, threads=worker.threads
+        )
+        self._weights = WeightHolder(name, "regenerator", config, self._model, self._score_class)
+        self._full = Sampler(
+            config, self._model, self._reward, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch
+        )
+        self._evaluate = Sampler(
+            config, self._model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples
+        )
+
+    def start(self) -> Attestation:
+        """Say what really runs (design law 5)."""
+        return Attestation(
+            worker=self._name,
+            device=attestation.device_name(self._device),
+            tier=self._tier,
+            score_class=self._score_class,
+            checks={"weights": f"{next(self._model.transformer.parameters()).dtype}, nothing quantised"},
+        )
+
+    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
+        """Merge a revision into the weights, in place, and prove it."""
+        return self._weights.load(payload, probe)
+
+    def regenerate(
+        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
+    ) -> tuple[GroupReport, SampleGroup]:
+        """Replay a selection's seeds with the current revision, which must be the unit's."""
+        started = time.perf_counter()
+        self._weights.check(unit)
+        sampled = self._full(unit, prompt, embedding)
+        group = SampleGroup(
+            iteration=unit.iteration,
+            revision=unit.revision,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=tuple(sampled.rewards.tolist()),
+            latents=sampled.latents,
+            seconds=time.perf_counter() - started,
+            worker=self._name,
+        )
+        return GroupReport(prompt_id=group.prompt_id, rewards=group.rewards, seconds=group.seconds), group
+
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Evaluated:
+        """Score the loaded policy at a prompt's fixed evaluation addresses."""
+        self._weights.check(unit)
+        sampled = self._evaluate(unit, prompt, embedding)
+        return Evaluated(unit=unit, rewards=tuple(sampled.rewards.tolist()), images=sampled.images)
+
+    def score_reference(self, unit: WorkUnit, prompt: Prompt) -> Evaluated:
+        """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
+        images = reference_pictures(self._config, unit, prompt)
+        scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
+        return Evaluated(unit=unit, rewards=tuple(scores.float().cpu().tolist()), images=images)

@@ -1,0 +1,132 @@
+"""One iteration's rollout: hand out preview units, select, regenerate; prompt groups move on one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from actors import waiting
+from actors.fleet import Fleet
+from actors.pool import Done, Lost
+from actors.selector import Closed, Opened
+from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Config
+from solrl_ray.records import Prompt
+from solrl_ray.scheduling.book import IterationPlan
+
+
+@dataclass(slots=True)
+class StageClock:
+    """Wall time from the first hand-out of a stage to its last result, and the sum of its workers' seconds."""
+
+    first: float | None = None
+    last: float = 0.0
+    busy: float = 0.0
+
+    def start(self) -> None:
+        self.first = time.monotonic() if self.first is None else self.first
+
+    def stop(self, seconds: float) -> None:
+        self.last = time.monotonic()
+        self.busy += seconds
+
+    @property
+    def wall(self) -> float:
+        return 0.0 if self.first is None else max(0.0, self.last - self.first)
+
+
+@dataclass(slots=True)
+class RolledOut:
+    """A finished rollout."""
+
+    closed: Closed
+    groups: list[Any]
+    """References of the sample groups, in prompt order."""
+    rewards: list[tuple[float, ...]]
+    """Full-precision rewards of each group, in prompt order and selection order."""
+    clocks: dict[str, StageClock] = field(default_factory=dict)
+
+
+class Rollout:
+    def __init__(self, config: Config, fleet: Fleet, selector: Any, telemetry: Telemetry) -> None:
+        self._config = config
+        self._fleet = fleet
+        self._selector = selector
+        self._telemetry = telemetry
+        self._seconds = config.fleet.deadlines.selector
+
+    def run(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> RolledOut:
+        """Explore, select and regenerate every prompt of the plan.
+
+        Args:
+            embeddings: prompt id → reference of its embedding.
+        """
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._embeddings = embeddings
+        self._clocks = {"explore": StageClock(), "regenerate": StageClock()}
+        self._waiting = {"preview": True, "full": True}
+        opened: Opened = self._ask("open", plan)
+        self._groups = {group.prompt_id: ray.put(group) for group in opened.groups}
+        self._rewards = {group.prompt_id: group.rewards for group in opened.groups}
+        self._candidates, self._pool_size = opened.candidates, plan.pool * len(prompts)
+        self._show()
+        while len(self._groups) < len(prompts):
+            self._hand_out()
+            for event in self._fleet.events(seconds=1.0):
+                self._take(event)
+            self._show()
+        order = plan.prompt_ids
+        return RolledOut(
+            closed=self._ask("close"),
+            groups=[self._groups[p] for p in order],
+            rewards=[self._rewards[p] for p in order],
+            clocks=self._clocks,
+        )
+
+    def _hand_out(self) -> None:
+        """Fill every free slot. The flags spare the selector questions whose answer is known to be nothing."""
+        explorers, regenerators = self._fleet.explorers, self._fleet.regenerators
+        for stage, clock, pool in (("preview", "explore", explorers), ("full", "regenerate", regenerators)):
+            slots = pool.slots() if self._waiting[stage] else []
+            if not slots:
+                continue
+            leases = self._ask("lease", stage, slots)
+            self._waiting[stage] = len(leases) == len(slots)
+            for worker, unit in leases:
+                self._clocks[clock].start()
+                prompt, embedding = self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id]
+                if stage == "preview":
+                    pool.give(worker, unit, "explore", unit, prompt, embedding)
+                else:
+                    pool.give(worker, unit, "regenerate", unit, prompt, embedding, parts=2)
+
+    def _take(self, event: Done | Lost) -> None:
+        if isinstance(event, Lost):
+            requeued = self._ask("release", event.worker)
+            self._waiting = {"preview": True, "full": True}
+            if requeued:
+                self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
+        elif event.unit.stage == "preview":
+            result = event.value
+            self._clocks["explore"].stop(result.seconds)
+            self._candidates += len(result.rewards)
+            if self._ask("fold", result) is not None:
+                self._waiting["full"] = True
+        else:
+            report, group = event.value, event.large
+            self._ask("store", group)  # by reference: the samples go from the regenerator to the selector
+            self._clocks["regenerate"].stop(report.seconds)
+            self._groups[report.prompt_id] = group
+            self._rewards[report.prompt_id] = report.rewards
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        ref = getattr(self._selector, method).remote(*arguments)
+        return waiting.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
+
+    def _show(self) -> None:
+        self._telemetry.stage("explore", self._candidates, self._pool_size)
+        self._telemetry.stage("regenerate", len(self._groups), len(self._prompts))

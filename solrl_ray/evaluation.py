@@ -1,0 +1,71 @@
+"""Held-out evaluation: which units it has, the metrics of a finished one, and real pictures to compare with."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.metrics import EvaluationMetrics
+from solrl_ray.records import Address, Prompt, WorkUnit
+from solrl_ray.rollout import addresses
+
+
+def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, revision: int) -> list[WorkUnit]:
+    """One unit per prompt: its fixed addresses, the same for every policy and iteration."""
+    indices = tuple(range(config.evaluation.samples))
+    return [
+        WorkUnit(stage="evaluate", iteration=updates, revision=revision, prompt_id=prompt.id, indices=indices)
+        for prompt in prompts
+    ]
+
+
+def evaluation_metrics(
+    rewards: Mapping[str, tuple[float, ...]],
+    *,
+    updates: int,
+    policy: str,
+    seconds: float,
+    captions: dict[str, str],
+) -> EvaluationMetrics:
+    """Mean and standard error over prompts of the per-prompt mean rewards.
+
+    Args:
+        rewards: prompt id → rewards of its addresses.
+    """
+    means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
+    stderr = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
+    return EvaluationMetrics(
+        iteration=updates,
+        policy=policy,
+        reward_mean=float(means.mean()),
+        reward_stderr=stderr,
+        rewards=dict(rewards),
+        seconds=seconds,
+        captions=captions,
+    )
+
+
+def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.Tensor:
+    """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
+
+    Raises:
+        UserError: `evaluation.reference` cannot be imported.
+    """
+    draw = _callable(config.evaluation.reference)
+    pictures = [torch.as_tensor(draw(prompt.text, a)) for a in addresses(unit, config.run.seed)]
+    return torch.stack(pictures).float()
+
+
+def _callable(path: str) -> Callable[[str, Address], torch.Tensor]:
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[[str, Address], torch.Tensor] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"evaluation.reference is {path!r}, which cannot be imported: {error}") from None
+    return found

@@ -1,0 +1,62 @@
+"""The metrics record of a finished iteration, from what the stages reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from solrl_ray.config.schema import Config
+from solrl_ray.fidelity import rank_fidelity
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.metrics import IterationMetrics
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.scheduling.book import Closed
+from solrl_ray.selection import selection_digest
+
+
+def iteration_metrics(
+    config: Config,
+    *,
+    iteration: int,
+    closed: Closed,
+    rewards: Sequence[tuple[float, ...]],
+    update: UpdateMetrics,
+    seconds: dict[str, float],
+    busy_seconds: dict[str, float],
+    factors: Mapping[str, torch.Tensor],
+) -> IterationMetrics:
+    """Args:
+    closed: the selector's end of the iteration.
+    rewards: full-precision rewards of each prompt's regenerated seeds, in prompt and selection order.
+    factors: LoRA factors of the trained policy after the update.
+    """
+    full = np.array(rewards, dtype=np.float64)
+    proxy = np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)
+    fidelity = rank_fidelity(proxy, full)
+    rollout, counts = config.rollout, closed.counts
+    return IterationMetrics(
+        iteration=iteration,
+        revision=iteration,
+        seconds=seconds,
+        busy_seconds=busy_seconds,
+        candidates=counts.candidates,
+        expected_candidates=rollout.prompts * rollout.pool,
+        samples=full.size,
+        expected_samples=rollout.prompts * rollout.keep,
+        requeued_units=counts.requeued,
+        duplicate_results=counts.duplicates,
+        reward_mean=float(full.mean()),
+        reward_std=float(full.std()),
+        proxy_reward_mean=closed.proxy_mean,
+        loss=update.loss,
+        policy_loss=update.policy_loss,
+        kl=update.kl,
+        gradient_norm=update.gradient_norm,
+        spearman=fidelity.spearman,
+        kendall=fidelity.kendall,
+        side_agreement=fidelity.top_bottom_overlap,
+        selection_digest=selection_digest(closed.selections),
+        lora_digest=lora_digest(factors),
+    )

@@ -1,0 +1,135 @@
+"""The whole system on a real Ray: what it leaves behind, and that the fleet does not change it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors import commands
+from actors.explorer import Explorer
+from actors.roles import Roles
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+from tests.small import digests, folder, small_config, summary
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
+    root = folder(calm)
+    for name in (
+        "config.yaml",
+        "metrics.jsonl",
+        "attestations.json",
+        "summary.json",
+        "report.html",
+        "lora/pytorch_lora_weights.safetensors",
+        "checkpoints/iteration-000003/state.json",
+        "journal/iteration-000002.jsonl",
+        "evaluations/updates-000000-base.json",
+        "evaluations/updates-000000-real.json",
+        "evaluations/updates-000003-ema.json",
+    ):
+        assert (root / name).is_file(), name
+    assert list((root / "tensorboard").glob("events.out.tfevents.*"))
+    found = summary(calm)
+    assert found["iterations"] == 3
+    assert found["heldout_prompts"] == 2
+    assert found["candidates"] == 3 * 3 * 8
+    assert found["samples"] == 3 * 3 * 4
+
+
+def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
+    attested = {a["worker"]: a for a in json.loads((folder(calm) / "attestations.json").read_text())}
+    assert attested["explorer-0"]["tier"] == "nvfp4-emulated"
+    assert attested["explorer-0"]["quantized_layers"] > 0
+    assert attested["regenerator-0"]["tier"] == "float32"
+
+
+def test_three_explorers_select_and_learn_the_same_bytes_as_one(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "three", "fleet.explorers.count=3", "fleet.regenerators.count=2")
+    commands.train(config, live=False)
+    assert digests(config) == digests(calm)
+
+
+class DiesOnce(Explorer):
+    """Is killed with SIGKILL in the middle of its second unit, unless some explorer was before."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        result = super().explore(unit, prompt, embedding)
+        mark = Path(self._config.run.root) / "killed"
+        if unit.iteration == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+
+def test_a_killed_explorer_does_not_change_the_result(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "killed", "fleet.explorers.count=2")
+    commands.train(config, live=False, roles=Roles(explorer=DiesOnce))
+    assert (tmp_path / "killed").exists()
+    assert digests(config) == digests(calm)
+    assert summary(config)["requeued_units"] >= 1
+    assert {"explorer-0.1", "explorer-1.1"} & {
+        a["worker"] for a in json.loads((folder(config) / "attestations.json").read_text())
+    }
+
+
+class Poisoned(Explorer):
+    """Its samples are garbage once they are scored; were they learned from, training would change or fail."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        sample = self._sampler
+
+        def poison(*arguments: object) -> object:
+            sampled = sample(*arguments)
+            return dataclasses.replace(
+                sampled,
+                latents=torch.full_like(sampled.latents, torch.nan),
+                images=torch.full_like(sampled.images, torch.nan),
+            )
+
+        self._sampler = poison
+        try:
+            return super().explore(unit, prompt, embedding)
+        finally:
+            self._sampler = sample
+
+
+def test_quantised_samples_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "poisoned")
+    commands.train(config, live=False, roles=Roles(explorer=Poisoned))
+    assert digests(config) == digests(calm)
+
+
+class Inflated(Explorer):
+    """Proxy rewards ten times too high: the ranking stays, so nothing that is learned may change."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        result = super().explore(unit, prompt, embedding)
+        return dataclasses.replace(result, rewards=tuple(10.0 * r for r in result.rewards))
+
+
+def test_proxy_rewards_rank_and_do_nothing_else(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "inflated")
+    commands.train(config, live=False, roles=Roles(explorer=Inflated))
+    assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
+
+
+def test_a_second_run_into_the_same_folder_is_refused(calm: Config) -> None:
+    with pytest.raises(UserError, match="already holds a run"):
+        commands.train(calm, live=False)
+
+
+def test_a_reward_that_returns_nan_ends_the_run_before_anything_is_trained(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "nan", "rewards=[{kind: 'tests.system.rewards:nan'}]")
+    with pytest.raises(RunError, match="tests.system.rewards:nan"):
+        commands.train(config, live=False)
+    assert not (folder(config) / "checkpoints").exists()
