@@ -74,6 +74,13 @@ def test_latent_shape_is_known_without_the_vae(tiny_pipeline: Path) -> None:
         model.decode(noise(1, 16, 16))
 
 
+def test_sizes_are_known_without_any_weights(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline, resolution=32), "cpu", components=())
+    assert (model.latent_shape, model.image_tokens) == ((64, 16), 64)
+    with pytest.raises(ValueError, match=r"unknown components \['unet'\]"):
+        models.load(tiny.model_config(tiny_pipeline), "cpu", components={"unet"})
+
+
 def test_modules_are_frozen_and_in_eval_mode_with_the_configured_dtype(tiny_pipeline: Path) -> None:
     model = models.load(tiny.model_config(tiny_pipeline, dtype="bfloat16"), "cpu")
     modules = [model._module(name) for name in model.components]
