@@ -30,7 +30,7 @@ from solrl_ray.noise import standard_normal
 from solrl_ray.records import Address
 
 Adapter = Literal["default", "old"]
-Name = Literal["default", "old", "base"]
+Active = Literal["default", "old", "base"]
 ADAPTERS: tuple[Adapter, ...] = ("default", "old")
 TRAINED: Adapter = "default"
 
@@ -70,7 +70,7 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int) -> None:
     use(transformer, TRAINED)
 
 
-def use(transformer: nn.Module, active: Name) -> None:
+def use(transformer: nn.Module, active: Active) -> None:
     """Let forwards of `transformer` use one adapter, or none (``base``).
 
     Only the factors of ``default`` ever require gradients, whichever adapter is active. With gradient
@@ -87,7 +87,7 @@ def use(transformer: nn.Module, active: Name) -> None:
 
 
 @contextmanager
-def using(transformer: nn.Module, active: Name) -> Iterator[None]:
+def using(transformer: nn.Module, active: Active) -> Iterator[None]:
     """`use` for the length of a ``with`` block; what was active before is active again afterwards."""
     before = active_adapter(transformer)
     use(transformer, active)
@@ -97,7 +97,7 @@ def using(transformer: nn.Module, active: Name) -> Iterator[None]:
         use(transformer, before)
 
 
-def active_adapter(transformer: nn.Module) -> Name:
+def active_adapter(transformer: nn.Module) -> Active:
     """Which adapter forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
     found = {
         "base" if layer.disable_adapters else ",".join(layer.active_adapters)

@@ -122,7 +122,7 @@ def test_each_name_forwards_its_own_factors(model: DiffusionModel) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "old", "base"])
-def test_only_default_factors_are_ever_trainable(transformer: nn.Module, name: adapters.Name) -> None:
+def test_only_default_factors_are_ever_trainable(transformer: nn.Module, name: adapters.Active) -> None:
     adapters.use(transformer, name)
     expected = {f"{module}.{factor}.default.weight" for module in MODULES for factor in ("lora_A", "lora_B")}
     assert trainable(transformer) == expected
