@@ -1,14 +1,15 @@
 """The NVFP4 number format and its reference quantiser, variant ``te-1d`` (Transformer Engine's arithmetic).
 
-A value is stored as ``e2m1 · block scale · global scale``: a 4-bit E2M1 code, one E4M3 scale for 16 consecutive
-elements of a row, one FP32 scale for the tensor. Following Transformer Engine, the tensor's *amax* is stored instead
-of its global scale ``amax / 2688`` (2688 = 6 · 448, the largest code times the largest block scale).
+A value is stored as ``e2m1 · block scale · global scale``: a 4-bit E2M1 code, one E4M3 scale for 16
+consecutive elements of a row, one FP32 scale for the tensor. Following Transformer Engine, the tensor's
+*amax* is stored instead of its global scale ``amax / 2688`` (2688 = 6 · 448, the largest code times the
+largest block scale).
 
-The even element of a pair sits in the low nibble. "NVFP4" is not the same bits in every library (ties, tiny blocks,
-nibble order), therefore everything that stores codes also stores `VARIANT`.
+The even element of a pair sits in the low nibble. "NVFP4" is not the same bits in every library (ties, tiny
+blocks, nibble order), therefore everything that stores codes also stores `VARIANT`.
 
-Every step is one IEEE float32 operation, rounded to nearest even, in the order of Transformer Engine's kernels, so
-that the bits do not depend on the device. `vectors.json` beside this file holds known answers.
+Every step is one IEEE float32 operation, rounded to nearest even, in the order of Transformer Engine's
+kernels, so that the bits do not depend on the device. `vectors.json` beside this file holds known answers.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def quantize(
     """Quantises a matrix.
 
     Args:
-        x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
-        amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed a given amax
+        x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`). amax: fixes
+        the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed a given amax
             saturate.
         tile: ``1d`` gives each 1x16 block its scale, ``2d`` each 16x16 tile (M a multiple of 16).
 
@@ -92,7 +93,7 @@ def quantize(
 
     encode = encode_scale(tensor_amax)
     scales = (block_amax * (encode * SIXTH)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    element_scale = (1.0 / (scales.float() * (1.0 / encode))).clamp(max=FLT_MAX)
+    element_scale = (scales.float() * encode.reciprocal()).reciprocal().clamp(max=FLT_MAX)
     scaled = (blocks * element_scale.unsqueeze(-1)).clamp(-E2M1_MAX, E2M1_MAX)
     return NVFP4Tensor(
         packed=pack(values_to_codes(scaled).view(rows, columns)),
@@ -103,12 +104,13 @@ def quantize(
 
 def encode_scale(amax: torch.Tensor) -> torch.Tensor:
     """``2688 / amax`` (float32), at most FLT_MAX; 1 where there is nothing to scale (amax 0)."""
-    encode = (GLOBAL_RANGE / amax).clamp(max=FLT_MAX)
+    # A true division: torch computes `number / tensor` as a reciprocal and a product, which rounds twice.
+    encode = torch.div(torch.full_like(amax, GLOBAL_RANGE), amax).clamp(max=FLT_MAX)
     return torch.where((amax == 0) | (encode == 0), torch.ones_like(encode), encode)
 
 
 def values_to_codes(y: torch.Tensor) -> torch.Tensor:
-    """Rounds float32 values in [-6, 6] to the nearest E2M1 code (uint8, 0…15); ties go to the even mantissa."""
+    """Rounds float32 values in [-6, 6] to the nearest E2M1 code (uint8, 0…15), ties to the even mantissa."""
     size = y.abs()
     code = torch.zeros_like(size, dtype=torch.uint8)
     for exclusive in (0.25, 1.25, 2.5, 5.0):
