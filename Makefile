@@ -52,8 +52,7 @@ demo: $(READY)
 	  echo "runs/$$name was interrupted: continuing it"; $(BIN)/solrl train --resume runs/$$name; \
 	else \
 	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
-	fi; \
-	echo "report: runs/$$name/report.html"
+	fi
 
 test: $(READY)
 	@set -e; \

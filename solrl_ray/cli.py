@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import solrl_ray
-from solrl_ray.config import checks, resuming
+from solrl_ray.config import checks, continuation
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import RunError, UserError
 
@@ -45,7 +45,7 @@ def plan(arguments: argparse.Namespace) -> int:
 def report(arguments: argparse.Namespace) -> int:
     """Build the report of a run folder again."""
     folder: Path = arguments.run
-    resuming.stored(folder)
+    continuation.stored(folder)
     from solrl_ray.report import build
 
     print(build(folder))
@@ -66,17 +66,17 @@ def _resumed(arguments: argparse.Namespace) -> Loaded:
         folder = Path(arguments.resume)
         # The folder may have been moved: where it is now counts, not where it was begun.
         place = [f"run.root='{folder.absolute().parent}'", f"run.name='{folder.absolute().name}'"]
-        resuming.stored(folder)
-        loaded = load_with_sources(arguments.config or [folder / resuming.FILE], [*place, *arguments.set])
+        continuation.stored(folder)
+        loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
     elif arguments.config:
         loaded = load_with_sources(arguments.config, arguments.set)
         folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
     else:
         raise UserError("--resume needs a run folder or the run's configuration files.")
-    was = resuming.stored(folder)
+    was = continuation.stored(folder)
     checks.check(loaded.config, loaded.sources)
-    resuming.check(loaded.config, was, folder, loaded.sources)
-    for note in resuming.notes(loaded.config, was):
+    continuation.check(loaded.config, was, folder, loaded.sources)
+    for note in continuation.notes(loaded.config, was):
         print(f"note: {note}", file=sys.stderr)
     return loaded
 

@@ -6,6 +6,7 @@ Also `model_facts`: the sizes that only the model's files can tell, read without
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,9 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
+from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS, skip_reason
 from solrl_ray.records import Prompt
+from solrl_ray.rewards import REGISTERED, import_callable
 
 GIGABYTE = 10**9
 NVFP4_BLOCK = 16
@@ -47,12 +50,8 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)
-    for position, reward in enumerate(config.rewards):
-        if reward.path:
-            paths.checkpoint(
-                reward.path, f"rewards.{position}.path ({sources.of(f'rewards.{position}.path')})"
-            )
-    facts = model_facts(config)
+    _rewards(config, sources)
+    facts = model_facts(config, sources)
     _space(config, sources)
     return Inputs(train=train, heldout=heldout, facts=facts)
 
@@ -65,8 +64,10 @@ def plan(config: Config, inputs: Inputs) -> Arithmetic:
 
 
 def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    train = tuple(read_prompts(config.prompts.train))
-    heldout = tuple(read_prompts(config.prompts.heldout))
+    train = tuple(read_prompts(config.prompts.train, f"prompts.train ({sources.of('prompts.train')})"))
+    heldout = tuple(
+        read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})")
+    )
     if config.rollout.prompts > len(train):
         raise UserError(
             f"rollout.prompts is {config.rollout.prompts} ({sources.of('rollout.prompts')}); it must be at "
@@ -89,6 +90,24 @@ def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tupl
     return train, heldout
 
 
+def _rewards(config: Config, sources: Sources) -> None:
+    for position, reward in enumerate(config.rewards):
+        kind, path = f"rewards.{position}.kind", f"rewards.{position}.path"
+        if ":" in reward.kind:
+            import_callable(reward.kind, f"{kind} ({sources.of(kind)})")
+        elif reward.kind not in REGISTERED:
+            raise UserError(
+                f"{kind} is {reward.kind!r} ({sources.of(kind)}); it must be one of "
+                f"{', '.join(sorted(REGISTERED))}, or a callable module:function."
+            )
+        else:
+            named = f"{path} ({sources.of(path)})"
+            paths.read_json(paths.checkpoint(reward.path, named), "config.json", named)
+    if config.evaluation.reference:
+        named = f"evaluation.reference ({sources.of('evaluation.reference')})"
+        import_callable(config.evaluation.reference, named)
+
+
 def _space(config: Config, sources: Sources) -> None:
     root = Path(config.run.root).expanduser().absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
@@ -104,32 +123,53 @@ def _space(config: Config, sources: Sources) -> None:
         )
 
 
-def model_facts(config: Config) -> ModelFacts:
+def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
     """Sizes of the model and its adapter, from the checkpoint's configuration alone.
 
-    Raises UserError if the checkpoint is not there, or if an entry of ``model.lora.targets`` matches nothing.
+    Raises UserError if the checkpoint is not there, if an entry of ``model.lora.targets`` matches nothing, or
+    if the preview tier is not one of this version's or would quantise nothing.
     """
-    skeleton = _skeleton(config.model)
-    linears = [(path, module) for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)]
-    adapted = {path: module for path, module in linears if _is_target(path, config.model.lora.targets)}
+    sources = sources or Sources()
+    skeleton = _skeleton(config.model, f"model.path ({sources.of('model.path')})")
+    linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
+    adapted = {path for path in linears if _is_target(path, config.model.lora.targets)}
     for target in config.model.lora.targets:
         if not any(_is_target(path, [target]) for path in adapted):
             raise UserError(
                 f"model.lora.targets names {target!r}, but no linear of {config.model.path} ends with it."
             )
-    rank = config.model.lora.rank
+    rank, quantized = config.model.lora.rank, _quantized(config, sources, linears)
     return ModelFacts(
         latent_shape=models.load(config.model, "cpu", components=()).latent_shape,
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         lora_modules=len(adapted),
-        lora_parameters=sum(rank * (m.in_features + m.out_features) for m in adapted.values()),
+        lora_parameters=sum(rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
         packed_bytes=sum(
-            packed_size(module.out_features, module.in_features)
-            for path, module in adapted.items()
-            if config.rollout.preview.precision in ("nvfp4", "nvfp4-emulated")
-            and is_quantized(path, module, config.model)
+            packed_size(linears[path].out_features, linears[path].in_features) for path in adapted & quantized
         ),
     )
+
+
+def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> set[str]:
+    """Paths of the linears that explorers hold in NVFP4."""
+    tier = config.rollout.preview.precision
+    if tier not in TIERS:
+        raise UserError(
+            f"rollout.preview.precision is {tier!r} ({sources.of('rollout.preview.precision')}); this "
+            f"version runs {', '.join(TIERS)}."
+        )
+    if tier in UNQUANTIZED_TIERS:
+        return set()
+    quantized = {
+        path for path, linear in linears.items() if not skip_reason(path, linear, config.model.quantization)
+    }
+    if not quantized:
+        raise UserError(
+            f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "
+            f"{', '.join(config.model.quantization.skip) or 'none'}, or set min_features lower than "
+            f"{config.model.quantization.min_features}."
+        )
+    return quantized
 
 
 def packed_size(rows: int, columns: int) -> int:
@@ -138,27 +178,18 @@ def packed_size(rows: int, columns: int) -> int:
     return rows * padded // 2 + rows * padded // NVFP4_BLOCK
 
 
-def is_quantized(path: str, linear: nn.Linear, model: Model) -> bool:
-    """Whether the configured scope quantises the linear at `path`."""
-    scope = model.quantization
-    wide = max(linear.in_features, linear.out_features) > scope.min_features
-    return wide and not any(skipped in path for skipped in scope.skip)
-
-
 def _is_target(path: str, targets: list[str]) -> bool:
     """PEFT's rule for a list of `target_modules`: the whole path or its end after a dot."""
     return any(path == target or path.endswith(f".{target}") for target in targets)
 
 
-def _skeleton(model: Model) -> nn.Module:
+def _skeleton(model: Model, key: str) -> nn.Module:
     """The transformer with its shapes and no memory behind them."""
-    settings = paths.read_json(
-        paths.checkpoint(model.path, "model.path"), "transformer/config.json", "model.path"
-    )
+    settings = paths.read_json(paths.checkpoint(model.path, key), "transformer/config.json", key)
     transformer = getattr(diffusers, str(settings.get("_class_name")), None)
     if transformer is None:
         raise UserError(
-            f"model.path is {model.path!r}, whose transformer is a {settings.get('_class_name')!r}, "
+            f"{key} is {model.path!r}, whose transformer is a {settings.get('_class_name')!r}, "
             f"which diffusers {diffusers.__version__} does not have."
         )
     with torch.device("meta"):

@@ -101,8 +101,26 @@ def test_options_may_stand_before_and_after_files(
             ["--set", "evaluation.prompts=3"],
             "evaluation.prompts is 3 (--set); it must be at most 2, the number of",
         ),
-        (["--set", "model.path=./nowhere"], "model.path is './nowhere'"),
+        (["--set", "model.path=./nowhere"], "model.path (--set) is './nowhere'"),
         (["--set", "rewards.0.path=./nowhere"], "rewards.0.path"),
+        (["--set", "rewards.0.path=."], "rewards.0.path (--set) is"),
+        (
+            ["--set", "rewards.0.kind=clip"],
+            "rewards.0.kind is 'clip' (--set); it must be one of clipscore, or a",
+        ),
+        (
+            ["--set", "rewards.0={kind: 'no_module:f'}"],
+            "rewards.0.kind (--set) is 'no_module:f', but the module",
+        ),
+        (
+            ["--set", "evaluation.reference=math:no"],
+            "evaluation.reference (--set) is 'math:no', but math has no",
+        ),
+        (
+            ["--set", "rollout.preview.precision=fp8"],
+            "rollout.preview.precision is 'fp8' (--set); this version",
+        ),
+        (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets names 'to_x', but no linear of"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
         (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
@@ -153,6 +171,7 @@ def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(
     assert solrl("train", "--dry-run", "--resume", tmp_path / "runs" / "small") == 0
     assert "seed 9" in capsys.readouterr().out
     assert solrl("train", config, "--set", "run.seed=9", "--resume", "--dry-run") == 0
+    assert "seed 9" in capsys.readouterr().out
     assert refusal(capsys, "train", config, "--resume", "--dry-run").startswith(
         "run.seed is 42 (default), but the run in"
     )

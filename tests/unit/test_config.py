@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from solrl_ray.config import checks, resuming, yaml12
+from solrl_ray.config import checks, continuation, yaml12
 from solrl_ray.config.loading import Sources, load, load_with_sources, to_yaml
 from solrl_ray.errors import UserError
 
@@ -313,14 +313,14 @@ def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
     checks.check(load(parts))
 
 
-# --- resuming -------------------------------------------------------------------------------------
+# --- continuation -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "override", ["fleet.explorers.count=7", "run.iterations=99", "fleet.deadlines.update=1"]
 )
 def test_a_resumed_run_may_change_its_fleet_and_length(parts: list[Path], override: str) -> None:
-    resuming.check(load(parts, [override]), load(parts), Path("runs/run"), Sources())
+    continuation.check(load(parts, [override]), load(parts), Path("runs/run"), Sources())
 
 
 @pytest.mark.parametrize(
@@ -341,17 +341,17 @@ def test_a_resumed_run_may_change_its_fleet_and_length(parts: list[Path], overri
 def test_a_resumed_run_may_change_nothing_else(parts: list[Path], override: str, problem: str) -> None:
     given = load_with_sources(parts, [override])
     with pytest.raises(UserError) as caught:
-        resuming.check(given.config, load(parts), Path("runs/run"), given.sources)
+        continuation.check(given.config, load(parts), Path("runs/run"), given.sources)
     assert str(caught.value).startswith(problem)
 
 
 def test_a_reward_that_was_dropped_is_a_difference(parts: list[Path]) -> None:
     fewer = load(parts, ["rewards=[{kind: clipscore, path: some/clip}]"])
-    assert resuming.first_difference(fewer, load(parts), free=resuming.FREE) == "rewards.1.kind"
+    assert continuation.first_difference(fewer, load(parts), free=continuation.FREE) == "rewards.1.kind"
 
 
 def test_a_change_of_threads_is_noted_as_it_may_change_bytes(parts: list[Path]) -> None:
-    (note,) = resuming.notes(load(parts, ["fleet.learners.threads=4"]), load(parts))
+    (note,) = continuation.notes(load(parts, ["fleet.learners.threads=4"]), load(parts))
     assert note.startswith("fleet.learners.threads is 4 and was 2")
 
 
@@ -362,7 +362,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_the_published_recipe_is_what_the_schema_says_by_default(parts: list[Path]) -> None:
     published = load([*parts, CONFIGS / "methods" / "sol_rl.yaml"])
-    assert published == load(parts, ["rollout.preview.precision=nvfp4"])
+    assert published == load(parts)
     assert published.rollout.prompts * published.rollout.pool == 4608
     assert published.rollout.prompts * published.rollout.keep == 1152
 

@@ -1,4 +1,4 @@
-"""Which configuration a resumed run has, and what it may change: the fleet and the number of iterations."""
+"""What the configuration of a resumed run may change: the fleet and the number of iterations."""
 
 from __future__ import annotations
 
