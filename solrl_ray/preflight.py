@@ -21,15 +21,12 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
+from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS, skip_reason
 from solrl_ray.records import Prompt
 from solrl_ray.rewards import REGISTERED, import_callable
 
 GIGABYTE = 10**9
-NVFP4_BLOCK = 16
-"""Values that share one E4M3 block scale."""
-NVFP4_PADDING = 32
-"""Columns of a packed weight are padded to a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +171,8 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
 
 def packed_size(rows: int, columns: int) -> int:
     """Bytes of one packed NVFP4 weight: two codes a byte, one E4M3 scale a block."""
-    padded = -(-columns // NVFP4_PADDING) * NVFP4_PADDING
-    return rows * padded // 2 + rows * padded // NVFP4_BLOCK
+    padded = -(-columns // nvfp4.K_MULTIPLE) * nvfp4.K_MULTIPLE
+    return rows * padded // 2 + rows * padded // nvfp4.BLOCK
 
 
 def _is_target(path: str, targets: list[str]) -> bool:
