@@ -82,7 +82,9 @@ def _follow(controller: Any, view: LiveView, config: Config) -> None:
         except GetTimeoutError:
             pass
         except waiting.LOST as error:
-            raise RunError(f"the controller is gone: {waiting.first_line(error)}; go on with --resume") from error
+            raise RunError(
+                f"the controller is gone: {waiting.first_line(error)}; go on with --resume"
+            ) from error
         except RayTaskError as error:
             raise waiting.translated(error, "the run") from error
         _show(controller, view, config)

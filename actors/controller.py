@@ -2,9 +2,9 @@
 
 ::
 
-    evaluate base ─► iteration: choose prompts ─► embed ─► explore ∥ select ∥ regenerate ─► learn ─► checkpoint
-                        ▲                                                                              │
-                        └──────────────────────────── publish revision + 1 ◄───────────────────────────┘
+    evaluate base ─► iteration: choose prompts ─► embed ─► explore ∥ select ∥ regenerate ─► learn ─► save
+                        ▲                                                                        │
+                        └───────────────────────── publish revision + 1 ◄────────────────────────┘
                   ─► evaluate EMA ─► LoRA file, summary, report
 """
 
@@ -54,7 +54,7 @@ class Controller:
         return self._telemetry.progress()
 
     def run(self) -> None:
-        """Train from where the run folder ends to `run.iterations`, and write everything a user takes home."""
+        """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
         self._folder.lock(seconds=30.0)
         point = resume_point(self._folder)
@@ -115,7 +115,8 @@ class Controller:
             rewards=rolled.rewards,
             update=update,
             seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
-            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
+            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()}
+            | {"learn": update.seconds},
             factors=state.default,
         )
         self._telemetry.iteration(metrics)
@@ -173,9 +174,7 @@ class Controller:
         """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""
         self._embeddings = {p.id: ref for p in prompts if (ref := self._embeddings.get(p.id)) is not None}
         missing = [p for p in prompts if p.id not in self._embeddings]
-        if missing:
-            refs = self._encoder.embed.options(num_returns=len(missing)).remote(missing)
-            refs = [refs] if len(missing) == 1 else refs
-            waiting.get(list(refs), what="encoding prompts", seconds=self._config.fleet.deadlines.start)
-            self._embeddings |= {p.id: ref for p, ref in zip(missing, refs, strict=True)}
+        refs = {p.id: self._encoder.embed.remote(p) for p in missing}
+        waiting.get(list(refs.values()), what="encoding prompts", seconds=self._config.fleet.deadlines.start)
+        self._embeddings |= refs
         return dict(self._embeddings)

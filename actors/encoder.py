@@ -19,6 +19,6 @@ class Encoder:
         model = models.load(config.model, device_of(0), components={"text"})
         self._cache = EmbeddingCache(folder, model)
 
-    def embed(self, prompts: list[Prompt]) -> list[PromptEmbedding]:
-        """One embedding per prompt, from the cache on disk or encoded now."""
-        return self._cache.get(prompts)
+    def embed(self, prompt: Prompt) -> PromptEmbedding:
+        """The prompt's embedding, from the cache on disk or encoded now."""
+        return self._cache.get([prompt])[0]

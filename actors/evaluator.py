@@ -30,7 +30,7 @@ class Evaluator:
     def run(
         self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]
     ) -> EvaluationMetrics:
-        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` reference pictures.
+        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures.
 
         Args:
             updates: updates done so far; also the revision that the regenerators hold.

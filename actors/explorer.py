@@ -1,4 +1,4 @@
-"""An explorer: ranks candidates in low precision. Its images and latents never leave it; its rewards only rank."""
+"""An explorer ranks candidates in low precision. Its images never leave it; its rewards only rank."""
 
 from __future__ import annotations
 

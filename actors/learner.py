@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ray
 
@@ -16,9 +16,8 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner, UpdateMetrics
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.policy.digest import lora_digest
-
-Policy = Literal["old", "ema", "default"]
+from solrl_ray.revisions.payload import Policy, Revision
+from solrl_ray.revisions.publish import Publisher
 
 
 class LearnerRank:
@@ -27,6 +26,9 @@ class LearnerRank:
         self._rank = rank
         self._device = prepare(config.fleet.learners)
         self._model = models.load(config.model, self._device, components={"transformer"})
+        self._publisher = Publisher.for_model(
+            self._model.transformer, config.model, config.rollout.preview.precision
+        )
         self._learner: Learner | None = None
 
     def address(self) -> tuple[str, int]:
@@ -66,10 +68,13 @@ class LearnerRank:
         state = self._joined.state()
         return state if self._rank == 0 else None
 
-    def factors(self, policy: Policy) -> tuple[dict[str, Any], str]:
-        """A policy's LoRA factors and their digest."""
-        factors = self._joined.factors(policy)
-        return factors, lora_digest(factors)
+    def revision(self, policy: Policy) -> Revision:
+        """The policy as it is now, ready to be published."""
+        return self._publisher.build(self._joined.revision, self._joined.factors(policy), policy=policy)
+
+    def factors(self, policy: Policy) -> dict[str, Any]:
+        """A policy's LoRA factors by name, float32 on the CPU."""
+        return self._joined.factors(policy)
 
     @property
     def _joined(self) -> Learner:
@@ -110,17 +115,19 @@ class LearnerGroup:
         state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
         return state
 
-    def factors(self, policy: Policy) -> tuple[Mapping[str, Any], str]:
-        seconds = self._config.fleet.deadlines.publish
-        found: tuple[Mapping[str, Any], str] = waiting.get(
-            self._ranks[0].factors.remote(policy), what=f"the factors of {policy}", seconds=seconds
-        )
-        return found
+    def revision(self, policy: Policy) -> Revision:
+        revision: Revision = self._first("revision", policy)
+        return revision
 
-    @property
-    def publisher(self) -> Any:
-        """The rank that builds revisions."""
-        return self._ranks[0]
+    def factors(self, policy: Policy) -> dict[str, Any]:
+        factors: dict[str, Any] = self._first("factors", policy)
+        return factors
+
+    def _first(self, method: str, policy: Policy) -> Any:
+        """Ask rank 0 for something that is the same on all ranks."""
+        ref = getattr(self._ranks[0], method).remote(policy)
+        seconds = self._config.fleet.deadlines.publish
+        return waiting.get(ref, what=f"the {method} of policy {policy}", seconds=seconds)
 
     def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
         refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]

@@ -13,6 +13,7 @@ from solrl_ray import models, rewards
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
 from solrl_ray.quantization import attestation
+from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, WorkUnit
 from solrl_ray.rollout import Sampler
 
@@ -44,6 +45,7 @@ class Regenerator:
         self._reward = rewards.load(config.rewards, self._device)
         rollout, evaluation = config.rollout, config.evaluation
         self._tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
+        self._report = quantize_(self._model.transformer, self._tier, config.model.quantization)
         self._score_class = attestation.score_class(
             self._device, self._tier, micro_batch=rollout.full.micro_batch, threads=worker.threads
         )
@@ -62,7 +64,8 @@ class Regenerator:
             device=attestation.device_name(self._device),
             tier=self._tier,
             score_class=self._score_class,
-            checks={"weights": f"{next(self._model.transformer.parameters()).dtype}, nothing quantised"},
+            checks=attestation.attest(self._model.transformer, self._tier, self._report),
+            skipped_layers=len(self._report.skipped),
         )
 
     def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
