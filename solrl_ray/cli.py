@@ -6,6 +6,7 @@ Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +152,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors of the user's are printed as one sentence."""
+    # Without it transformers tells everybody, at each import, which optional packages it would like.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         arguments = parser().parse_args(argv)
         return int(arguments.run_verb(arguments))
