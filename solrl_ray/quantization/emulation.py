@@ -60,7 +60,7 @@ class EmulatedNVFP4Linear(nn.Module):
         in_features: int,
         quantizer: ActivationQuantizer | None = None,
     ) -> None:
-        """Takes a packed weight [out, in padded to 32]; layers with one quantiser share their common inputs."""
+        """Takes a packed weight [out, in padded to 32]; layers with one quantiser share inputs."""
         super().__init__()
         self.in_features = in_features
         self.out_features = weight.shape[0]
