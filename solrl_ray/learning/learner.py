@@ -2,8 +2,9 @@
 
     check groups ─► advantages ─► micro-batches of this rank
                                         │
-         for every micro-batch, for every training timestep:
-             noise, x_t ─► v_old, v_ref (no gradient) ─► v_theta ─► loss ─► backward
+         for every micro-batch:
+             noise, x_t ─► v_old, v_ref (no gradient), all timesteps
+             for every timestep: v_theta ─► loss ─► backward
                                         │
          loss finite on all ranks? ─► one AdamW step ─► EMA, decay of `old` ─► revision + 1
 
@@ -23,7 +24,6 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.distributed
-from numpy.typing import NDArray
 
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -35,16 +35,15 @@ from solrl_ray.learning.batches import (
     rewards_and_groups,
 )
 from solrl_ray.learning.engine import MOMENTS, Engine
+from solrl_ray.learning.passes import Pass, passes_over
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.noise import initial_noise
 from solrl_ray.objectives.advantages import advantages as group_advantages
-from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss, noised
+from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss
 from solrl_ray.objectives.schedules import ema_decay, old_decay
-from solrl_ray.objectives.timesteps import timesteps_for, training_noise_address
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
-from solrl_ray.records import Address, PromptEmbedding, SampleGroup
+from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.sampling.schedules import sigmas
 
 
@@ -58,7 +57,7 @@ class UpdateMetrics:
     loss: float
     policy_loss: float
     kl: float
-    """The weighted KL term as it enters the loss."""
+    """MSE(v_theta, v_ref), before its weight in the loss."""
     gradient_norm: float
     """Global L2 norm before clipping."""
     samples: int
@@ -130,6 +129,9 @@ class Learner:
             groups, iteration=iteration, revision=self.revision, latent_shape=self._model.latent_shape
         )
         self._check_ranks_agree(fingerprint(groups))
+        missing = sorted({group.prompt_id for group in groups} - embeddings.keys())
+        if missing:
+            raise RunError(f"iteration {iteration} has no embedding of prompt {missing[0]}")
         rewards, positions = rewards_and_groups(groups)
         advantages = group_advantages(rewards, positions, self._config.objective.advantage)
         batches = rank_batches(
@@ -140,8 +142,8 @@ class Learner:
             world_size=self._world_size,
         )
         self._failed = True
-        sums, passes = self._accumulate(iteration, batches, embeddings, samples=len(rewards))
-        loss, policy_loss, kl = self._all_ranks_mean(sums)
+        shares, passes = self._accumulate(iteration, batches, embeddings, samples=len(rewards))
+        loss, policy_loss, kl = self._sum_over_ranks(shares)
         if not math.isfinite(loss):
             raise RunError(f"the loss of iteration {iteration} is {loss}: the update was not made")
         gradient_norm = self._engine.step()
@@ -171,89 +173,83 @@ class Learner:
         *,
         samples: int,
     ) -> tuple[torch.Tensor, int]:
-        """All forward and backward passes of this rank.
+        """All forward and backward passes of this rank over its samples.
 
-        Returns the float64 sums over its samples and timesteps of (total, policy, kl), already divided by the
-        number of samples and timesteps of all ranks, and the number of passes.
+        Returns this rank's share of the means over all ranks' `samples` and their timesteps of (total,
+        policy, kl), float64 [3], and the number of passes.
         """
         old_is_default = self._old_is_default()
-        steps = [self._timesteps(iteration, batch) for batch in batches]
-        timesteps = steps[0].shape[1]
-        # DeepSpeed averages over ranks; what is wanted is the mean over the samples of all ranks.
-        share = 1.0 / (samples * timesteps)
-        sums = torch.zeros(3, dtype=torch.float64, device=self._model.device)
-        for i, batch in enumerate(batches):
+        shares = torch.zeros(3, dtype=torch.float64, device=self._model.device)
+        count = 0
+        for batch in batches:
             embedding = self._model.batch_embeddings([embeddings[p] for p in batch.prompt_ids])
+            x0 = batch.x0.to(self._model.device)
+            passes = self._passes(iteration, batch, x0)
+            # Without gradient, for all timesteps first: never between a forward and its backward, and one
+            # change of adapters instead of one a timestep.
+            references = self._references(passes, embedding, old_is_default=old_is_default)
+            adapters.use(self._model.transformer, "default")
+            advantages = batch.advantages.to(self._model.device)
             weights = batch.weights.to(self._model.device)
-            for j in range(timesteps):
-                loss = self._loss(iteration, batch, steps[i][:, j], embedding, old_is_default=old_is_default)
-                last = i == len(batches) - 1 and j == timesteps - 1
-                total = (loss.total * weights).sum() * share
-                self._engine.backward(total * self._world_size, last=last)
+            scale = 1.0 / (samples * len(passes))
+            for one, (v_old, v_ref) in zip(passes, references, strict=True):
+                v_theta = self._engine.velocity(one.x_t, one.t, embedding)
+                loss = self._loss(v_theta, v_old, v_ref, x0, one, advantages)
+                count += 1
+                last = count == len(batches) * len(passes)
+                # DeepSpeed averages over ranks; what is wanted is the mean over the samples of all ranks.
+                self._engine.backward((loss.total * weights).sum() * (scale * self._world_size), last=last)
                 parts = torch.stack([loss.total.detach(), loss.policy.detach(), loss.kl.detach()])
-                sums += (parts.double() * weights).sum(dim=1) * share
-        return sums, len(batches) * timesteps
+                shares += (parts.double() * weights).sum(dim=1) * scale
+        return shares, count
+
+    def _passes(self, iteration: int, batch: MicroBatch, x0: torch.Tensor) -> list[Pass]:
+        return passes_over(
+            batch,
+            x0,
+            grid=self._grid,
+            fraction=self._config.objective.timestep_fraction,
+            run_seed=self._config.run.seed,
+            iteration=iteration,
+        )
+
+    def _references(
+        self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
+    ) -> list[tuple[torch.Tensor | None, torch.Tensor | None]]:
+        """(v_old, v_ref) of each pass; None where v_theta serves or nothing is needed."""
+        v_old: list[torch.Tensor | None] = [None] * len(passes)
+        v_ref: list[torch.Tensor | None] = [None] * len(passes)
+        with torch.no_grad():
+            if self._config.objective.kl != 0:
+                adapters.use(self._model.transformer, "base")
+                v_ref = [self._velocity(one.x_t, one.t, embedding) for one in passes]
+            if not old_is_default:
+                adapters.use(self._model.transformer, "old")
+                v_old = [self._velocity(one.x_t, one.t, embedding) for one in passes]
+        return list(zip(v_old, v_ref, strict=True))
 
     def _loss(
         self,
-        iteration: int,
-        batch: MicroBatch,
-        steps: NDArray[np.int64],
-        embedding: dict[str, torch.Tensor],
-        *,
-        old_is_default: bool,
+        v_theta: torch.Tensor,
+        v_old: torch.Tensor | None,
+        v_ref: torch.Tensor | None,
+        x0: torch.Tensor,
+        one: Pass,
+        advantages: torch.Tensor,
     ) -> NftLoss:
-        """The objective of one pass: every sample at its own schedule step `steps` [B]."""
         objective = self._config.objective
-        t = self._grid[torch.from_numpy(steps)].to(self._model.device)
-        eps = initial_noise(self._noise_addresses(iteration, batch, steps), self._model.latent_shape)
-        x0 = batch.x0.to(self._model.device)
-        x_t = noised(x0, eps.to(self._model.device), t)
-        # The passes without gradient come first: never between a forward and its backward.
-        v_ref = self._without_gradient("base", x_t, t, embedding) if objective.kl != 0 else None
-        v_old = None if old_is_default else self._without_gradient("old", x_t, t, embedding)
-        adapters.use(self._model.transformer, "default")
-        v_theta = self._engine.velocity(x_t, t, embedding)
         return diffusion_nft_loss(
             v_theta=v_theta,
             v_old=v_theta.detach() if v_old is None else v_old,
             v_ref=v_ref,
             x0=x0,
-            x_t=x_t,
-            t=t,
-            advantages=batch.advantages.to(self._model.device),
+            x_t=one.x_t,
+            t=one.t,
+            advantages=advantages,
             beta=objective.beta,
             kl=objective.kl,
             adv_clip=objective.advantage.clip,
         )
-
-    def _timesteps(self, iteration: int, batch: MicroBatch) -> NDArray[np.int64]:
-        """Schedule steps that the samples are trained on, in training order: [B, timesteps]."""
-        return np.stack(
-            [
-                timesteps_for(
-                    run_seed=self._config.run.seed,
-                    iteration=iteration,
-                    prompt_id=prompt_id,
-                    index=index,
-                    steps=len(self._grid),
-                    fraction=self._config.objective.timestep_fraction,
-                )
-                for prompt_id, index in zip(batch.prompt_ids, batch.indices, strict=True)
-            ]
-        )
-
-    def _noise_addresses(self, iteration: int, batch: MicroBatch, steps: NDArray[np.int64]) -> list[Address]:
-        return [
-            training_noise_address(
-                run_seed=self._config.run.seed,
-                iteration=iteration,
-                prompt_id=prompt_id,
-                index=index,
-                step=int(step),
-            )
-            for prompt_id, index, step in zip(batch.prompt_ids, batch.indices, steps, strict=True)
-        ]
 
     def _velocity(
         self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]
@@ -262,13 +258,6 @@ class Learner:
         bfloat16 = self._config.model.dtype == "bfloat16"
         with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
             return self._model.velocity(x_t, t, embedding)
-
-    def _without_gradient(
-        self, adapter: adapters.Active, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
-        adapters.use(self._model.transformer, adapter)
-        with torch.no_grad():
-            return self._velocity(x_t, t, embedding)
 
     def _old_is_default(self) -> bool:
         """Whether v_old would repeat v_theta bit for bit: before the first update, and after a decay of 0.
@@ -285,7 +274,7 @@ class Learner:
         if highest != lowest:
             raise RunError("the ranks of the learner group were given different samples")
 
-    def _all_ranks_mean(self, shares: torch.Tensor) -> list[float]:
+    def _sum_over_ranks(self, shares: torch.Tensor) -> list[float]:
         torch.distributed.all_reduce(shares)
         return [float(value) for value in shares]
 

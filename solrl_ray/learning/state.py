@@ -1,8 +1,8 @@
 """The learner's whole state, free of world size, and its folder on disk.
 
 A state folder holds ``policy.safetensors`` (``default/…``, ``old/…`` and ``ema/…`` factors),
-``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counter and each
-file's size and SHA-256. It appears under its name only when it is complete and on the disk.
+``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counter, each
+file's size and SHA-256, and its own. It appears under its name only when it is complete and on the disk.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class LearnerState:
             _write(partial / name, data)
             files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest = {"format": FORMAT, "updates": self.updates, "files": files}
+        manifest["sha256"] = _manifest_digest(manifest)
         _write(partial / "state.json", json.dumps(manifest, indent=2).encode() + b"\n")
         _sync_folder(partial)
         if folder.exists():
@@ -112,7 +113,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged: {error}") from error
     if manifest.get("format") != FORMAT or set(manifest.get("files", ())) != set(_FILES):
         raise UserError(f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT!r}")
+    if manifest.pop("sha256", None) != _manifest_digest(manifest):
+        raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return manifest
+
+
+def _manifest_digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:

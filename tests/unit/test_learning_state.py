@@ -1,0 +1,114 @@
+"""The learner's state on disk: whole or refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from solrl_ray.errors import UserError
+from solrl_ray.learning.state import LearnerState
+
+
+def a_state(updates: int = 3) -> LearnerState:
+    generator = torch.Generator().manual_seed(updates)
+
+    def factors() -> dict[str, torch.Tensor]:
+        return {
+            "block.lora_A": torch.randn(2, 5, generator=generator),
+            "block.lora_B": torch.randn(3, 2, generator=generator),
+        }
+
+    return LearnerState(
+        updates=updates,
+        default=factors(),
+        old=factors(),
+        ema=factors(),
+        exp_avg=factors(),
+        exp_avg_sq=factors(),
+    )
+
+
+def assert_equal(left: LearnerState, right: LearnerState) -> None:
+    assert left.updates == right.updates
+    for part in (f.name for f in fields(LearnerState) if f.name != "updates"):
+        mine, other = getattr(left, part), getattr(right, part)
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[name], other[name]) for name in mine), part
+
+
+def test_a_saved_state_comes_back_bit_for_bit_in_files_of_equal_bytes(tmp_path: Path) -> None:
+    a_state().save(tmp_path / "here")
+    LearnerState.load(tmp_path / "here").save(tmp_path / "there")
+    assert_equal(LearnerState.load(tmp_path / "there"), a_state())
+    names = sorted(path.name for path in (tmp_path / "here").iterdir())
+    assert names == ["optimizer.safetensors", "policy.safetensors", "state.json"]
+    for name in names:
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+
+
+def test_saving_under_a_name_in_use_replaces_what_stood_there(tmp_path: Path) -> None:
+    a_state(1).save(tmp_path / "state")
+    a_state(2).save(tmp_path / "state")
+    assert_equal(LearnerState.load(tmp_path / "state"), a_state(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+def test_what_a_killed_save_left_behind_is_no_state_and_no_obstacle(tmp_path: Path) -> None:
+    left = tmp_path / ".state.partial"
+    left.mkdir()
+    (left / "policy.safetensors").write_bytes(b"half")
+    with pytest.raises(UserError, match="no complete learner state"):
+        LearnerState.load(tmp_path / "state")
+    a_state().save(tmp_path / "state")
+    assert_equal(LearnerState.load(tmp_path / "state"), a_state())
+
+
+@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors"])
+def test_a_changed_bit_is_refused_by_file_name(tmp_path: Path, name: str) -> None:
+    a_state().save(tmp_path / "state")
+    data = bytearray((tmp_path / "state" / name).read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "state" / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"{name} is damaged"):
+        LearnerState.load(tmp_path / "state")
+
+
+def test_a_cut_off_or_missing_file_is_refused(tmp_path: Path) -> None:
+    a_state().save(tmp_path / "state")
+    policy = tmp_path / "state" / "policy.safetensors"
+    policy.write_bytes(policy.read_bytes()[:-4])
+    with pytest.raises(UserError, match="is damaged"):
+        LearnerState.load(tmp_path / "state")
+    policy.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        LearnerState.load(tmp_path / "state")
+
+
+def test_a_manifest_of_another_format_or_half_written_is_refused(tmp_path: Path) -> None:
+    a_state().save(tmp_path / "state")
+    path = tmp_path / "state" / "state.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"format": "solrl-learner-state/99"}))
+    with pytest.raises(UserError, match="solrl-learner-state/99"):
+        LearnerState.load(tmp_path / "state")
+    path.write_text(json.dumps(manifest | {"updates": 4}))
+    with pytest.raises(UserError, match="checksum"):
+        LearnerState.load(tmp_path / "state")
+    path.write_text(json.dumps(manifest)[:40])
+    with pytest.raises(UserError, match="damaged"):
+        LearnerState.load(tmp_path / "state")
+
+
+def test_a_state_of_another_model_is_refused_by_factor_name() -> None:
+    shapes = {"block.lora_A": torch.Size([2, 5]), "block.lora_B": torch.Size([3, 2])}
+    a_state().check_fits(shapes)
+    with pytest.raises(UserError, match=r"block.lora_A is \(2, 5\), the model has \(4, 5\)"):
+        a_state().check_fits(shapes | {"block.lora_A": torch.Size([4, 5])})
+    with pytest.raises(UserError, match=r"other\.lora_A is missing"):
+        a_state().check_fits(shapes | {"other.lora_A": torch.Size([4, 5])})
+    with pytest.raises(UserError, match=r"exp_avg of block\.lora_B is missing"):
+        replace(a_state(), exp_avg={"block.lora_A": torch.zeros(2, 5)}).check_fits(shapes)
