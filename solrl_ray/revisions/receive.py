@@ -59,6 +59,7 @@ def apply_packed(
 
     `base_weights` are needed for the latter only. Returns and raises as `Receiver.apply`.
     """
+    _check_touches(revision)
     held: dict[str, torch.Tensor] = {}
     for module in revision.modules:
         layer = touched_layer(model, module)
@@ -74,7 +75,7 @@ def apply_packed(
         except ValueError as error:
             raise RunError(f"{revision.name} does not fit {module}: {error}") from error
         held.update(packed_buffers(module, layer.weight()))
-    return _proof(revision, held)
+    return len(revision.modules), tensors_digest(held)
 
 
 @torch.no_grad()
@@ -86,7 +87,8 @@ def apply_merged(
 
     Returns and raises as `Receiver.apply`.
     """
-    if base_weights and tensors_digest(base_weights) != revision.base_digest:
+    _check_touches(revision)
+    if tensors_digest(base_weights) != revision.base_digest:
         raise RunError(f"{revision.name} was made for other base weights than this worker's")
     held: dict[str, torch.Tensor] = {}
     for module in revision.modules:
@@ -94,7 +96,7 @@ def apply_merged(
         if not isinstance(layer, nn.Linear):
             raise RunError(f"{module} is quantised, but only full-precision weights can be merged into")
         held[f"{module}.weight"] = _merge_into(layer, module, revision, base_weights)
-    return _proof(revision, held)
+    return len(revision.modules), tensors_digest(held)
 
 
 def touched_layer(model: nn.Module, module: str) -> nn.Linear | EmulatedNVFP4Linear:
@@ -117,7 +119,6 @@ def _merge_into(
     return layer.weight
 
 
-def _proof(revision: Revision, held: Mapping[str, torch.Tensor]) -> tuple[int, str]:
+def _check_touches(revision: Revision) -> None:
     if not revision.modules:
         raise RunError(f"{revision.name} touches no module: nothing would be published")
-    return len(revision.modules), tensors_digest(held)

@@ -1,4 +1,4 @@
-"""The emulated linear: NVFP4's numerics exactly, one quantisation for all consumers of a tensor, buffers in place."""
+"""The emulated linear: exact numerics, one quantisation for all consumers of a tensor, buffers in place."""
 
 import copy
 
@@ -80,10 +80,16 @@ def test_activations_at_the_ends_of_float32_are_quantised_as_the_reference_does(
 
 
 def test_exact_ties_are_rounded_as_the_reference_does() -> None:
-    # amax 2688 makes the block scale 448 and the element scale exactly 1/448: multiples of 112 are ties of E2M1.
-    x = torch.arange(-24, 24, dtype=torch.float32).repeat(16)[: 16 * 32].view(16, 32) * 112
-    x[:, ::16] = 2688
-    assert torch.equal(ActivationQuantizer()(x).operand, nvfp4.quantize(x).operand())
+    # With a tensor amax of 2688, a block amax of 96 = 6 · 16 has the block scale 16 exactly.
+    ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    x = torch.zeros(1, 64)
+    x[0, 0], x[0, 16], x[0, 32] = 2688, 96, -96
+    x[0, 17:24], x[0, 33:40] = 16 * ties, -16 * ties
+    operand = ActivationQuantizer()(x).operand
+    even = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    assert operand[0, 17:24].tolist() == [16 * value for value in even]
+    assert operand[0, 33:40].tolist() == [-16 * value for value in even]
+    assert torch.equal(operand, nvfp4.quantize(x).operand())
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "bias"), [(128, 96, True), (40, 24, False), (512, 128, True)])
@@ -110,7 +116,9 @@ def test_bfloat16_output_is_rounded_once() -> None:
     alpha = float(a.amax) * float(w.amax) / (36 * 448**2)
     exact = a.operand().double() @ w.operand().double().t() * alpha + source.bias.double()
     wrong = (out != exact.float().to(torch.bfloat16)).double().mean()
-    assert wrong < 0.002  # only where float32 accumulation crosses a rounding boundary; scales in bfloat16: half
+    assert (
+        wrong < 0.002
+    )  # only where float32 accumulation crosses a rounding boundary; scales in bfloat16: half
 
 
 def test_it_differs_from_the_float_linear_by_what_four_bits_cost() -> None:

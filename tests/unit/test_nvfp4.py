@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from solrl_ray.quantization import nvfp4
 
-VECTORS = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
+VECTORS = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())[
+    "vectors"
+]
 
 
 def floats(hexadecimal: str, shape: list[int]) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(bytes.fromhex(hexadecimal), "<f4").astype(np.float32).reshape(shape))
+    return torch.from_numpy(
+        np.frombuffer(bytes.fromhex(hexadecimal), "<f4").astype(np.float32).reshape(shape)
+    )
 
 
 def hexadecimal(tensor: torch.Tensor) -> str:
@@ -114,7 +118,7 @@ def test_each_element_is_within_half_a_step_of_its_input(seed: int, exponent: in
     x = randn(8, 64, seed=seed) * torch.exp(spread * randn(8, 64, seed=seed + 1)) * 2.0**exponent
     quantized = nvfp4.quantize(x)
     block_amax = x.abs().view(8, 4, 16).amax(-1, keepdim=True)
-    # The widest step of E2M1 is 2 of 6; the block scale adds its own rounding (E4M3, and 2^-10 of its least step).
+    # The widest step of E2M1 is 2 of 6; the block scale adds its own rounding.
     bound = block_amax * (1 / 6 + 1 / 16) * 1.001 + float(quantized.amax) / 448 * 2**-9
     assert ((quantized.dequantize() - x).abs().view(8, 4, 16) <= bound).all()
 

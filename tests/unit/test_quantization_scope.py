@@ -69,9 +69,7 @@ def test_small_linears_may_be_left_alone() -> None:
     model = transformer()
     report = quantize_(model, "nvfp4-emulated", QuantizationScope(skip=SKIP, min_features=32))
     assert len(report.layers) == 5
-    assert (
-        report.skipped["transformer_blocks.0.attn.to_q"] == "max(in, out) features 32 <= min_features 32"
-    )
+    assert report.skipped["transformer_blocks.0.attn.to_q"] == "max(in, out) features 32 <= min_features 32"
 
 
 def test_the_quantised_model_runs_and_is_near_the_float_one() -> None:
