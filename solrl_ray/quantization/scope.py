@@ -79,10 +79,14 @@ def quantize_(model: nn.Module, tier: str, scope: QuantizationScope) -> Quantiza
 
 
 def skip_reason(name: str, linear: nn.Linear, scope: QuantizationScope) -> str:
-    """Why the scope leaves this linear unquantised; empty if it does not."""
+    """Why the scope leaves this linear unquantised; empty if it does not.
+
+    An entry of `scope.skip` is a substring of the module path; after ``^`` it must be at the path's start,
+    which is how FLUX's final ``proj_out`` is told from the ``proj_out`` of each single block.
+    """
     for part in scope.skip:
-        if part in name:
-            return f"name contains {part!r}"
+        if name.startswith(part[1:]) if part.startswith("^") else part in name:
+            return f"path matches {part!r}"
     largest = max(linear.in_features, linear.out_features)
     if largest <= scope.min_features:
         return f"max(in, out) features {largest} <= min_features {scope.min_features}"

@@ -13,7 +13,7 @@ from solrl_ray.policy import adapters
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 
-SKIP = ["x_embedder", "context_embedder", "time_text_embed", "norm", "proj_out"]
+SKIP = ["x_embedder", "context_embedder", "time_text_embed", "norm", "^proj_out"]
 
 
 def transformer() -> FluxTransformer2DModel:
@@ -55,20 +55,21 @@ def test_exactly_the_linears_in_the_scope_are_replaced() -> None:
         *(f"{double}{part}.net.{i}" for part in ("ff", "ff_context") for i in ("0.proj", "2")),
         *(f"{single}attn.{name}" for name in attention),
         f"{single}proj_mlp",
+        f"{single}proj_out",
     }
     assert set(report.layers) == set(quantized_layers(model))
     assert set(report.layers) | set(report.skipped) == linears
-    assert report.skipped[f"{single}proj_out"] == "name contains 'proj_out'"
-    assert report.skipped[f"{double}norm1.linear"] == "name contains 'norm'"
-    # width 32: 8 + 3 of 32x32, 2 x 2 + 1 of 32x128
-    assert report.quantized_parameters == 11 * 32 * 32 + 5 * 32 * 128
+    assert report.skipped["proj_out"] == "path matches '^proj_out'"
+    assert report.skipped[f"{double}norm1.linear"] == "path matches 'norm'"
+    # width 32: 8 + 3 of 32x32, 2 x 2 + 1 of 32x128, the single block's output 160x32
+    assert report.quantized_parameters == 11 * 32 * 32 + 5 * 32 * 128 + 160 * 32
     assert report.skipped_parameters > 0
 
 
 def test_small_linears_may_be_left_alone() -> None:
     model = transformer()
     report = quantize_(model, "nvfp4-emulated", QuantizationScope(skip=SKIP, min_features=32))
-    assert len(report.layers) == 5
+    assert len(report.layers) == 6
     assert report.skipped["transformer_blocks.0.attn.to_q"] == "max(in, out) features 32 <= min_features 32"
 
 
