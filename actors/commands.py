@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -53,16 +54,33 @@ def train(
 
 
 def connect(config: Config, address: str | None) -> None:
-    """Join the cluster at `address`, or start a local one with token authentication, as Ray's default is."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    """Join the cluster at `address`, or start a local Ray whose dashboard and jobs ask for this user's token."""
     if ray.is_initialized():
         return
-    ray.init(
-        address=address or "local",
-        namespace=f"solrl-{config.run.name}",
-        log_to_driver=False,
-        logging_level="warning",
-    )
+    if address is None:
+        _provide_token()
+    try:
+        context = ray.init(
+            address=address or "local",
+            namespace=f"solrl-{config.run.name}",
+            log_to_driver=False,
+            logging_level="error",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
+        raise RunError(f"{where}: {waiting.first_line(error)}") from error
+    if context.dashboard_url:
+        print(f"dashboard   http://{context.dashboard_url} (token: `ray get-auth-token`)", flush=True)
+
+
+def _provide_token() -> None:
+    """Make the token that Ray's tools look for, unless there is one: in token mode nothing starts without."""
+    path = Path.home() / ".ray" / "auth_token"
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or path.exists()
+    if os.environ["RAY_AUTH_MODE"] == "token" and not given:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(32))
 
 
 def _controller(config: Config, folder: Path, roles: Roles) -> Any:

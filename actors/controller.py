@@ -48,6 +48,8 @@ class Controller:
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         self._embeddings: dict[str, Any] = {}
+        self._began = self._published = time.monotonic()
+        self._checkpoint_seconds = 0.0
 
     def progress(self) -> Progress:
         """A snapshot; answers from another thread while `run` is at work."""
@@ -62,6 +64,7 @@ class Controller:
         self._open(point)
         if not self._evaluated("base", 0) and point.updates == 0:
             self._evaluate_start()
+        self._began = time.monotonic()
         for iteration in range(point.updates, self._config.run.iterations):
             self._iterate(iteration)
             self._evaluate_on_the_way(iteration + 1)
@@ -82,7 +85,7 @@ class Controller:
         self._publish(point.updates)
 
     def _iterate(self, iteration: int) -> None:
-        config, began = self._config, time.monotonic()
+        config = self._config
         self._telemetry.begin_iteration(iteration)
         self._telemetry.state("exploring")
         prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
@@ -99,15 +102,21 @@ class Controller:
         self._telemetry.state("learning")
         learning = time.monotonic()
         update = self._learners.update(iteration, rolled.groups, [embeddings[p.id] for p in prompts])
-        seconds = {"learn": time.monotonic() - learning, "total": time.monotonic() - began}
-        self._commit(iteration, rolled, update, seconds)
+        self._commit(iteration, rolled, update, learning)
 
-    def _commit(
-        self, iteration: int, rolled: RolledOut, update: UpdateMetrics, seconds: dict[str, float]
-    ) -> None:
-        """Metrics first, then the checkpoint, which makes the iteration count; then the next revision."""
+    def _commit(self, iteration: int, rolled: RolledOut, update: UpdateMetrics, learning: float) -> None:
+        """Metrics first, then the checkpoint, which makes the iteration count; then the next revision.
+
+        So an iteration's record begins where the one before ended, with checkpoint and publication of the revision
+        that it explores with.
+        """
         self._telemetry.state("writing the checkpoint")
+        seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
+        explored = rolled.clocks["explore"].first
+        if explored is not None:  # None if a resumed run had all candidates already
+            seconds["publish"] = explored - max(self._published, self._began)
         state = self._learners.state()
+        seconds["total"] = time.monotonic() - self._began
         metrics = iteration_metrics(
             self._config,
             iteration=iteration,
@@ -120,13 +129,16 @@ class Controller:
             factors=state.default,
         )
         self._telemetry.iteration(metrics)
+        self._began = time.monotonic()
         state.save(self._folder.checkpoint(iteration + 1))
         self._folder.prune(keep=self._config.checkpoints.keep)
+        self._checkpoint_seconds = time.monotonic() - self._began
         self._publish(iteration + 1)
 
     def _publish(self, updates: int) -> None:
         """Make revision `updates` of the sampling policy, store it, and have both pools load it."""
         self._telemetry.state(f"publishing revision {updates}")
+        self._published = time.monotonic()
         revision = self._learners.revision("old")
         self._store.save(revision)
         self._store.prune(keep=REVISIONS_KEPT)
@@ -146,6 +158,7 @@ class Controller:
         every = self._config.evaluation.every
         if every and updates % every == 0 and updates < self._config.run.iterations:
             self._evaluate_ema(updates)
+            self._began = time.monotonic()  # evaluation has a record of its own
             self._publish(updates)
 
     def _evaluate_ema(self, updates: int) -> None:

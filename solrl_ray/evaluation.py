@@ -16,7 +16,9 @@ from solrl_ray.records import Address, Prompt, WorkUnit
 from solrl_ray.rollout import addresses
 
 
-def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, revision: int) -> list[WorkUnit]:
+def evaluation_units(
+    config: Config, prompts: Sequence[Prompt], *, updates: int, revision: int
+) -> list[WorkUnit]:
     """One unit per prompt: its fixed addresses, the same for every policy and iteration."""
     indices = tuple(range(config.evaluation.samples))
     return [

@@ -14,7 +14,8 @@ class IterationMetrics:
     revision: int
     seconds: dict[str, float]
     """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
-    ``learn``, ``publish``, ``checkpoint``, ``total``."""
+    ``learn``, ``publish`` (of the revision that was explored with, until a worker that proved it had work),
+    ``checkpoint`` (of the state that the iteration began with), ``total``."""
     busy_seconds: dict[str, float]
     """Summed seconds that workers spent computing, by stage."""
     candidates: int

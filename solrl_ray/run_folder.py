@@ -12,9 +12,9 @@ from typing import IO, Any
 
 import safetensors.torch
 import torch
-import yaml
 from safetensors import safe_open
 
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_file
@@ -63,8 +63,7 @@ class RunFolder:
             )
         self.lock(seconds=20.0 if resume else 0.0)
         try:
-            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-            replace_file(self.path / "config.yaml", text.encode())
+            replace_file(self.path / "config.yaml", to_yaml(config).encode())
         except OSError as error:
             raise UserError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
 

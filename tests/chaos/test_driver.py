@@ -52,10 +52,11 @@ def lines(path: Path) -> int:
 STATES: dict[str, Callable[[Path], bool]] = {
     "some candidates are in": lambda run: lines(run / "journal/iteration-000001.jsonl") >= 3,
     "a group is regenerated": lambda run: any((run / "samples/iteration-000001").glob("*.safetensors")),
-    "an iteration is measured, its checkpoint is not there": lambda run: b'"iteration": 1, "revision": 1'
-    in (run / "metrics.jsonl").read_bytes()
-    if (run / "metrics.jsonl").exists()
-    else False,
+    "an iteration is measured, its checkpoint is not there": lambda run: (
+        b'"iteration": 1, "revision": 1' in (run / "metrics.jsonl").read_bytes()
+        if (run / "metrics.jsonl").exists()
+        else False
+    ),
 }
 
 

@@ -64,7 +64,7 @@ class DiesOnce(Explorer):
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         result = super().explore(unit, prompt, embedding)
-        mark = Path(self._config.run.root) / "killed"
+        mark = Path(self._config.run.root) / "shot"
         if unit.iteration == 1 and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,12 +74,9 @@ class DiesOnce(Explorer):
 def test_a_killed_explorer_does_not_change_the_result(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "killed", "fleet.explorers.count=2")
     commands.train(config, live=False, roles=Roles(explorer=DiesOnce))
-    assert (tmp_path / "killed").exists()
+    assert (tmp_path / "shot").exists()
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 1
-    assert {"explorer-0.1", "explorer-1.1"} & {
-        a["worker"] for a in json.loads((folder(config) / "attestations.json").read_text())
-    }
 
 
 class Poisoned(Explorer):
@@ -130,6 +127,6 @@ def test_a_second_run_into_the_same_folder_is_refused(calm: Config) -> None:
 
 def test_a_reward_that_returns_nan_ends_the_run_before_anything_is_trained(tmp_path: Path) -> None:
     config = small_config(tmp_path, "nan", "rewards=[{kind: 'tests.system.rewards:nan'}]")
-    with pytest.raises(RunError, match="tests.system.rewards:nan"):
+    with pytest.raises(RunError, match=r"tests\.system\.rewards:nan"):
         commands.train(config, live=False)
     assert not (folder(config) / "checkpoints").exists()

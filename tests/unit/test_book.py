@@ -9,9 +9,7 @@ from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationBook, IterationPlan
 from solrl_ray.scheduling.ledger import Outcome
 
-PLAN = IterationPlan(
-    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, micro_batch=2
-)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, micro_batch=2)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
 
 

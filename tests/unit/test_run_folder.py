@@ -46,7 +46,10 @@ def test_a_journal_stops_at_a_line_whose_checksum_does_not_hold(tmp_path: Path) 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[1].replace(b"1", b"7", 1) + lines[2])
     entries = Journal(path).entries()
-    assert [e["n"] for e in entries] in ([0], [0, 1])  # the first "1" may stand in the checksum or in the text
+    assert [e["n"] for e in entries] in (
+        [0],
+        [0, 1],
+    )  # the first "1" may stand in the checksum or in the text
     assert entries[-1]["n"] == 0
 
 
@@ -68,9 +71,7 @@ def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> 
         "import sys, time; from pathlib import Path; from solrl_ray.run_folder import RunFolder\n"
         "folder = RunFolder(Path(sys.argv[1])); folder.lock(seconds=0); print('held', flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(UserError, match=f"in use by process {holder.pid} on {os.uname().nodename}"):
         RunFolder(tmp_path).lock(seconds=0)
