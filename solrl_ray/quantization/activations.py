@@ -28,6 +28,7 @@ from solrl_ray.quantization import nvfp4
 
 _EXPONENT = 0x7F800000
 """The exponent field of a float32: what is left is the power of two below |y|."""
+_EXPONENT_TENSOR = torch.tensor(_EXPONENT, dtype=torch.int32)  # an operand that need not be made for each call
 _ONE_BITS = 0x3F800000
 _E4M3_MIN_NORMAL = 2.0**-6
 _E4M3_MIN_NORMAL_BITS = 0x3C800000
@@ -130,7 +131,7 @@ def _quantize_into(scratch: _Scratch, matrix: torch.Tensor) -> Activation:
 
     scales = scratch.scales.mul_(float(to_scale))
     element_scales = scratch.element_scales
-    torch.bitwise_and(scratch.scale_bits, _EXPONENT, out=scratch.element_scale_bits)
+    torch.bitwise_and(scratch.scale_bits, _EXPONENT_TENSOR, out=scratch.element_scale_bits)
     if not all_normal:
         scratch.element_scale_bits.clamp_(min=_E4M3_MIN_NORMAL_BITS)
     scales.add_(element_scales, alpha=_E4M3_MAGIC).sub_(element_scales, alpha=_E4M3_MAGIC)
@@ -142,7 +143,7 @@ def _quantize_into(scratch: _Scratch, matrix: torch.Tensor) -> Activation:
     torch.mul(matrix.view_as(scratch.value_blocks), scratch.element_scale_column, out=scratch.value_blocks)
     if not all_normal:
         values.clamp_(-nvfp4.E2M1_MAX, nvfp4.E2M1_MAX)
-    torch.bitwise_and(scratch.value_bits, _EXPONENT, out=scratch.work_bits)
+    torch.bitwise_and(scratch.value_bits, _EXPONENT_TENSOR, out=scratch.work_bits)
     scratch.work_bits.clamp_(min=_ONE_BITS)
     values.add_(work, alpha=_E2M1_MAGIC).sub_(work, alpha=_E2M1_MAGIC)
     scratch.value_blocks.mul_(scratch.scale_column)

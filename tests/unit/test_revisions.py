@@ -352,6 +352,21 @@ def test_a_packed_layer_of_another_shape_is_refused() -> None:
         Receiver(net).apply(publisher().build(1, factors()))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_publishes_and_holds_the_bytes_of_a_cpu() -> None:
+    revision = publisher().build(5, factors())
+    assert publisher(model().cuda()).build(5, factors()).to_bytes() == revision.to_bytes()
+    quantized = model().cuda()
+    quantize_(quantized, "nvfp4-emulated", SCOPE)
+    before = addresses(quantized)
+    bound, digest = Receiver(quantized).apply(revision)
+    assert Expected(modules=bound, digest=digest) == revision.expected["explorer"]
+    assert addresses(quantized) == before
+    bound, digest = Receiver(model().cuda()).apply(revision)
+    assert Expected(modules=bound, digest=digest) == revision.expected["regenerator"]
+
+
 # Receipts
 
 
