@@ -1,0 +1,278 @@
+"""What share of an iteration is not stage work? Real actors, selector, journal and checkpoints; stages that sleep.
+
+    python benchmarks/orchestration.py --explorers 1 2 4 --seconds 1.0
+
+A preview unit, a regeneration and an update each sleep for `--seconds`. The yardstick is the same schedule without
+any cost: the same units on the same workers, list-scheduled (`ideal_seconds`). Overhead is (measured - ideal) /
+measured over whole iterations: messages, waiting, journal, checkpoint and publication included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
+
+import matplotlib.pyplot as plt
+import ray
+import torch
+
+from actors import commands
+from actors.regenerator import Evaluated, GroupReport
+from actors.roles import Roles
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.noise import uniform
+from solrl_ray.records import (
+    Address,
+    Attestation,
+    Prompt,
+    PromptEmbedding,
+    Receipt,
+    SampleGroup,
+    UnitResult,
+    WorkUnit,
+)
+from solrl_ray.revisions.payload import Policy, Revision
+from solrl_ray.revisions.publish import Publisher
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PROMPTS, UNITS, KEEP, MICRO_BATCH = 8, 2, 4, 4
+LATENTS = (64, 16)
+MODULE = "block.to_q"
+
+
+class SleepingEncoder:
+    def __init__(self, config: Config, folder: Path) -> None:
+        pass
+
+    def embed(self, prompt: Prompt) -> PromptEmbedding:
+        return PromptEmbedding(prompt_id=prompt.id, tensors={"prompt_embeds": torch.zeros(1)}, digest=prompt.id)
+
+
+class SleepingWorker:
+    """Holds revisions as a real worker does and proves them; its stages sleep."""
+
+    role = ""
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name = name
+        self._seconds = float(config.run.name.split("-")[-1])
+
+    def start(self) -> Attestation:
+        return Attestation(worker=self._name, device="none", tier="sleep", score_class="sleep", checks={})
+
+    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
+        revision = Revision.from_bytes(payload)
+        expected = revision.expected[self.role]
+        return Receipt(
+            worker=self._name,
+            role=self.role,
+            revision=revision.revision,
+            score_class="sleep",
+            bound_modules=expected.modules,
+            buffer_digest=expected.digest,
+            probe_digest="",
+        )
+
+    def rewards(self, unit: WorkUnit) -> tuple[float, ...]:
+        address = Address(run_seed=0, purpose="reward", prompt_id=unit.prompt_id, index=unit.indices[0])
+        return tuple(uniform(address, (len(unit.indices),)).tolist())
+
+
+class SleepingExplorer(SleepingWorker):
+    role = "explorer"
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        time.sleep(self._seconds)
+        return UnitResult(
+            unit=unit,
+            rewards=self.rewards(unit),
+            worker=self._name,
+            score_class="sleep",
+            seconds=self._seconds,
+        )
+
+
+class SleepingRegenerator(SleepingWorker):
+    role = "regenerator"
+
+    def regenerate(
+        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
+    ) -> tuple[GroupReport, SampleGroup]:
+        time.sleep(self._seconds)
+        rewards = self.rewards(unit)
+        group = SampleGroup(
+            iteration=unit.iteration,
+            revision=unit.revision,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=rewards,
+            latents=torch.zeros(len(unit.indices), *LATENTS),
+            seconds=self._seconds,
+            worker=self._name,
+        )
+        return GroupReport(prompt_id=unit.prompt_id, rewards=rewards, seconds=self._seconds), group
+
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Evaluated:
+        images = torch.zeros(len(unit.indices), 3, 8, 8)
+        return Evaluated(unit=unit, rewards=self.rewards(unit), images=images)
+
+
+class SleepingLearner:
+    """A learner whose update sleeps; state, factors and revisions have real formats."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        self._seconds = float(config.run.name.split("-")[-1])
+        self._updates = 0
+        self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, quantized=[MODULE])
+        rank_of_lora = config.model.lora.rank
+        self._factors = {
+            f"{MODULE}.lora_A": torch.ones(rank_of_lora, 32),
+            f"{MODULE}.lora_B": torch.zeros(32, rank_of_lora),
+        }
+
+    def host(self) -> str:
+        return "here"
+
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", 0
+
+    def join(self, address: str, port: int, one_host: bool) -> None:
+        pass
+
+    def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
+        fetched = ray.get(groups, timeout=60)
+        time.sleep(self._seconds)
+        self._updates += 1
+        return UpdateMetrics(
+            iteration=iteration,
+            revision=self._updates,
+            loss=0.0,
+            policy_loss=0.0,
+            kl=0.0,
+            gradient_norm=0.0,
+            samples=sum(len(group.indices) for group in fetched),
+            passes=1,
+            seconds=self._seconds,
+            advantage_std=0.0,
+            advantage_max=0.0,
+            advantage_clipped=0.0,
+        )
+
+    def state(self) -> LearnerState:
+        def copy() -> dict[str, torch.Tensor]:
+            return {name: factor.clone() for name, factor in self._factors.items()}
+
+        return LearnerState(
+            updates=self._updates,
+            default=copy(),
+            old=copy(),
+            ema=copy(),
+            exp_avg=copy(),
+            exp_avg_sq=copy(),
+        )
+
+    def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
+        return self._factors
+
+    def revision(self, policy: Policy) -> Revision:
+        return self._publisher.build(self._updates, self._factors, policy=policy)
+
+
+def ideal_seconds(explorers: int, regenerators: int, stage: float) -> float:
+    """One iteration without any cost: units in plan order to the first free worker, then one update."""
+    explorer_free, regenerator_free = [0.0] * explorers, [0.0] * regenerators
+    selected = [0.0] * PROMPTS
+    for prompt in range(PROMPTS):
+        for _ in range(UNITS):
+            done = heapq.heappop(explorer_free) + stage
+            heapq.heappush(explorer_free, done)
+            selected[prompt] = max(selected[prompt], done)
+    finished = 0.0
+    for ready in sorted(selected):
+        done = max(heapq.heappop(regenerator_free), ready) + stage
+        heapq.heappush(regenerator_free, done)
+        finished = max(finished, done)
+    return finished + stage
+
+
+def measure(explorers: int, stage: float, iterations: int, root: Path) -> dict[str, Any]:
+    """Run and compare; the first iteration, which also publishes for the first time, is left out."""
+    overrides = (
+        f"run={{name: 'sleep-{explorers}-{stage}', root: '{root}', iterations: {iterations}}}",
+        f"rollout={{prompts: {PROMPTS}, pool: {UNITS * MICRO_BATCH}, keep: {KEEP}}}",
+        f"rollout.preview.micro_batch={MICRO_BATCH}",
+        "evaluation={prompts: 2, samples: 2, pictures: 0, reference: ''}",
+        f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {explorers}}}}}",
+    )
+    config = load([ROOT / "configs" / "demo.yaml"], overrides)
+    roles = Roles(
+        encoder=SleepingEncoder,
+        explorer=SleepingExplorer,
+        regenerator=SleepingRegenerator,
+        learner=SleepingLearner,
+    )
+    commands.train(config, live=False, roles=roles)
+    folder = root / config.run.name
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    totals = [r["seconds"]["total"] for r in records if r["event"] == "iteration" and r["iteration"] > 0]
+    ideal = ideal_seconds(explorers, explorers, stage)
+    measured = statistics.median(totals)
+    return {
+        "explorers": explorers,
+        "stage_seconds": stage,
+        "iterations": len(totals),
+        "ideal_seconds": ideal,
+        "measured_seconds": measured,
+        "overhead": (measured - ideal) / measured,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--explorers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of every stage")
+    parser.add_argument("--iterations", type=int, default=4, help="the first one is not counted")
+    arguments = parser.parse_args()
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    rows = []
+    for explorers in arguments.explorers:
+        with tempfile.TemporaryDirectory() as root:
+            rows.append(measure(explorers, arguments.seconds, arguments.iterations, Path(root)))
+    print(f"{'explorers':>9} {'ideal s':>8} {'measured s':>10} {'overhead':>9}")
+    for row in rows:
+        print(
+            f"{row['explorers']:>9} {row['ideal_seconds']:>8.2f} {row['measured_seconds']:>10.3f} "
+            f"{row['overhead']:>9.2%}"
+        )
+    RESULTS.mkdir(exist_ok=True)
+    conditions = {
+        "units": f"{PROMPTS} prompts x {UNITS} preview units, {PROMPTS} regenerations, 1 update",
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "ray": ray.__version__,
+    }
+    content = {"conditions": conditions, "rows": rows}
+    (RESULTS / "orchestration.json").write_text(json.dumps(content, indent=1) + "\n")
+    figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
+    axis.bar([str(row["explorers"]) for row in rows], [100 * row["overhead"] for row in rows], color="#0072b2")
+    axis.axhline(2, color="#555555", linestyle="--", linewidth=1)
+    axis.set(xlabel="explorers", ylabel="share that is not stage work, %")
+    figure.savefig(RESULTS / "orchestration.png", dpi=120)
+
+
+if __name__ == "__main__":
+    main()
