@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from tests.learning import config, embeddings, groups
 from tests.system.ranks import run_ranks
 
 STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
-POLICIES = ("default", "old", "ema")
+POLICIES: tuple[Literal["default", "old", "ema"], ...] = ("default", "old", "ema")
 
 
 def build(pipeline: Path, rank: int, world_size: int, zero_stage: int) -> Learner:
