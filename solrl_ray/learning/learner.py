@@ -75,8 +75,8 @@ class UpdateMetrics:
 class Learner:
     """Trains ``default`` and keeps ``old`` (the sampling policy) and the EMA beside it.
 
-    The process group must have been joined (`engine.process_group`). All methods are collective: every rank
-    calls them with equal arguments.
+    The process group must have been joined (`engine.process_group`). `update` and `state` are collective:
+    every rank calls them, `update` with equal arguments.
     """
 
     def __init__(self, config: Config, model: DiffusionModel, rank: int, world_size: int) -> None:
@@ -125,13 +125,7 @@ class Learner:
         started = time.perf_counter()
         if self._failed:
             raise RunError("this learner's last update failed half-way; build a new one from the last state")
-        check_groups(
-            groups, iteration=iteration, revision=self.revision, latent_shape=self._model.latent_shape
-        )
-        self._check_ranks_agree(fingerprint(groups))
-        missing = sorted({group.prompt_id for group in groups} - embeddings.keys())
-        if missing:
-            raise RunError(f"iteration {iteration} has no embedding of prompt {missing[0]}")
+        self._check(iteration, groups, embeddings)
         rewards, positions = rewards_and_groups(groups)
         advantages = group_advantages(rewards, positions, self._config.objective.advantage)
         batches = rank_batches(
@@ -164,6 +158,18 @@ class Learner:
             advantage_max=float(np.max(np.abs(advantages))),
             advantage_clipped=float(np.mean(np.abs(advantages) > clip)),
         )
+
+    def _check(
+        self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
+    ) -> None:
+        """Raises RunError for what must not be learned from, before anything has been computed."""
+        check_groups(
+            groups, iteration=iteration, revision=self.revision, latent_shape=self._model.latent_shape
+        )
+        missing = sorted({group.prompt_id for group in groups} - embeddings.keys())
+        if missing:
+            raise RunError(f"iteration {iteration} has no embedding of prompt {missing[0]}")
+        self._check_ranks_agree(fingerprint(groups))
 
     def _accumulate(
         self,
@@ -314,7 +320,6 @@ class Learner:
         moments = {key: [getattr(state, key)[name] for name in self._parameters] for key in MOMENTS}
         self._engine.restore(moments, state.updates)
         self._updates = state.updates
-        self._failed = False
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off the factors; the process group stays."""

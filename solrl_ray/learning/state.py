@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import safetensors.torch
 import torch
 
 from solrl_ray.errors import UserError
+from solrl_ray.files import replace_folder
 
 FORMAT = "solrl-learner-state/1"
 
@@ -47,26 +46,20 @@ class LearnerState:
         A resumed run comes by the same update again: what stands under the name is then the same state, or a
         damaged one, and is replaced.
         """
-        partial = folder.with_name(f".{folder.name}.partial")
-        if partial.exists():
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-        files = {}
+        contents = {}
         for name, parts in _FILES.items():
             tensors = {
                 f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()
             }
-            data = safetensors.torch.save(tensors)
-            _write(partial / name, data)
-            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            contents[name] = safetensors.torch.save(tensors)
+        files = {
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in contents.items()
+        }
         manifest = {"format": FORMAT, "updates": self.updates, "files": files}
         manifest["sha256"] = _manifest_digest(manifest)
-        _write(partial / "state.json", json.dumps(manifest, indent=2).encode() + b"\n")
-        _sync_folder(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-        _sync_folder(folder.parent)
+        contents["state.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
+        replace_folder(folder, contents)
 
     @classmethod
     def load(cls, folder: Path) -> LearnerState:
@@ -129,19 +122,3 @@ def _read_checked(path: Path, expected: dict[str, Any]) -> bytes:
     if len(data) != expected["bytes"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
         raise UserError(f"{path} is damaged: its checksum is not the one that was written")
     return data
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename is only on the disk when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
