@@ -84,17 +84,12 @@ class Publisher:
                     f"the merged weight of {module} has NaN or Inf: revision {revision} is not published"
                 )
             merged[f"{module}.weight"] = weight
-            if policy != "old" or module not in self._quantized:
+            if policy == "old" and module in self._quantized:
+                packed[module], grown = self._pack(module, factors)
+                bumped += [module] if grown else []
+                explored.update(packed_buffers(module, packed[module]))
+            else:
                 explored[f"{module}.weight"] = weight
-                continue
-            rounded = merge_module(module, self._base[module].to(torch.bfloat16), factors, self._scaling)
-            amax, grown = fitting_amax(self._frozen_amax[module], rounded)
-            quantized = quantize_weight(rounded, amax)
-            packed[module] = nvfp4.NVFP4Tensor(
-                packed=quantized.packed.cpu(), scales=quantized.scales.cpu(), amax=quantized.amax.cpu()
-            )
-            bumped += [module] if grown else []
-            explored.update(packed_buffers(module, packed[module]))
         modules = len(merged)
         expected = {REGENERATOR: Expected(modules=modules, digest=tensors_digest(merged))}
         if policy == "old":
@@ -112,6 +107,14 @@ class Publisher:
             bumped=tuple(bumped),
             expected=expected,
         )
+
+    def _pack(self, module: str, factors: Mapping[str, torch.Tensor]) -> tuple[nvfp4.NVFP4Tensor, bool]:
+        """A module's merged weight in NVFP4, on the CPU, and whether it outgrew its frozen amax."""
+        rounded = merge_module(module, self._base[module].to(torch.bfloat16), factors, self._scaling)
+        amax, grown = fitting_amax(self._frozen_amax[module], rounded)
+        weight = quantize_weight(rounded, amax)
+        on_cpu = (weight.packed.cpu(), weight.scales.cpu(), weight.amax.cpu())
+        return nvfp4.NVFP4Tensor(packed=on_cpu[0], scales=on_cpu[1], amax=on_cpu[2]), grown
 
     @property
     def _scaling(self) -> float:
