@@ -39,7 +39,8 @@ class Evaluator:
         started = time.monotonic()
         self._telemetry.state(f"evaluating {policy}")
         by_id = {prompt.id: prompt for prompt in prompts}
-        ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, revision=updates))
+        holder = "ema" if policy == "ema" else "old"  # the base is revision 0 of the sampling policy
+        ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, policy=holder))
         pool = self._fleet.regenerators
         rewards: dict[str, tuple[float, ...]] = {}
         images: dict[str, torch.Tensor] = {}

@@ -27,7 +27,7 @@ class WeightHolder:
         self._model = model
         self._score_class = score_class
         self._receiver = Receiver(model.transformer)
-        self._revision = -1
+        self._holds: tuple[str, int] | None = None
 
     def load(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
         """Verify a payload, swap it in, and run one forward on fixed inputs.
@@ -35,15 +35,16 @@ class WeightHolder:
         Raises:
             RunError: the payload is damaged, binds no module, or does not fit this model.
         """
-        self._revision = -1  # until it is proved, this worker holds nothing that may be used
+        self._holds = None  # until it is proved, this worker holds nothing that may be used
         revision = Revision.from_bytes(payload)
         bound, digest = self._receiver.apply(revision)
-        self._revision = revision.revision
+        self._holds = (revision.policy, revision.revision)
         return Receipt(
             worker=self._worker,
             role=self._role,
             revision=revision.revision,
             score_class=self._score_class,
+            policy=revision.policy,
             bound_modules=bound,
             buffer_digest=digest,
             probe_digest=self._probe(probe),
@@ -51,12 +52,11 @@ class WeightHolder:
 
     def check(self, unit: WorkUnit) -> None:
         """Raises RunError unless this worker holds exactly the unit's revision."""
-        if unit.revision != self._revision:
-            raise RunError(
-                f"{self._worker} holds revision {self._revision}, but unit {unit.id} wants {unit.revision}"
-            )
+        wanted = (unit.policy, unit.revision)
+        if wanted != self._holds:
+            raise RunError(f"{self._worker} holds {self._holds}, but unit {unit.id} wants {wanted}")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _probe(self, embedding: PromptEmbedding) -> str:
         """Digest of the velocity at one addressed state: equal weights in one score class give equal digests."""
         latents = initial_noise([Address(run_seed=self._run_seed, purpose="probe")], self._model.latent_shape)

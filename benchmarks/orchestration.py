@@ -82,6 +82,7 @@ class SleepingWorker:
             role=self.role,
             revision=revision.revision,
             score_class="sleep",
+            policy=revision.policy,
             bound_modules=expected.modules,
             buffer_digest=expected.digest,
             probe_digest="",

@@ -17,12 +17,24 @@ from solrl_ray.rollout import addresses
 
 
 def evaluation_units(
-    config: Config, prompts: Sequence[Prompt], *, updates: int, revision: int
+    config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str
 ) -> list[WorkUnit]:
-    """One unit per prompt: its fixed addresses, the same for every policy and iteration."""
+    """One unit per prompt: its fixed addresses, the same whatever is evaluated.
+
+    Args:
+        updates: updates done; also the revision.
+        policy: ``old`` or ``ema``.
+    """
     indices = tuple(range(config.evaluation.samples))
     return [
-        WorkUnit(stage="evaluate", iteration=updates, revision=revision, prompt_id=prompt.id, indices=indices)
+        WorkUnit(
+            stage="evaluate",
+            iteration=updates,
+            revision=updates,
+            prompt_id=prompt.id,
+            indices=indices,
+            policy=policy,
+        )
         for prompt in prompts
     ]
 

@@ -57,6 +57,8 @@ class WorkUnit:
     revision: int
     prompt_id: str
     indices: tuple[int, ...]
+    policy: str = "old"
+    """Whose revision it is: the sampling policy's, or ``ema`` in evaluations."""
 
     @property
     def id(self) -> str:
@@ -125,6 +127,8 @@ class Receipt:
     role: str
     revision: int
     score_class: str
+    policy: str
+    """``old``, the sampling policy, or another one that was published for evaluation."""
     bound_modules: int
     """How many LoRA-touched modules were overwritten."""
     buffer_digest: str

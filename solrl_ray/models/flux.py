@@ -77,7 +77,7 @@ class Flux(DiffusionModel):
         dtype = DTYPES[config.dtype]
         modules: dict[Component, nn.Module] = {}
         if "text" in components:
-            modules["text"] = _load_text(source, index, dtype)
+            modules["text"] = _load_text(config, source, index, dtype)
         if "transformer" in components:
             modules["transformer"] = _load_part(source, FluxTransformer2DModel, "transformer", dtype)
         if "vae" in components:
@@ -200,13 +200,21 @@ def _load_part(source: Path | str, part_class: Any, part: str, dtype: torch.dtyp
     return paths.load_weights(part_class, source, KEY, subfolder=part, **{keyword: dtype})
 
 
-def _load_text(source: Path | str, index: dict[str, Any], dtype: torch.dtype) -> TextEncoders:
+def _load_text(
+    config: Model, source: Path | str, index: dict[str, Any], dtype: torch.dtype
+) -> TextEncoders:
     loaded: dict[str, Any] = {}
     for part in ("text_encoder", "text_encoder_2"):
         loaded[part] = _load_part(source, getattr(transformers, index[part][1]), part, dtype)
     for part in ("tokenizer", "tokenizer_2"):
         tokenizer_class = getattr(transformers, index[part][1])
         loaded[part] = paths.load_tokenizer(tokenizer_class, source, KEY, subfolder=part)
+    longest = loaded["tokenizer_2"].model_max_length
+    if config.max_sequence_length > longest:
+        raise UserError(
+            f"model.max_sequence_length is {config.max_sequence_length}, "
+            f"but the tokenizer of {config.path} makes at most {longest} tokens."
+        )
     pipeline = FluxPipeline(scheduler=None, vae=None, transformer=None, **loaded)
     return TextEncoders(pipeline, {part: _fingerprint(loaded[part]) for part in loaded})
 

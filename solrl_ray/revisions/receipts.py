@@ -36,41 +36,42 @@ class ReceiptBook:
     """
 
     def __init__(self) -> None:
-        self._expected: dict[int, dict[str, list[Expected]]] = {}
-        self._probes: dict[tuple[int, str, str], tuple[str, str]] = {}
+        self._expected: dict[tuple[str, int], dict[str, Expected]] = {}
+        self._probes: dict[tuple[tuple[str, int], str, str], tuple[str, str]] = {}
 
     def expect(self, revision: Revision) -> None:
         """From now on receipts for `revision` are judged; the oldest revisions are forgotten."""
-        roles = self._expected.setdefault(revision.revision, {})
-        for role, expected in revision.expected.items():
-            known = roles.setdefault(role, [])
-            if expected not in known:
-                known.append(expected)
-        for number in sorted(self._expected)[:-REMEMBERED]:
-            del self._expected[number]
-            self._probes = {key: probe for key, probe in self._probes.items() if key[0] != number}
+        name = (revision.policy, revision.revision)
+        self._expected.pop(name, None)  # the newest stands last
+        self._expected[name] = dict(revision.expected)
+        for forgotten in list(self._expected)[:-REMEMBERED]:
+            del self._expected[forgotten]
+            self._probes = {key: probe for key, probe in self._probes.items() if key[0] != forgotten}
 
     def check(self, receipt: Receipt) -> None:
         """Raises `RunError` with what the receipt says and what it should say."""
         who = f"{receipt.worker} ({receipt.role})"
-        roles = self._expected.get(receipt.revision)
-        if roles is None or receipt.role not in roles:
-            raise RunError(
-                f"{who} says it holds revision {receipt.revision}, which was not published for its role"
-            )
+        name = (receipt.policy, receipt.revision)
+        expected = self._expected.get(name, {}).get(receipt.role)
+        if expected is None:
+            raise RunError(f"{who} says it holds {_shown(name)}, which was not published for its role")
         if receipt.bound_modules < 1:
-            raise RunError(f"{who} bound no module of revision {receipt.revision}")
+            raise RunError(f"{who} bound no module of {_shown(name)}")
         held = Expected(modules=receipt.bound_modules, digest=receipt.buffer_digest)
-        if held not in roles[receipt.role]:
-            wanted = " or ".join(f"{e.modules} modules, {e.digest[:12]}" for e in roles[receipt.role])
+        if held != expected:
             raise RunError(
-                f"{who} does not hold revision {receipt.revision}: its receipt states {held.modules} "
-                f"modules, {held.digest[:12]}; published were {wanted}"
+                f"{who} does not hold {_shown(name)}: its receipt states {held.modules} modules, "
+                f"{held.digest[:12]}; published were {expected.modules} modules, {expected.digest[:12]}"
             )
-        key = (receipt.revision, receipt.buffer_digest, receipt.score_class)
+        key = (name, receipt.role, receipt.score_class)
         first, probe = self._probes.setdefault(key, (receipt.worker, receipt.probe_digest))
         if probe != receipt.probe_digest:
             raise RunError(
-                f"{who} and {first} hold the same revision {receipt.revision} and are of one score class, "
+                f"{who} and {first} both hold {_shown(name)} and are of one score class, "
                 f"but their probe forwards differ: {receipt.probe_digest[:12]} and {probe[:12]}"
             )
+
+
+def _shown(name: tuple[str, int]) -> str:
+    policy, revision = name
+    return f"revision {revision}" if policy == "old" else f"{policy} after {revision} updates"

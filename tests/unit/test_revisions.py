@@ -377,6 +377,7 @@ def receipt(published: Revision, *, by: str = "explorer", **changes: object) -> 
         role=by,
         revision=published.revision,
         score_class="c1",
+        policy=published.policy,
         bound_modules=stated.modules,
         buffer_digest=stated.digest,
         probe_digest="p1",
@@ -414,6 +415,19 @@ def test_probes_must_agree_within_a_score_class_only() -> None:
     receipts.check([receipt(revision), receipt(revision, **other, score_class="c2")], revision)
     with pytest.raises(RunError, match=r"explorer-1 .* and explorer-0 .* probe forwards differ: p2 and p1"):
         receipts.check([receipt(revision), receipt(revision, **other)], revision)
+
+
+def test_the_average_is_not_mistaken_for_the_sampling_policy_after_as_many_updates() -> None:
+    sampling = publisher().build(3, factors())
+    average = publisher().build(3, factors(seed=7), policy="ema")
+    book = receipts.ReceiptBook()
+    book.expect(sampling)
+    book.expect(average)
+    book.check(receipt(average, by="regenerator"))
+    with pytest.raises(RunError, match="does not hold revision 3"):
+        book.check(receipt(average, by="regenerator", policy="old"))
+    with pytest.raises(RunError, match="does not hold ema after 3 updates"):
+        book.check(receipt(sampling, by="regenerator", policy="ema"))
 
 
 def test_no_receipt_is_no_proof() -> None:
