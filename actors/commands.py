@@ -84,9 +84,7 @@ def _provide_token() -> None:
 
 
 def _controller(config: Config, folder: Path, roles: Roles) -> Any:
-    make = ray.remote(Controller).options(
-        name="controller", num_cpus=0, num_gpus=0, max_restarts=0, max_concurrency=4
-    )
+    make = ray.remote(Controller).options(name="controller", num_cpus=0, num_gpus=0, max_restarts=0, max_concurrency=4)
     return make.remote(config, folder, roles)
 
 
@@ -100,9 +98,7 @@ def _follow(controller: Any, view: LiveView, config: Config) -> None:
         except GetTimeoutError:
             pass
         except waiting.LOST as error:
-            raise RunError(
-                f"the controller is gone: {waiting.first_line(error)}; go on with --resume"
-            ) from error
+            raise RunError(f"the controller is gone: {waiting.first_line(error)}; go on with --resume") from error
         except RayTaskError as error:
             raise waiting.translated(error, "the run") from error
         _show(controller, view, config)

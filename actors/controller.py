@@ -124,8 +124,7 @@ class Controller:
             rewards=rolled.rewards,
             update=update,
             seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
-            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()}
-            | {"learn": update.seconds},
+            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
             factors=state.default,
         )
         self._telemetry.iteration(metrics)

@@ -75,9 +75,7 @@ class Evaluator:
     def _pictured(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         return prompts[: self._config.evaluation.pictures]
 
-    def _keep(
-        self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
-    ) -> None:
+    def _keep(self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]) -> None:
         """Write the pictures first: metrics that are there have their pictures."""
         folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
         pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}

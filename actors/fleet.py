@@ -65,9 +65,7 @@ class Fleet:
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
         elif isinstance(event, Lost):
-            self._telemetry.message(
-                f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place"
-            )
+            self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
 
     def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
         return Pool(

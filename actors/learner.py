@@ -26,9 +26,7 @@ class LearnerRank:
         self._rank = rank
         self._device = prepare(config.fleet.learners)
         self._model = models.load(config.model, self._device, components={"transformer"})
-        self._publisher = Publisher.for_model(
-            self._model.transformer, config.model, config.rollout.preview.precision
-        )
+        self._publisher = Publisher.for_model(self._model.transformer, config.model, config.rollout.preview.precision)
         self._learner: Learner | None = None
 
     def address(self) -> tuple[str, int]:
@@ -96,9 +94,7 @@ class LearnerGroup:
         hosts = waiting.get(
             [rank.host.remote() for rank in self._ranks], what="the start of the learners", seconds=seconds
         )
-        address, port = waiting.get(
-            self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds
-        )
+        address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
         self._all("join", address, port, len(set(hosts)) == 1, seconds=seconds)
         if state is not None:
             self._all("load", ray.put(state), seconds=seconds)

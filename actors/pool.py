@@ -201,9 +201,7 @@ class Pool:
         except waiting.LOST as error:
             return self._lose(name, member, waiting.first_line(error))
         except RayTaskError as error:
-            raise waiting.translated(
-                error, f"{call.unit.id if call.unit else call.kind} on {name}"
-            ) from error
+            raise waiting.translated(error, f"{call.unit.id if call.unit else call.kind} on {name}") from error
         if call.kind == "start":
             member.state = advance(member.state, "started")
             self._load(member)

@@ -72,9 +72,7 @@ class Regenerator:
         """Merge a revision into the weights, in place, and prove it."""
         return self._weights.load(payload, probe)
 
-    def regenerate(
-        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
-    ) -> tuple[GroupReport, SampleGroup]:
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         """Replay a selection's seeds with the current revision, which must be the unit's."""
         started = time.perf_counter()
         self._weights.check(unit)

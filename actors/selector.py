@@ -71,13 +71,9 @@ class Selector:
         except (KeyError, ValueError) as error:
             raise RunError(f"refused a result of {result.worker}: {error}") from error
         if outcome is Outcome.VIOLATION:
-            raise RunError(
-                f"{result.worker} computed other rewards for {result.unit.id} than the first result"
-            )
+            raise RunError(f"{result.worker} computed other rewards for {result.unit.id} than the first result")
         if outcome is Outcome.ACCEPTED:
-            self._journal.append(
-                _preview_entry(result), *([_selection_entry(selection)] if selection else [])
-            )
+            self._journal.append(_preview_entry(result), *([_selection_entry(selection)] if selection else []))
         return selection
 
     def store(self, group: SampleGroup) -> Outcome:
@@ -87,9 +83,7 @@ class Selector:
         except (KeyError, ValueError) as error:
             raise RunError(f"refused a group of {group.worker}: {error}") from error
         if outcome is Outcome.VIOLATION:
-            raise RunError(
-                f"{group.worker} regenerated other bytes for prompt {group.prompt_id} than the first"
-            )
+            raise RunError(f"{group.worker} regenerated other bytes for prompt {group.prompt_id} than the first")
         if outcome is Outcome.ACCEPTED:
             self._folder.save_group(group)
             self._journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})

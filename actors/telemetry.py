@@ -99,9 +99,7 @@ class Telemetry:
                 iterations=self._config.run.iterations,
                 stages=dict(self._stages),
                 train_rewards=tuple(m.reward_mean for m in self.iterations),
-                heldout=tuple(
-                    (e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations
-                ),
+                heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
                 spearman=tuple(m.spearman for m in self.iterations),
                 workers=dict(self._workers),
                 messages=tuple(self._messages),

@@ -18,9 +18,7 @@ PROBE_SIGMA = 0.5
 class WeightHolder:
     """One worker's side of publishing."""
 
-    def __init__(
-        self, worker: str, role: str, config: Config, model: DiffusionModel, score_class: str
-    ) -> None:
+    def __init__(self, worker: str, role: str, config: Config, model: DiffusionModel, score_class: str) -> None:
         self._worker = worker
         self._role = role
         self._run_seed = config.run.seed

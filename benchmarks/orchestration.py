@@ -110,9 +110,7 @@ class SleepingExplorer(SleepingWorker):
 class SleepingRegenerator(SleepingWorker):
     role = "regenerator"
 
-    def regenerate(
-        self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
-    ) -> tuple[GroupReport, SampleGroup]:
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         time.sleep(self._seconds)
         rewards = self.rewards(unit)
         group = SampleGroup(

@@ -110,16 +110,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    top = _Parser(
-        prog="solrl", description="Reinforcement learning for text-to-image diffusion models on Ray."
-    )
+    top = _Parser(prog="solrl", description="Reinforcement learning for text-to-image diffusion models on Ray.")
     top.add_argument("--version", action="version", version=f"solrl {solrl_ray.__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
 
     configured = _Parser(add_help=False)
-    configured.add_argument(
-        "config", nargs="*", type=Path, metavar="CONFIG", help="YAML files; later ones win"
-    )
+    configured.add_argument("config", nargs="*", type=Path, metavar="CONFIG", help="YAML files; later ones win")
     configured.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64"
     )
@@ -132,12 +128,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="RUN",
         help="continue the run in this folder, or the run that CONFIG names",
     )
-    command.add_argument(
-        "--dry-run", action="store_true", help="check everything, print the arithmetic, stop"
-    )
-    command.add_argument(
-        "--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one"
-    )
+    command.add_argument("--dry-run", action="store_true", help="check everything, print the arithmetic, stop")
+    command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
     command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
     command.set_defaults(run_verb=train)
 

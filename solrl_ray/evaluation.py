@@ -16,9 +16,7 @@ from solrl_ray.records import Address, Prompt, WorkUnit
 from solrl_ray.rollout import addresses
 
 
-def evaluation_units(
-    config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str
-) -> list[WorkUnit]:
+def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:
     """One unit per prompt: its fixed addresses, the same whatever is evaluated.
 
     Args:

@@ -55,16 +55,12 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
 
 def plan(config: Config, inputs: Inputs) -> Arithmetic:
     """The printed arithmetic with everything that `check` found out."""
-    return describe(
-        config, inputs.facts, train_prompts=len(inputs.train), heldout_prompts=len(inputs.heldout)
-    )
+    return describe(config, inputs.facts, train_prompts=len(inputs.train), heldout_prompts=len(inputs.heldout))
 
 
 def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     train = tuple(read_prompts(config.prompts.train, f"prompts.train ({sources.of('prompts.train')})"))
-    heldout = tuple(
-        read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})")
-    )
+    heldout = tuple(read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})"))
     if config.rollout.prompts > len(train):
         raise UserError(
             f"rollout.prompts is {config.rollout.prompts} ({sources.of('rollout.prompts')}); it must be at "
@@ -109,9 +105,7 @@ def _space(config: Config, sources: Sources) -> None:
     root = Path(config.run.root).expanduser().absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if not existing.is_dir():
-        raise UserError(
-            f"run.root is {config.run.root} ({sources.of('run.root')}), but {existing} is a file."
-        )
+        raise UserError(f"run.root is {config.run.root} ({sources.of('run.root')}), but {existing} is a file.")
     free = shutil.disk_usage(existing).free / GIGABYTE
     if free < config.checkpoints.min_free_gb:
         raise UserError(
@@ -132,9 +126,7 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
     adapted = {path for path in linears if _is_target(path, config.model.lora.targets)}
     for target in config.model.lora.targets:
         if not any(_is_target(path, [target]) for path in adapted):
-            raise UserError(
-                f"model.lora.targets names {target!r}, but no linear of {config.model.path} ends with it."
-            )
+            raise UserError(f"model.lora.targets names {target!r}, but no linear of {config.model.path} ends with it.")
     rank, quantized = config.model.lora.rank, _quantized(config, sources, linears)
     return ModelFacts(
         latent_shape=models.load(config.model, "cpu", components=()).latent_shape,
@@ -157,9 +149,7 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
         )
     if tier in UNQUANTIZED_TIERS:
         return set()
-    quantized = {
-        path for path, linear in linears.items() if not skip_reason(path, linear, config.model.quantization)
-    }
+    quantized = {path for path, linear in linears.items() if not skip_reason(path, linear, config.model.quantization)}
     if not quantized:
         raise UserError(
             f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "

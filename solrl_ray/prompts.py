@@ -118,9 +118,7 @@ class EmbeddingCache:
                 expected = (content.metadata() or {}).get("digest")
                 tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            logger.warning(
-                "embedding of %.60r is encoded again: %s cannot be read: %s", prompt.text, file, error
-            )
+            logger.warning("embedding of %.60r is encoded again: %s cannot be read: %s", prompt.text, file, error)
             return None
         digest = embedding_digest(tensors)
         if digest != expected:

@@ -44,9 +44,7 @@ def resume_point(folder: RunFolder) -> ResumePoint:
             f"but the newest checkpoint is after {updates} updates"
         )
     seconds = sum(m.seconds["total"] for m in iterations) + sum(e.seconds for e in evaluations)
-    return ResumePoint(
-        updates=updates, state=state, iterations=iterations, evaluations=evaluations, seconds=seconds
-    )
+    return ResumePoint(updates=updates, state=state, iterations=iterations, evaluations=evaluations, seconds=seconds)
 
 
 def _newest(folder: RunFolder) -> tuple[int, LearnerState | None]:

@@ -55,9 +55,7 @@ def addresses(unit: WorkUnit, run_seed: int) -> list[Address]:
 class Sampler:
     """Samples, decodes and scores units of one stage with one model."""
 
-    def __init__(
-        self, config: Config, model: DiffusionModel, reward: Reward, *, steps: int, micro_batch: int
-    ) -> None:
+    def __init__(self, config: Config, model: DiffusionModel, reward: Reward, *, steps: int, micro_batch: int) -> None:
         self._run_seed = config.run.seed
         self._solver = config.rollout.solver
         self._model = model
@@ -69,9 +67,7 @@ class Sampler:
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
         """Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
         if not unit.prompt_id == prompt.id == embedding.prompt_id:
-            raise ValueError(
-                f"unit {unit.id} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}"
-            )
+            raise ValueError(f"unit {unit.id} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}")
         noise = initial_noise(addresses(unit, self._run_seed), self._model.latent_shape)
         batch = self._model.batch_embeddings([embedding] * self._micro_batch)
         parts = [self._one(part, prompt, batch) for part in self._micro_batches(noise)]

@@ -54,9 +54,7 @@ class PromptSelection:
             ValueError: the reward is not finite, the index is outside of the pool, or it was added before.
         """
         if not 0 <= index < self.pool:
-            raise ValueError(
-                f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}"
-            )
+            raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
         if self._seen[index]:
             raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
         value = _float32(reward)

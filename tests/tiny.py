@@ -90,9 +90,7 @@ def _vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
     )
 
 
-def build_pipeline(
-    folder: Path, *, guidance_embeds: bool = False, tiny_vae: bool = False, seed: int = 0
-) -> Path:
+def build_pipeline(folder: Path, *, guidance_embeds: bool = False, tiny_vae: bool = False, seed: int = 0) -> Path:
     """Write a FLUX-class pipeline of about 80 thousand parameters in float32 and return its folder."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

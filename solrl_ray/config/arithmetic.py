@@ -123,8 +123,7 @@ class Arithmetic:
                 f"on {learner.world_size} rank{_s(learner.world_size)} "
                 f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
                 f"{self.forwards_without_gradient:,} forwards, {self.backwards:,} forwards with backward, "
-                f"1 optimiser step"
-                + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
+                f"1 optimiser step" + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
             ),
             ("publish", self._publish()),
             (
@@ -159,9 +158,7 @@ class Arithmetic:
 
     def _model(self) -> str:
         model = self.config.model
-        text = (
-            f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
-        )
+        text = f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
         if self.facts is None:
             return text
         return (
@@ -188,11 +185,7 @@ class Arithmetic:
             f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}"
             for name, count, worker in _workers(self.config)
         ]
-        asked = (
-            f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved"
-            if self.cpus or self.gpus
-            else "nothing reserved"
-        )
+        asked = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved" if self.cpus or self.gpus else "nothing reserved"
         return f"{', '.join(parts)} · {asked}"
 
 

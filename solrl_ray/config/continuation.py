@@ -55,8 +55,7 @@ def notes(given: Config, was: Config) -> list[str]:
         f"fleet.{pool}.threads is {now} and was {before}: seeds stay the same, but sums are split "
         "differently, so the bytes may differ from an undisturbed run."
         for pool in ("explorers", "regenerators", "learners")
-        if (now := value_of(given, f"fleet.{pool}.threads"))
-        != (before := value_of(was, f"fleet.{pool}.threads"))
+        if (now := value_of(given, f"fleet.{pool}.threads")) != (before := value_of(was, f"fleet.{pool}.threads"))
     ]
 
 

@@ -64,9 +64,7 @@ class _Tree:
         for old in [old for old in self.origins if old[: len(key)] == key]:
             del self.origins[old]
         self.origins[key] = source
-        inside = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for name, inner in inside:
             self._mark((*key, name), inner, source)
 
@@ -82,9 +80,7 @@ class _Tree:
                     self._mark(_key(names[: position + 1]), {}, source)
                 holder = holder[name]
             if not isinstance(holder, dict | list):
-                raise UserError(
-                    f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it."
-                )
+                raise UserError(f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it.")
         key = _key(names)
         if isinstance(holder, list):
             holder[_index(holder, names)] = copy.deepcopy(value)
@@ -123,9 +119,7 @@ def read_file(path: Path) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(
-            f"{path}: a configuration is a mapping of keys to values, this is {problems.show(tree)}."
-        )
+        raise UserError(f"{path}: a configuration is a mapping of keys to values, this is {problems.show(tree)}.")
     return tree
 
 

@@ -75,9 +75,7 @@ def _in_list(key: Sequence[str | int], values: dict[str, Any]) -> bool:
 
 def _at(values: Any, key: Sequence[str | int]) -> Any:
     for part in key:
-        inside = (
-            values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
-        )
+        inside = values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()
         if part not in inside:
             return values
         values = values[part]

@@ -55,9 +55,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} must be text", key_node.start_mark
-            )
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} must be text", key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key '{key}' appears twice in one section", key_node.start_mark

@@ -64,9 +64,7 @@ def _problem(group: SampleGroup, iteration: int, revision: int, latent_shape: tu
     if group.revision != revision:
         return f"were drawn by revision {group.revision}, not by {revision}, which v_old is"
     if count == 0 or len(set(group.indices)) != count or len(group.rewards) != count:
-        return (
-            f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
-        )
+        return f"are not distinct and rewarded one by one: indices {group.indices}, {len(group.rewards)} rewards"
     if group.latents.dtype != torch.float32 or tuple(group.latents.shape) != (count, *latent_shape):
         return (
             f"have latents {group.latents.dtype} {tuple(group.latents.shape)}, "

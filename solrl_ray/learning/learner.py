@@ -159,13 +159,9 @@ class Learner:
             advantage_clipped=float(np.mean(np.abs(advantages) > clip)),
         )
 
-    def _check(
-        self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
-    ) -> None:
+    def _check(self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
         """Raises RunError for what must not be learned from, before anything has been computed."""
-        check_groups(
-            groups, iteration=iteration, revision=self.revision, latent_shape=self._model.latent_shape
-        )
+        check_groups(groups, iteration=iteration, revision=self.revision, latent_shape=self._model.latent_shape)
         missing = sorted({group.prompt_id for group in groups} - embeddings.keys())
         if missing:
             raise RunError(f"iteration {iteration} has no embedding of prompt {missing[0]}")
@@ -257,9 +253,7 @@ class Learner:
             adv_clip=objective.advantage.clip,
         )
 
-    def _velocity(
-        self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]
-    ) -> torch.Tensor:
+    def _velocity(self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]) -> torch.Tensor:
         """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast."""
         bfloat16 = self._config.model.dtype == "bfloat16"
         with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):

@@ -64,9 +64,7 @@ def passes_over(
 def _noise(batch: MicroBatch, steps: NDArray[np.int64], run_seed: int, iteration: int) -> torch.Tensor:
     """Training noise of every sample at its schedule step, float32 [B, *latent_shape], on the CPU."""
     addresses = [
-        training_noise_address(
-            run_seed=run_seed, iteration=iteration, prompt_id=prompt_id, index=index, step=int(step)
-        )
+        training_noise_address(run_seed=run_seed, iteration=iteration, prompt_id=prompt_id, index=index, step=int(step))
         for prompt_id, index, step in zip(batch.prompt_ids, batch.indices, steps, strict=True)
     ]
     return initial_noise(addresses, tuple(batch.x0.shape[1:]))

@@ -48,13 +48,10 @@ class LearnerState:
         """
         contents = {}
         for name, parts in _FILES.items():
-            tensors = {
-                f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()
-            }
+            tensors = {f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()}
             contents[name] = safetensors.torch.save(tensors)
         files = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in contents.items()
+            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
         }
         manifest = {"format": FORMAT, "updates": self.updates, "files": files}
         manifest["sha256"] = _manifest_digest(manifest)

@@ -15,9 +15,7 @@ __all__ = ["DiffusionModel", "load"]
 FAMILIES: dict[str, type[Flux]] = {"flux": Flux}
 
 
-def load(
-    config: Model, device: torch.device | str, *, components: Collection[str] = COMPONENTS
-) -> DiffusionModel:
+def load(config: Model, device: torch.device | str, *, components: Collection[str] = COMPONENTS) -> DiffusionModel:
     """Load the wanted components (``text``, ``transformer``, ``vae``) of `config.path` onto `device`.
 
     Raises `UserError` naming ``model.path`` if the checkpoint is not there, incomplete or of another family.

@@ -30,9 +30,7 @@ class DiffusionModel(ABC):
     image_tokens: int
     """Length of the image sequence: what resolution-dependent sigma schedules are shifted by."""
 
-    def __init__(
-        self, config: Model, device: torch.device | str, modules: dict[Component, nn.Module]
-    ) -> None:
+    def __init__(self, config: Model, device: torch.device | str, modules: dict[Component, nn.Module]) -> None:
         self.config = config
         self.device = torch.device(device)
         self.dtype = DTYPES[config.dtype]

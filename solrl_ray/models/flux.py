@@ -174,13 +174,10 @@ def _vae_factor(vae_config: dict[str, Any]) -> int:
 def _check_sizes(config: Model, vae_config: dict[str, Any]) -> None:
     step = _vae_factor(vae_config) * PATCH
     if config.resolution % step:
-        raise UserError(
-            f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}."
-        )
+        raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
     if config.max_sequence_length > MAX_SEQUENCE_LENGTH:
         raise UserError(
-            f"model.max_sequence_length is {config.max_sequence_length}, "
-            f"but FLUX takes at most {MAX_SEQUENCE_LENGTH}."
+            f"model.max_sequence_length is {config.max_sequence_length}, but FLUX takes at most {MAX_SEQUENCE_LENGTH}."
         )
 
 
@@ -188,8 +185,7 @@ def _vae_class(config: Model, index: dict[str, Any]) -> Any:
     name = (index.get("vae") or [None, None])[1]
     if name not in VAE_CLASSES:
         raise UserError(
-            f"{KEY} is {config.path!r}, whose VAE is a {name!r}; "
-            f"supported are {', '.join(sorted(VAE_CLASSES))}."
+            f"{KEY} is {config.path!r}, whose VAE is a {name!r}; supported are {', '.join(sorted(VAE_CLASSES))}."
         )
     return VAE_CLASSES[name]
 
@@ -200,9 +196,7 @@ def _load_part(source: Path | str, part_class: Any, part: str, dtype: torch.dtyp
     return paths.load_weights(part_class, source, KEY, subfolder=part, **{keyword: dtype})
 
 
-def _load_text(
-    config: Model, source: Path | str, index: dict[str, Any], dtype: torch.dtype
-) -> TextEncoders:
+def _load_text(config: Model, source: Path | str, index: dict[str, Any], dtype: torch.dtype) -> TextEncoders:
     loaded: dict[str, Any] = {}
     for part in ("text_encoder", "text_encoder_2"):
         loaded[part] = _load_part(source, getattr(transformers, index[part][1]), part, dtype)

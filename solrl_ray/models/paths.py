@@ -75,9 +75,7 @@ def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments:
         raise UserError(unreadable(checkpoint, part, key, error)) from error
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
-        raise UserError(
-            f"{key} is {str(checkpoint)!r}, but {part} lacks weights of {part_class.__name__}: {missing}."
-        )
+        raise UserError(f"{key} is {str(checkpoint)!r}, but {part} lacks weights of {part_class.__name__}: {missing}.")
     return model
 
 

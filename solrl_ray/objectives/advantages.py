@@ -13,9 +13,7 @@ EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward."""
 
 
-def advantages(
-    rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage
-) -> NDArray[np.float64]:
+def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage) -> NDArray[np.float64]:
     """A_i = (R_i - mean of i's group) / (std + 1e-4), float64 [n], not clipped (the objective clips).
 
     `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their

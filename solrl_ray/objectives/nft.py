@@ -73,9 +73,7 @@ def diffusion_nft_loss(
     Raises:
         ValueError: shapes or dtypes that do not fit, beta or adv_clip not above 0, or `kl` without `v_ref`.
     """
-    _check(
-        v_theta, {"v_old": v_old, "v_ref": v_ref, "x0": x0, "x_t": x_t}, {"t": t, "advantages": advantages}
-    )
+    _check(v_theta, {"v_old": v_old, "v_ref": v_ref, "x0": x0, "x_t": x_t}, {"t": t, "advantages": advantages})
     if not (beta > 0 and adv_clip > 0):
         raise ValueError(f"beta and adv_clip must be above 0, got {beta} and {adv_clip}")
     if kl != 0 and v_ref is None:
@@ -117,19 +115,15 @@ def _per_sample(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _check(
-    v_theta: torch.Tensor, latents: dict[str, torch.Tensor | None], scalars: dict[str, torch.Tensor]
-) -> None:
+def _check(v_theta: torch.Tensor, latents: dict[str, torch.Tensor | None], scalars: dict[str, torch.Tensor]) -> None:
     if v_theta.dtype not in (torch.float32, torch.float64) or v_theta.ndim < 2:
         raise ValueError(
-            f"v_theta must be float32 or float64 [batch, *latent_shape], "
-            f"got {v_theta.dtype} {list(v_theta.shape)}"
+            f"v_theta must be float32 or float64 [batch, *latent_shape], got {v_theta.dtype} {list(v_theta.shape)}"
         )
     for name, tensor in latents.items():
         if tensor is not None and (tensor.shape != v_theta.shape or tensor.dtype != v_theta.dtype):
             raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}, "
-                f"v_theta is {v_theta.dtype} {list(v_theta.shape)}"
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, v_theta is {v_theta.dtype} {list(v_theta.shape)}"
             )
     for name, tensor in scalars.items():
         if tensor.shape != v_theta.shape[:1]:

@@ -38,15 +38,11 @@ def timesteps_for(
     Source: Sol-RL and DiffusionNFT draw timesteps per sample without replacement.
     """
     count = timestep_count(steps, fraction)
-    address = Address(
-        run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index
-    )
+    address = Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
     return noise.permutation(address, steps)[:count]
 
 
-def training_noise_address(
-    *, run_seed: int, iteration: int, prompt_id: str, index: int, step: int
-) -> Address:
+def training_noise_address(*, run_seed: int, iteration: int, prompt_id: str, index: int, step: int) -> Address:
     """Names the noise with which a sample's clean latent is noised to the sigma of schedule step `step`."""
     return Address(
         run_seed=run_seed,

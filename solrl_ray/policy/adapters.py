@@ -99,10 +99,7 @@ def using(transformer: nn.Module, active: Active) -> Iterator[None]:
 
 def active_adapter(transformer: nn.Module) -> Active:
     """Which adapter forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
-    found = {
-        "base" if layer.disable_adapters else ",".join(layer.active_adapters)
-        for _, layer in _layers(transformer)
-    }
+    found = {"base" if layer.disable_adapters else ",".join(layer.active_adapters) for _, layer in _layers(transformer)}
     for active in ("default", "old", "base"):
         if found == {active}:
             return active  # type: ignore[return-value]
@@ -140,8 +137,7 @@ def load_factors(transformer: nn.Module, adapter: Adapter, new: Mapping[str, Ten
     for name, value in current.items():
         if value.shape != new[name].shape or new[name].dtype != torch.float32:
             raise ValueError(
-                f"factor {name} is {new[name].dtype} {tuple(new[name].shape)}, "
-                f"not float32 {tuple(value.shape)}"
+                f"factor {name} is {new[name].dtype} {tuple(new[name].shape)}, not float32 {tuple(value.shape)}"
             )
     for name, value in current.items():
         value.copy_(new[name])
@@ -178,6 +174,4 @@ def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
                 f"transformer; its layers end in {', '.join(names)}."
             )
     if not targets:
-        raise UserError(
-            "model.lora.targets is empty; name the linear layers that receive LoRA factors, e.g. to_q."
-        )
+        raise UserError("model.lora.targets is empty; name the linear layers that receive LoRA factors, e.g. to_q.")

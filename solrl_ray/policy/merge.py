@@ -24,9 +24,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
     """
     rank = lora_a.shape[0]
     if lora_a.shape != (rank, base.shape[1]) or lora_b.shape != (base.shape[0], rank):
-        raise ValueError(
-            f"factors {tuple(lora_a.shape)}, {tuple(lora_b.shape)} do not fit weight {tuple(base.shape)}"
-        )
+        raise ValueError(f"factors {tuple(lora_a.shape)}, {tuple(lora_b.shape)} do not fit weight {tuple(base.shape)}")
     if lora_a.dtype != torch.float32 or lora_b.dtype != torch.float32:
         raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
     a = lora_a.to(base.device, torch.float64)

@@ -26,9 +26,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> Path:
     Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. The header carries
     what diffusers reads back as `LoraConfig`; without it alpha would be taken as the rank.
     """
-    tensors = {
-        f"{PREFIX}{name}.weight": factors[name].detach().cpu().contiguous() for name in sorted(factors)
-    }
+    tensors = {f"{PREFIX}{name}.weight": factors[name].detach().cpu().contiguous() for name in sorted(factors)}
     adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
     header = {PREFIX + name: value for name, value in adapter.items()}
     content = save(tensors, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(header, sort_keys=True)})

@@ -28,9 +28,7 @@ from solrl_ray.quantization import nvfp4
 
 _EXPONENT = 0x7F800000
 """The exponent field of a float32: what is left is the power of two below |y|."""
-_EXPONENT_TENSOR = torch.tensor(
-    _EXPONENT, dtype=torch.int32
-)  # made once: making it takes as long as using it
+_EXPONENT_TENSOR = torch.tensor(_EXPONENT, dtype=torch.int32)  # made once: making it takes as long as using it
 _ONE_BITS = 0x3F800000
 _E4M3_MIN_NORMAL = 2.0**-6
 _E4M3_MIN_NORMAL_BITS = 0x3C800000

@@ -87,9 +87,7 @@ def check_vectors(device: torch.device) -> str:
         found = (_hex(quantized.packed), _hex(quantized.scales), float(quantized.amax))
         wanted = (vector["packed"], vector["scales"], vector["amax"])
         if found != wanted:
-            raise RunError(
-                f"known answer {vector['name']} of NVFP4 is not met on {device}: {found}, not {wanted}"
-            )
+            raise RunError(f"known answer {vector['name']} of NVFP4 is not met on {device}: {found}, not {wanted}")
     return f"{len(vectors)} of {len(vectors)}, variant {nvfp4.VARIANT}"
 
 
@@ -120,9 +118,7 @@ def check_product(device: torch.device) -> str:
     error = ((out - exact).abs() / magnitude).max().item()
     allowed = (_IN + 4) * 2.0**-24
     if not error <= allowed:
-        raise RunError(
-            f"the emulated product on {device} is off by {error:.1e} of its magnitude, over {allowed:.1e}"
-        )
+        raise RunError(f"the emulated product on {device} is off by {error:.1e} of its magnitude, over {allowed:.1e}")
     return f"{out.numel()} outputs, largest error {error:.1e} of the sum of magnitudes"
 
 
@@ -142,9 +138,7 @@ def _check_dtype(model: nn.Module, tier: str) -> str:
     wanted = torch.bfloat16 if tier == "bf16" else torch.float32
     other = [name for name, module in model.named_modules() if _dtype(module) not in (None, wanted)]
     if other:
-        raise RunError(
-            f"tier {tier} was asked for, but {len(other)} linears are not {wanted}, first {other[0]}"
-        )
+        raise RunError(f"tier {tier} was asked for, but {len(other)} linears are not {wanted}, first {other[0]}")
     return f"{wanted}".removeprefix("torch.")
 
 

@@ -73,9 +73,7 @@ class EmulatedNVFP4Linear(nn.Module):
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
 
     @classmethod
-    def from_linear(
-        cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None
-    ) -> EmulatedNVFP4Linear:
+    def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> EmulatedNVFP4Linear:
         """Quantises a linear with its own frozen amax, which is what revision 0 publishes for it."""
         weight = quantize_weight(linear.weight, frozen_amax(linear.weight))
         return cls(weight, linear.bias, linear.in_features, quantizer)
@@ -87,9 +85,7 @@ class EmulatedNVFP4Linear(nn.Module):
             ValueError: the shape is not this layer's.
         """
         if weight.packed.shape != self.packed.shape:
-            raise ValueError(
-                f"packed weight of shape {weight.shape} for a layer of {tuple(self.operand.shape)}"
-            )
+            raise ValueError(f"packed weight of shape {weight.shape} for a layer of {tuple(self.operand.shape)}")
         self.packed.copy_(weight.packed)
         self.scales.copy_(weight.scales)
         self.amax.copy_(weight.amax)
@@ -107,13 +103,9 @@ class EmulatedNVFP4Linear(nn.Module):
             ValueError: x has NaN or Inf.
         """
         if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                "an emulated NVFP4 linear samples only: it has no gradient (use torch.no_grad)"
-            )
+            raise RuntimeError("an emulated NVFP4 linear samples only: it has no gradient (use torch.no_grad)")
         if self.amax.dtype != torch.float32:
-            raise RuntimeError(
-                f"the layer's scale was cast to {self.amax.dtype}: quantise after casting, not before"
-            )
+            raise RuntimeError(f"the layer's scale was cast to {self.amax.dtype}: quantise after casting, not before")
         activation = self.quantizer(x)
         if isinstance(activation.amax, float):
             out = torch.mm(activation.operand, self.operand.t())
@@ -126,9 +118,7 @@ class EmulatedNVFP4Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def _alpha(activation_amax: float, weight_amax: float) -> float:

@@ -64,9 +64,7 @@ class NVFP4Tensor:
         return self.operand() * (self.amax / GLOBAL_RANGE)
 
 
-def quantize(
-    x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = None, tile: Tile = "1d"
-) -> NVFP4Tensor:
+def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = None, tile: Tile = "1d") -> NVFP4Tensor:
     """Quantises a matrix.
 
     Args:

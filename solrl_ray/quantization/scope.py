@@ -44,18 +44,14 @@ def quantize_(model: nn.Module, tier: str, scope: QuantizationScope) -> Quantiza
         finite.
     """
     if tier not in TIERS:
-        raise UserError(
-            f"rollout.preview.precision is {tier!r}, but this version runs only {', '.join(TIERS)}"
-        )
+        raise UserError(f"rollout.preview.precision is {tier!r}, but this version runs only {', '.join(TIERS)}")
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     wrapped = [name for name in linears if name.endswith(".base_layer")]
     if wrapped:
         raise ValueError(f"cannot quantise a model with adapters attached, such as {wrapped[0]!r}")
     if tier in UNQUANTIZED_TIERS:
         skipped = dict.fromkeys(linears, f"tier {tier} quantises nothing")
-        return QuantizationReport(
-            tier=tier, layers=(), skipped=skipped, skipped_parameters=_size(linears.values())
-        )
+        return QuantizationReport(tier=tier, layers=(), skipped=skipped, skipped_parameters=_size(linears.values()))
 
     reasons = {name: skip_reason(name, linear, scope) for name, linear in linears.items()}
     skipped = {name: reason for name, reason in reasons.items() if reason}

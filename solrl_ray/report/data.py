@@ -57,9 +57,7 @@ def read_run(folder: Path) -> RunData:
     places = RunFolder(folder)
     missing = [path.name for path in (folder / CONFIG_FILE, places.metrics) if not path.is_file()]
     if missing:
-        raise UserError(
-            f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}."
-        )
+        raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     config_text = (folder / CONFIG_FILE).read_text()
     iterations, evaluations = _read_metrics(places.metrics)
     for path in sorted(places.evaluations.glob("*.json")):

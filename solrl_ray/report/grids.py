@@ -26,9 +26,7 @@ def to_bytes(image: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"A picture must have shape [3, H, W], got {list(image.shape)}.")
     if not bool(torch.isfinite(image).all()):
         raise ValueError("A picture holds values that are not finite.")
-    return (
-        (image.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
-    )
+    return (image.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
 
 
 def encode_png(image: torch.Tensor) -> bytes:

@@ -52,9 +52,7 @@ def picture_grid(data: RunData) -> str:
     final = records["final"]
     if final is not None:
         note += f" The final row is the policy after {final.iteration} updates."
-    note += (
-        " Numbers are rewards; real pictures show what the caption means and share no noise with the others."
-    )
+    note += " Numbers are rewards; real pictures show what the caption means and share no noise with the others."
     return f'<h2>Before and after</h2><p class="note">{escape(note)}</p><div class="prompts">{cards}</div>'
 
 
@@ -62,9 +60,7 @@ def _prompt_ids(data: RunData) -> list[str]:
     """Prompts with pictures, in the order in which they were evaluated."""
     with_pictures = {prompt_id for pictures in data.pictures.values() for prompt_id, _ in pictures}
     order = [prompt_id for record in data.evaluations for prompt_id in record.rewards]
-    return sorted(
-        with_pictures, key=lambda prompt_id: order.index(prompt_id) if prompt_id in order else len(order)
-    )
+    return sorted(with_pictures, key=lambda prompt_id: order.index(prompt_id) if prompt_id in order else len(order))
 
 
 def _samples(data: RunData, prompt_id: str) -> list[int]:

@@ -63,9 +63,7 @@ class Plot:
         self.axes.set_ylabel(y)
 
     def legend(self, columns: int) -> None:
-        self.figure.legend(
-            loc="outside upper left", ncols=columns, frameon=False, handlelength=1.6, borderpad=0.2
-        )
+        self.figure.legend(loc="outside upper left", ncols=columns, frameon=False, handlelength=1.6, borderpad=0.2)
 
 
 @contextmanager
@@ -136,9 +134,7 @@ def heldout_reward(evaluations: Sequence[EvaluationMetrics]) -> str:
     base = [record for record in evaluations if record.policy == "base"]
     trained = [record for record in evaluations if record.policy == "ema"]
     real = [record for record in evaluations if record.policy == "real"]
-    curve = sorted(
-        {record.iteration: record for record in base + trained}.values(), key=lambda r: r.iteration
-    )
+    curve = sorted({record.iteration: record for record in base + trained}.values(), key=lambda r: r.iteration)
     with drawing("heldout", "Held-out reward over updates") as plot:
         plot.labels("policy updates", "reward, held-out prompts")
         plot.axes.errorbar(
@@ -164,9 +160,7 @@ def _real_level(axes: Axes, level: float, curve: Sequence[float]) -> None:
     """Draws the level of real pictures, or names it where drawing it would flatten the curve."""
     low, high = min(curve), max(curve)
     if level <= high + 2.5 * (high - low):
-        axes.axhline(
-            level, color=COLORS["green"], linestyle=(0, (4, 3)), linewidth=1.2, label="real pictures"
-        )
+        axes.axhline(level, color=COLORS["green"], linestyle=(0, (4, 3)), linewidth=1.2, label="real pictures")
         return
     axes.margins(y=0.2)
     axes.text(
@@ -241,9 +235,7 @@ def rank_fidelity(iterations: Sequence[IterationMetrics]) -> str:
         ("Kendall", [record.kendall for record in iterations], "orange", "s"),
         ("same half", [record.side_agreement for record in iterations], "green", "^"),
     )
-    lowest = min(
-        (value for _, values, _, _ in lines for value in values if math.isfinite(value)), default=0.0
-    )
+    lowest = min((value for _, values, _, _ in lines for value in values if math.isfinite(value)), default=0.0)
     with drawing("fidelity", "Rank fidelity per iteration") as plot:
         plot.labels("iteration", "correlation, share")
         for name, values, color, marker in lines:

@@ -95,12 +95,8 @@ def counts(data: RunData) -> str:
     expected_candidates = sum(record.expected_candidates for record in data.iterations)
     expected_samples = sum(record.expected_samples for record in data.iterations)
     rows = [
-        _count(
-            "candidates scored by previews", expected_candidates, sum(r.candidates for r in data.iterations)
-        ),
-        _count(
-            "samples regenerated and trained on", expected_samples, sum(r.samples for r in data.iterations)
-        ),
+        _count("candidates scored by previews", expected_candidates, sum(r.candidates for r in data.iterations)),
+        _count("samples regenerated and trained on", expected_samples, sum(r.samples for r in data.iterations)),
         _count("iterations", data.config.run.iterations, len(data.iterations), done=data.finished),
     ]
     for name, total in (

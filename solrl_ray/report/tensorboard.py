@@ -86,9 +86,7 @@ class TensorBoardWriter:
         """Writes the scalars of one iteration."""
         self._scalars(iteration_scalars(record), step=record.iteration)
 
-    def evaluation(
-        self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None
-    ) -> None:
+    def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
         """Writes the scalars of one evaluation and, if given, its pictures as one image.
 
         Args:
@@ -123,9 +121,7 @@ class TensorBoardWriter:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         _, height, width = image.shape
-        encoded = Summary.Image(
-            height=height, width=width, colorspace=3, encoded_image_string=encode_png(image)
-        )
+        encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encode_png(image))
         summary = Summary(value=[Summary.Value(tag=tag, image=encoded)])
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
 

@@ -199,9 +199,7 @@ def _read_header(payload: bytes) -> str:
         raise RunError(f"the manifest of the revision's payload is unreadable: {error}") from error
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         if start + end > len(payload):
-            raise RunError(
-                f"the revision's payload of {len(payload)} bytes is cut off inside tensor {name!r}"
-            )
+            raise RunError(f"the revision's payload of {len(payload)} bytes is cut off inside tensor {name!r}")
     if len(payload) != start + max(ends.values(), default=0):
         raise RunError(f"the revision's payload of {len(payload)} bytes is longer than its manifest says")
     return str(manifest)

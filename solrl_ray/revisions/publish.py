@@ -61,9 +61,7 @@ class Publisher:
         return cls(base, config.lora, quantized=quantized)
 
     @torch.no_grad()
-    def build(
-        self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old"
-    ) -> Revision:
+    def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
         """A revision of `policy` after `revision` updates, from its float32 factors.
 
         Only the sampling policy (``old``) is packed: no explorer takes another one.
@@ -80,9 +78,7 @@ class Publisher:
         for module in touched_modules(factors):
             weight = merge_module(module, self._base[module], factors, self._scaling)
             if not bool(torch.isfinite(weight).all()):
-                raise RunError(
-                    f"the merged weight of {module} has NaN or Inf: revision {revision} is not published"
-                )
+                raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
             merged[f"{module}.weight"] = weight
             if policy == "old" and module in self._quantized:
                 packed[module], grown = self._pack(module, factors)
@@ -130,9 +126,7 @@ class Publisher:
                 raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
 
-def merge_module(
-    module: str, base: torch.Tensor, factors: Mapping[str, torch.Tensor], scaling: float
-) -> torch.Tensor:
+def merge_module(module: str, base: torch.Tensor, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:
     """One module's merged weight, in the base's dtype and on its device."""
     return merged_weight(base, factors[f"{module}.lora_A"], factors[f"{module}.lora_B"], scaling)
 

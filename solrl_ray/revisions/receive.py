@@ -33,9 +33,7 @@ class Receiver:
         """
         if self._base is None:
             self._base = base_copies(self._model, revision)
-        if any(
-            isinstance(self._model.get_submodule(module), EmulatedNVFP4Linear) for module in revision.modules
-        ):
+        if any(isinstance(self._model.get_submodule(module), EmulatedNVFP4Linear) for module in revision.modules):
             return apply_packed(self._model, revision, self._base)
         return apply_merged(self._model, revision, self._base)
 
@@ -43,17 +41,11 @@ class Receiver:
 def base_copies(model: nn.Module, revision: Revision) -> dict[str, torch.Tensor]:
     """Copies of the weights of touched, unquantised modules; taken before any revision is applied."""
     layers = {module: touched_layer(model, module) for module in revision.modules}
-    return {
-        module: layer.weight.detach().clone()
-        for module, layer in layers.items()
-        if isinstance(layer, nn.Linear)
-    }
+    return {module: layer.weight.detach().clone() for module, layer in layers.items() if isinstance(layer, nn.Linear)}
 
 
 @torch.no_grad()
-def apply_packed(
-    model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]
-) -> tuple[int, str]:
+def apply_packed(model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]) -> tuple[int, str]:
     """Takes a revision into a quantised model: packed bytes, or merged weights where a touched layer is not
     quantised.
 
@@ -79,9 +71,7 @@ def apply_packed(
 
 
 @torch.no_grad()
-def apply_merged(
-    model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]
-) -> tuple[int, str]:
+def apply_merged(model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]) -> tuple[int, str]:
     """Takes a revision into a full-precision model: factors merged in float64, rounded once to the weight's
     dtype.
 

@@ -37,7 +37,5 @@ def _load(config: RewardConfig, index: int, device: torch.device | str) -> Rewar
             f"({', '.join(sorted(REGISTERED))}) nor of the form 'module:function'."
         )
     if config.path:
-        raise UserError(
-            f"{key}.path is {config.path!r}, but a function ({config.kind}) takes no path; leave it out."
-        )
+        raise UserError(f"{key}.path is {config.path!r}, but a function ({config.kind}) takes no path; leave it out.")
     return CallableReward(name, import_callable(config.kind, f"{key}.kind"), device)

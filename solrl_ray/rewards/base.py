@@ -38,9 +38,7 @@ class Reward(ABC):
             ValueError: images and prompts that do not fit.
         """
         if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
-            raise ValueError(
-                f"images {tuple(images.shape)} and {len(prompts)} prompts are not [B, 3, H, W] and B"
-            )
+            raise ValueError(f"images {tuple(images.shape)} and {len(prompts)} prompts are not [B, 3, H, W] and B")
         values = self.compute(images, prompts)
         if values.shape != (len(images),):
             raise RewardError(

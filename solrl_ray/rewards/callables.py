@@ -24,9 +24,7 @@ def import_callable(spec: str, key: str) -> Callable[..., Any]:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise UserError(
-            f"{key} is {spec!r}, but the module {module_name} cannot be imported: {error}"
-        ) from error
+        raise UserError(f"{key} is {spec!r}, but the module {module_name} cannot be imported: {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise UserError(f"{key} is {spec!r}, but {module_name} has no function {function_name}.")
@@ -36,9 +34,7 @@ def import_callable(spec: str, key: str) -> Callable[..., Any]:
 class CallableReward(Reward):
     """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; a tensor [B] back."""
 
-    def __init__(
-        self, name: str, function: Callable[[Tensor, list[str]], Tensor], device: torch.device | str
-    ) -> None:
+    def __init__(self, name: str, function: Callable[[Tensor, list[str]], Tensor], device: torch.device | str) -> None:
         super().__init__(name)
         self._function = function
         self._device = device

@@ -53,15 +53,11 @@ class CLIPScore(Reward):
         Raises `UserError` naming `key` if the checkpoint is not there, incomplete or not a CLIP model.
         """
         if not path:
-            raise UserError(
-                f"{key} is empty; clipscore needs the folder or Hugging Face id of a CLIP checkpoint."
-            )
+            raise UserError(f"{key} is empty; clipscore needs the folder or Hugging Face id of a CLIP checkpoint.")
         source = paths.checkpoint(path, key)
         kind = paths.read_json(source, "config.json", key).get("model_type")
         if kind != "clip":
-            raise UserError(
-                f"{key} is {path!r}, a checkpoint of type {kind!r}, but clipscore needs a 'clip' one."
-            )
+            raise UserError(f"{key} is {path!r}, a checkpoint of type {kind!r}, but clipscore needs a 'clip' one.")
         model = paths.load_weights(CLIPModel, source, key, dtype=torch.float32)
         tokenizer = paths.load_tokenizer(CLIPTokenizer, source, key)
         try:

@@ -55,9 +55,7 @@ class Preprocessing:
         """float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, *crop] on the same device."""
         target = self._resized(images.shape[2], images.shape[3])
         if target != tuple(images.shape[2:]):
-            images = F.interpolate(
-                images, target, mode=self.interpolation, antialias=True, align_corners=False
-            )
+            images = F.interpolate(images, target, mode=self.interpolation, antialias=True, align_corners=False)
             # Bicubic overshoots; 8-bit images cannot.
             images = images.clamp(0, 1)
         if self.crop is not None:
@@ -93,7 +91,5 @@ def _crop(value: int | dict[str, int]) -> tuple[int, int]:
 def _centre(images: Tensor, height: int, width: int) -> Tensor:
     top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
     if top < 0 or left < 0:
-        raise ValueError(
-            f"images of {tuple(images.shape[2:])} pixels are smaller than the crop {(height, width)}"
-        )
+        raise ValueError(f"images of {tuple(images.shape[2:])} pixels are smaller than the crop {(height, width)}")
     return images[:, :, top : top + height, left : left + width]

@@ -138,9 +138,7 @@ class IterationBook:
     @property
     def complete(self) -> bool:
         """Every prompt explored, selected and regenerated."""
-        return (
-            self.preview.complete and self.full.complete and len(self.selections) == len(self.plan.prompt_ids)
-        )
+        return self.preview.complete and self.full.complete and len(self.selections) == len(self.plan.prompt_ids)
 
     @property
     def proxy_mean(self) -> float:
@@ -160,9 +158,7 @@ class IterationBook:
     def close(self) -> Closed:
         """What the iteration came to. Raises RunError if it is not complete."""
         if not self.complete:
-            raise RunError(
-                f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}"
-            )
+            raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
         return Closed(selections=self.ordered_selections(), proxy_mean=self.proxy_mean, counts=self.counts())
 
     def ordered_selections(self) -> tuple[Selection, ...]:

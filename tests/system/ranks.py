@@ -22,8 +22,7 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
     spawn = multiprocessing.get_context("spawn")
     port = free_port()
     ranks = [
-        spawn.Process(target=_rank, args=(rank, world_size, port, function, arguments))
-        for rank in range(world_size)
+        spawn.Process(target=_rank, args=(rank, world_size, port, function, arguments)) for rank in range(world_size)
     ]
     for process in ranks:
         process.start()
@@ -35,9 +34,7 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
     assert codes == [0] * world_size, f"ranks ended with {codes}; None is a rank that hung"
 
 
-def _rank(
-    rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]
-) -> None:
+def _rank(rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     process_group(
         rank,

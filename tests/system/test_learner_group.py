@@ -136,9 +136,7 @@ def test_ranks_given_different_or_spoiled_samples_all_refuse(two_ranks: Path) ->
         assert found["before"] == found["after"]
 
 
-def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(
-    two_ranks: Path, tiny_pipeline: Path
-) -> None:
+def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(two_ranks: Path, tiny_pipeline: Path) -> None:
     run_ranks(2, resume, tiny_pipeline, two_ranks, "resumed")
     for stage in (1, 2):
         assert files(two_ranks / f"resumed-{stage}") == files(two_ranks / f"straight-{stage}")

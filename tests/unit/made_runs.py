@@ -144,9 +144,7 @@ def write_run(
     for number, record in enumerate(made):
         name = f"updates-{record.iteration:06d}-{record.policy}"
         level = torch.full((3, 8, 8), 0.2 * (number + 1))
-        save_pictures(
-            folder / "evaluations" / name, {(key, s): level for key in ("aa", "bb") for s in (0, 1)}
-        )
+        save_pictures(folder / "evaluations" / name, {(key, s): level for key in ("aa", "bb") for s in (0, 1)})
         (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record.as_dict()))
     if finished:
         write_summary(folder, summarize(chosen, records, made, seconds=36.5))

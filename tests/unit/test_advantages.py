@@ -40,9 +40,7 @@ def test_advantages_have_their_worked_values(std: str, expected: list[float]) ->
     std=st.sampled_from(["global", "group", "none"]),
     data=st.data(),
 )
-def test_the_order_of_samples_changes_no_bit(
-    samples: list[tuple[float, int]], std: str, data: st.DataObject
-) -> None:
+def test_the_order_of_samples_changes_no_bit(samples: list[tuple[float, int]], std: str, data: st.DataObject) -> None:
     rewards, groups = np.array([r for r, _ in samples]), np.array([g for _, g in samples])
     order = np.array(data.draw(st.permutations(range(len(samples)))))
     found = advantages(rewards, groups, Advantage(std=std))
@@ -113,9 +111,7 @@ def test_a_fraction_outside_of_zero_to_one_is_refused(fraction: float) -> None:
 
 
 def timesteps_of(index: int, fraction: float = 0.6) -> list[int]:
-    return timesteps_for(
-        run_seed=42, iteration=2, prompt_id="cat", index=index, steps=10, fraction=fraction
-    ).tolist()
+    return timesteps_for(run_seed=42, iteration=2, prompt_id="cat", index=index, steps=10, fraction=fraction).tolist()
 
 
 def test_timesteps_are_the_front_of_the_samples_own_permutation() -> None:

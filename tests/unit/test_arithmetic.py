@@ -65,9 +65,7 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
 
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(
-        configure(
-            "rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12"
-        )
+        configure("rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12")
     )
     assert (numbers.full_units, numbers.padded_images) == (15, 10)
     assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
@@ -76,9 +74,7 @@ def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> No
 @pytest.mark.parametrize(
     ("every", "points"), [(0, (0, 20)), (5, (0, 5, 10, 15, 20)), (8, (0, 8, 16, 20)), (30, (0, 20))]
 )
-def test_the_policy_is_evaluated_first_last_and_every_so_often(
-    configure, every: int, points: tuple[int, ...]
-) -> None:  # type: ignore[no-untyped-def]
+def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every: int, points: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
     assert evaluation_points(configure(f"evaluation.every={every}")) == points
 
 
@@ -86,9 +82,7 @@ def test_the_policy_is_evaluated_first_last_and_every_so_often(
     ("fraction", "steps", "count"),
     [(0.6, 10, 6), (0.4, 10, 4), (0.99, 10, 9), (0.29, 100, 29), (0.7, 10, 7), (1.0, 10, 10), (0.01, 10, 1)],
 )
-def test_trained_timesteps_are_what_the_objective_draws(
-    configure, fraction: float, steps: int, count: int
-) -> None:  # type: ignore[no-untyped-def]
+def test_trained_timesteps_are_what_the_objective_draws(configure, fraction: float, steps: int, count: int) -> None:  # type: ignore[no-untyped-def]
     config = configure(f"objective.timestep_fraction={fraction}", f"rollout.full.steps={steps}")
     assert trained_timesteps(config) == count == timestep_count(steps, fraction)
 

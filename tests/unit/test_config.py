@@ -77,9 +77,7 @@ def test_plain_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
     assert type(parsed) is type(value)
 
 
-@pytest.mark.parametrize(
-    "tree", [{"a": "3e-4"}, {"a": "no"}, {"a": 3e-4, "b": [1e-8, "7", 7]}, {"a": "~", "b": None}]
-)
+@pytest.mark.parametrize("tree", [{"a": "3e-4"}, {"a": "no"}, {"a": 3e-4, "b": [1e-8, "7", 7]}, {"a": "~", "b": None}])
 def test_what_is_dumped_is_read_back_as_the_same_types(tree: Any) -> None:
     assert repr(yaml12.parse(yaml12.dump(tree), "text")) == repr(tree)
 
@@ -122,9 +120,7 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(parts: list[Path]
     assert (config.rollout.preview.steps, config.rollout.preview.micro_batch) == (4, 24)
 
 
-def test_included_files_come_first_and_are_found_beside_the_including_one(
-    parts: list[Path], tmp_path: Path
-) -> None:
+def test_included_files_come_first_and_are_found_beside_the_including_one(parts: list[Path], tmp_path: Path) -> None:
     whole = tmp_path / "runs" / "whole.yaml"
     whole.parent.mkdir()
     whole.write_text("include: [../model.yaml, ../rest.yaml]\nmodel: {resolution: 1024}")
@@ -179,8 +175,7 @@ def test_an_unknown_key_is_answered_with_the_nearest_one(parts: list[Path], tmp_
     assert refusal([*parts, typo]) == f"Unknown key rollout.pol in {typo}; did you mean rollout.pool?"
     assert refusal(parts, "pool=3") == "Unknown key pool in --set; did you mean rollout.pool?"
     assert (
-        refusal(parts, "rewards.0.wieght=3")
-        == "Unknown key rewards.0.wieght in --set; did you mean rewards.0.weight?"
+        refusal(parts, "rewards.0.wieght=3") == "Unknown key rewards.0.wieght in --set; did you mean rewards.0.weight?"
     )
     assert "the keys there are run, model" in refusal(parts, "zzz=3")
 
@@ -300,9 +295,7 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
         (["prompts.train=''"], 'prompts.train is "" (--set); it must be a path.'),
     ],
 )
-def test_keys_that_contradict_each_other_are_refused(
-    parts: list[Path], overrides: list[str], problem: str
-) -> None:
+def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:
     loaded = load_with_sources(parts, overrides)
     with pytest.raises(UserError) as caught:
         checks.check(loaded.config, loaded.sources)
@@ -316,9 +309,7 @@ def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
 # --- continuation -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "override", ["fleet.explorers.count=7", "run.iterations=99", "fleet.deadlines.update=1"]
-)
+@pytest.mark.parametrize("override", ["fleet.explorers.count=7", "run.iterations=99", "fleet.deadlines.update=1"])
 def test_a_resumed_run_may_change_its_fleet_and_length(parts: list[Path], override: str) -> None:
     continuation.check(load(parts, [override]), load(parts), Path("runs/run"), Sources())
 

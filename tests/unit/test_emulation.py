@@ -116,9 +116,7 @@ def test_bfloat16_output_is_rounded_once() -> None:
     alpha = float(a.amax) * float(w.amax) / (36 * 448**2)
     exact = a.operand().double() @ w.operand().double().t() * alpha + source.bias.double()
     wrong = (out != exact.float().to(torch.bfloat16)).double().mean()
-    assert (
-        wrong < 0.002
-    )  # only where float32 accumulation crosses a rounding boundary; scales in bfloat16: half
+    assert wrong < 0.002  # only where float32 accumulation crosses a rounding boundary; scales in bfloat16: half
 
 
 def test_it_differs_from_the_float_linear_by_what_four_bits_cost() -> None:

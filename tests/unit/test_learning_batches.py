@@ -48,9 +48,7 @@ def test_every_rank_gets_as_many_passes_of_one_shape_and_each_sample_weighs_once
     assert {len(batches) for batches in ranks} == {1 if world_size == 3 else 3 if world_size == 1 else 2}
     assert {batch.x0.shape for batches in ranks for batch in batches} == {(4, *LATENT_SHAPE)}
     found = [sample for batches in ranks for sample in samples(batches)]
-    assert sorted(s[:2] for s in found if s[2] == 1.0) == sorted(
-        (g.prompt_id, i) for g in made for i in g.indices
-    )
+    assert sorted(s[:2] for s in found if s[2] == 1.0) == sorted((g.prompt_id, i) for g in made for i in g.indices)
     # What fills the shape repeats the last sample and weighs exactly 0.
     assert {s for s in found if s[2] != 1.0} <= {("p2", 4, 0.0)}
 

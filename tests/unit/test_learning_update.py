@@ -203,9 +203,7 @@ def test_a_loss_that_is_not_finite_stops_the_update_before_any_weight_moves(buil
 def test_a_gradient_that_is_not_finite_stops_the_engine_before_any_weight_moves(group_of_one: None) -> None:
     weight = torch.nn.Parameter(torch.tensor([0.0, 1.0]))
     engine = Engine.build(LearnerConfig(), [weight], lambda scale: (weight * scale).sqrt())
-    engine.backward(
-        engine.velocity(torch.ones(2)).sum(), last=True
-    )  # d sqrt(0) is infinite, its value is not
+    engine.backward(engine.velocity(torch.ones(2)).sum(), last=True)  # d sqrt(0) is infinite, its value is not
     with pytest.raises(RunError, match="gradient"):
         engine.step()
     assert weight.tolist() == [0.0, 1.0]
@@ -274,9 +272,7 @@ def test_a_bfloat16_base_is_trained_through_float32_factors(build: Build) -> Non
     metrics = learner.update(0, groups(0), embeddings())
     reference = build().update(0, groups(0), embeddings())
     assert {value.dtype for value in learner.factors("default").values()} == {torch.float32}
-    assert {p.dtype for n, p in learner._model.transformer.named_parameters() if "lora" not in n} == {
-        torch.bfloat16
-    }
+    assert {p.dtype for n, p in learner._model.transformer.named_parameters() if "lora" not in n} == {torch.bfloat16}
     assert metrics.loss == pytest.approx(reference.loss, rel=0.01)
     assert metrics.gradient_norm == pytest.approx(reference.gradient_norm, rel=0.1)
 

@@ -96,9 +96,7 @@ def test_an_empty_snapshot_is_survived() -> None:
 def test_a_log_gets_each_piece_of_news_once() -> None:
     lines = PlainLines()
     start = Progress(run="r", state="exploring", iteration=0, iterations=2, elapsed=1.0)
-    first = replace(
-        start, state="learning", elapsed=9.0, train_rewards=(0.3,), spearman=(0.95,), remaining=8.0
-    )
+    first = replace(start, state="learning", elapsed=9.0, train_rewards=(0.3,), spearman=(0.95,), remaining=8.0)
     second = replace(first, state="exploring", iteration=1, elapsed=10.0, heldout=((1, "ema", 0.31, 0.02),))
     assert lines.lines(start) == ["[   0:01] exploring"]
     assert lines.lines(start) == []

@@ -205,9 +205,7 @@ def test_an_unknown_vae_class_is_refused(tiny_pipeline: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("part", ["transformer", "text_encoder_2", "vae"])
-def test_missing_weights_are_a_user_error_naming_the_part(
-    tiny_pipeline: Path, tmp_path: Path, part: str
-) -> None:
+def test_missing_weights_are_a_user_error_naming_the_part(tiny_pipeline: Path, tmp_path: Path, part: str) -> None:
     path = tmp_path / "broken"
     shutil.copytree(tiny_pipeline, path)
     for weights in (path / part).glob("*.safetensors"):

@@ -67,9 +67,7 @@ WORKED = {
 
 @pytest.mark.parametrize("beta", [1.0, 0.1])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 5.1e-11), (torch.float32, 4e-6)])
-def test_loss_and_gradient_have_their_worked_values(
-    beta: float, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_loss_and_gradient_have_their_worked_values(beta: float, dtype: torch.dtype, tolerance: float) -> None:
     inputs = example(dtype) | {"beta": beta}
     loss = diffusion_nft_loss(**inputs)
     expected = WORKED[beta]
@@ -102,9 +100,7 @@ def test_at_the_old_policy_both_errors_are_equal() -> None:
     advantage=st.floats(-9, 9),
     t=st.floats(0.02, 1),
 )
-def test_at_the_old_policy_the_gradient_is_its_closed_form(
-    seed: int, beta: float, advantage: float, t: float
-) -> None:
+def test_at_the_old_policy_the_gradient_is_its_closed_form(seed: int, beta: float, advantage: float, t: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     x0, eps, v = torch.randn(3, 2, 4, 3, dtype=torch.float64, generator=generator)
     times = torch.tensor([t, 0.5], dtype=torch.float64)

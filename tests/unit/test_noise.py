@@ -14,9 +14,7 @@ import torch
 from solrl_ray import noise
 from solrl_ray.records import Address
 
-ADDRESS = Address(
-    run_seed=42, purpose="initial-noise", iteration=3, prompt_id="9f86d081884c7d65", index=17, step=2
-)
+ADDRESS = Address(run_seed=42, purpose="initial-noise", iteration=3, prompt_id="9f86d081884c7d65", index=17, step=2)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +68,7 @@ def test_normals_equal_a_scalar_reading_of_the_documented_construction() -> None
 
 def test_uniform_numbers_are_52_bits_and_a_half() -> None:
     words = scalar_words(ADDRESS, 12)
-    expected = [
-        (((low | high << 32) >> 12) + 0.5) / 2**52 for low, high in zip(words[::2], words[1::2], strict=True)
-    ]
+    expected = [(((low | high << 32) >> 12) + 0.5) / 2**52 for low, high in zip(words[::2], words[1::2], strict=True)]
     assert noise.uniform(ADDRESS, (2, 3)).ravel().tolist() == expected
 
 
@@ -153,9 +149,7 @@ def test_a_batch_is_its_rows_one_by_one() -> None:
 
 
 def test_a_longer_draw_begins_with_the_shorter_one() -> None:
-    np.testing.assert_array_equal(
-        noise.standard_normal(ADDRESS, (1003,))[:5], noise.standard_normal(ADDRESS, (5,))
-    )
+    np.testing.assert_array_equal(noise.standard_normal(ADDRESS, (1003,))[:5], noise.standard_normal(ADDRESS, (5,)))
 
 
 def test_normals_have_the_moments_and_tails_of_a_standard_normal() -> None:

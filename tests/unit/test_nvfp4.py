@@ -11,15 +11,11 @@ from hypothesis import strategies as st
 
 from solrl_ray.quantization import nvfp4
 
-VECTORS = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())[
-    "vectors"
-]
+VECTORS = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
 
 
 def floats(hexadecimal: str, shape: list[int]) -> torch.Tensor:
-    return torch.from_numpy(
-        np.frombuffer(bytes.fromhex(hexadecimal), "<f4").astype(np.float32).reshape(shape)
-    )
+    return torch.from_numpy(np.frombuffer(bytes.fromhex(hexadecimal), "<f4").astype(np.float32).reshape(shape))
 
 
 def hexadecimal(tensor: torch.Tensor) -> str:

@@ -106,9 +106,7 @@ def test_the_start_does_not_draw_from_the_global_generator(tiny_pipeline: Path) 
 def test_each_name_forwards_its_own_factors(model: DiffusionModel) -> None:
     transformer = model.transformer
     adapters.load_factors(transformer, "old", random_factors(adapters.factors(transformer, "old"), seed=1))
-    adapters.load_factors(
-        transformer, "default", random_factors(adapters.factors(transformer, "old"), seed=2)
-    )
+    adapters.load_factors(transformer, "default", random_factors(adapters.factors(transformer, "old"), seed=2))
     outputs = {}
     with torch.no_grad():
         for name in ("default", "old", "base"):
@@ -245,9 +243,7 @@ def test_ema_moves_by_one_minus_decay_and_is_held_apart(transformer: nn.Module) 
     assert all(torch.equal(v, torch.full_like(v, 2.0)) for v in ema.factors.values())
     ema.update(adapters.parameters(transformer, "default"), decay=0.75)
     assert all(torch.equal(v, torch.full_like(v, 2.75)) for v in ema.factors.values())
-    assert all(
-        torch.equal(v, torch.full_like(v, 5.0)) for v in adapters.factors(transformer, "default").values()
-    )
+    assert all(torch.equal(v, torch.full_like(v, 5.0)) for v in adapters.factors(transformer, "default").values())
     with pytest.raises(ValueError, match=r"\['b'\] are on one side only"):
         Ema({"a": torch.zeros(1)}).update({"a": torch.zeros(1), "b": torch.zeros(1)}, decay=0.5)
 
@@ -300,9 +296,7 @@ def test_rounding_random_values_to_bfloat16_agrees_with_rational_arithmetic() ->
     assert rounded.tolist() == [nearest_bfloat16(Fraction(value)) for value in values]
 
 
-def test_a_merged_transformer_computes_what_the_adapter_does(
-    model: DiffusionModel, tiny_pipeline: Path
-) -> None:
+def test_a_merged_transformer_computes_what_the_adapter_does(model: DiffusionModel, tiny_pipeline: Path) -> None:
     transformer = model.transformer
     new = random_factors(adapters.factors(transformer, "default"), seed=4)
     adapters.load_factors(transformer, "default", new)
@@ -328,9 +322,7 @@ def test_factors_that_do_not_fit_are_refused() -> None:
 # --- files
 
 
-def test_stock_diffusers_draws_the_same_images_from_the_saved_lora(
-    tiny_pipeline: Path, tmp_path: Path
-) -> None:
+def test_stock_diffusers_draws_the_same_images_from_the_saved_lora(tiny_pipeline: Path, tmp_path: Path) -> None:
     model = models.load(tiny.model_config(tiny_pipeline, lora=LORA), "cpu")
     adapters.attach(model.transformer, LORA, run_seed=42)
     new = random_factors(adapters.factors(model.transformer, "default"), seed=6, scale=0.3)

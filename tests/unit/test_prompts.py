@@ -60,9 +60,7 @@ def test_builtin_prompts_are_inside_the_package() -> None:
         ("list.jsonl", b'["a"]', r"line 1 has no prompt"),
     ],
 )
-def test_a_bad_prompt_file_is_a_user_error(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_a_bad_prompt_file_is_a_user_error(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):

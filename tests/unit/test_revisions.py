@@ -269,9 +269,7 @@ def test_an_explorer_computes_with_the_merged_weight() -> None:
     # Only the frozen scale differs: the base's headroom in one, the merged weight's in the other.
     wanted, found = merged["attn"](x), net["attn"](x)
     assert torch.nn.functional.cosine_similarity(wanted.flatten(), found.flatten(), dim=0) > 0.98
-    assert (
-        torch.nn.functional.cosine_similarity(wanted.flatten(), explorer()["attn"](x).flatten(), dim=0) < 0.95
-    )
+    assert torch.nn.functional.cosine_similarity(wanted.flatten(), explorer()["attn"](x).flatten(), dim=0) < 0.95
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -500,9 +498,7 @@ def test_a_damaged_store_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"packed\.safetensors is damaged"):
         store.load(1)
     file.write_bytes(flipped(content, f"{QUERY}.packed"))
-    with pytest.raises(
-        RunError, match=r"tensor 'attn\.to_q\.packed' of the revision does not have the checksum"
-    ):
+    with pytest.raises(RunError, match=r"tensor 'attn\.to_q\.packed' of the revision does not have the checksum"):
         store.load(1)
 
 

@@ -76,9 +76,7 @@ def test_a_prompt_that_is_too_long_is_cut_warned_about_and_counted_once(
     assert torch.equal(scores[0], scores[2])
     assert reward.truncated_prompts == 1
     (record,) = caplog.records
-    assert (
-        "rewards[0] (clipscore): a prompt of 42 tokens is cut to 16 (1 prompts cut so far)" in record.message
-    )
+    assert "rewards[0] (clipscore): a prompt of 42 tokens is cut to 16 (1 prompts cut so far)" in record.message
 
 
 def test_a_bfloat16_checkpoint_is_scored_in_float32(tiny_clip: Path, tmp_path: Path) -> None:
@@ -179,9 +177,7 @@ class Fixed(Reward):
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [[1.0], [2.0], [3.0]], 1.0])
 def test_the_wrong_number_of_values_is_a_reward_error(values: list[float]) -> None:
-    with pytest.raises(
-        RewardError, match=r"Reward rewards\[0\] \(fixed\) returned values of shape .* 3 images"
-    ):
+    with pytest.raises(RewardError, match=r"Reward rewards\[0\] \(fixed\) returned values of shape .* 3 images"):
         Fixed(values).score(pictures(3), PROMPTS)
 
 

@@ -45,9 +45,7 @@ rewards_of_a_pool = st.lists(st.one_of(few_values, st.floats(-4, 4, width=32)), 
 
 @settings(deadline=None, max_examples=200)
 @given(rewards=rewards_of_a_pool, data=st.data())
-def test_any_arrival_order_gives_the_ends_of_the_sorted_pool(
-    rewards: list[float], data: st.DataObject
-) -> None:
+def test_any_arrival_order_gives_the_ends_of_the_sorted_pool(rewards: list[float], data: st.DataObject) -> None:
     keep = data.draw(st.integers(2, len(rewards)))
     order = data.draw(st.permutations(range(len(rewards))))
     best, worst = choose(rewards, keep, list(order))

@@ -109,9 +109,7 @@ def test_undefined_rank_correlations_are_left_out_of_their_mean() -> None:
 
 
 def test_a_run_without_trained_evaluation_has_no_summary() -> None:
-    with pytest.raises(
-        ValueError, match=r"base and ema; there are 1 iterations and evaluations of \['base'\]"
-    ):
+    with pytest.raises(ValueError, match=r"base and ema; there are 1 iterations and evaluations of \['base'\]"):
         summarize(config(), [iteration(0)], [evaluation(0, "base", BASE)], seconds=1.0)
 
 
