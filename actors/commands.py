@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors import waiting
 from actors.controller import Controller
-from actors.roles import Roles
+from actors.roles import Roles, namespace, on_this_node
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
 from solrl_ray.run_folder import RunFolder
 
@@ -44,48 +43,73 @@ def train(
     folder.create(config, resume=resume)
     folder.unlock()  # the controller claims it: the process that writes
     with ExitStack() as stack:
-        connect(config, address)
-        stack.callback(ray.shutdown)
+        if connect(address):
+            stack.callback(ray.shutdown)
+        check_resources(config)
         view = stack.enter_context(LiveView(plain=not live))
-        controller = _controller(config, folder.path.absolute(), roles or Roles())
+        path = folder.path.absolute()
+        actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
+        controller = actor.remote(located(config), path, roles or Roles())
+        stack.callback(ray.kill, controller)  # and with it all that it owns
         _follow(controller, view, config)
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
 
 
-def connect(config: Config, address: str | None) -> None:
-    """Join the cluster at `address`, or start a local Ray whose dashboard and jobs ask for this user's token."""
+def connect(address: str | None) -> bool:
+    """Join the cluster at `address` or at RAY_ADDRESS, as in a submitted job; without either, start a local Ray.
+
+    Returns:
+        Whether this call connected, so that the caller disconnects.
+
+    Raises:
+        RunError: no Ray answers there, or it refuses this user's token.
+    """
     if ray.is_initialized():
-        return
-    if address is None:
-        _provide_token()
+        return False
+    address = address or os.environ.get("RAY_ADDRESS")
     try:
-        context = ray.init(
-            address=address or "local",
-            namespace=f"solrl-{config.run.name}",
-            log_to_driver=False,
-            logging_level="error",
-        )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        context = ray.init(address=address or "local", log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
         raise RunError(f"{where}: {waiting.first_line(error)}") from error
     if context.dashboard_url:
         print(f"dashboard   http://{context.dashboard_url} (token: `ray get-auth-token`)", flush=True)
+    return True
 
 
-def _provide_token() -> None:
-    """Make the token that Ray's tools look for, unless there is one: in token mode nothing starts without."""
-    path = Path.home() / ".ray" / "auth_token"
-    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")) or path.exists()
-    if os.environ["RAY_AUTH_MODE"] == "token" and not given:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32))
+def check_resources(config: Config) -> None:
+    """Compare what the actors ask for with what the cluster has, instead of waiting for what never comes.
+
+    Raises:
+        UserError: naming what is asked for, what is there and which keys to change.
+    """
+    fleet = config.fleet
+    pools = (
+        ("fleet.explorers", fleet.explorers, fleet.explorers.count),
+        ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
+        ("fleet.learners", fleet.learners, config.learner.world_size),
+    )
+    present = ray.cluster_resources()
+    for resource, key in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        shares = {name: count * float(getattr(worker, key)) for name, worker, count in pools}
+        wanted, there = sum(shares.values()), present.get(resource, 0.0)
+        if wanted > there:
+            asked = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
+            raise UserError(
+                f"the actors ask for {wanted:g} {resource}s ({asked}), but the cluster has {there:g}; "
+                f"lower their count or {key}, or use a larger cluster"
+            )
 
 
-def _controller(config: Config, folder: Path, roles: Roles) -> Any:
-    make = ray.remote(Controller).options(name="controller", num_cpus=0, num_gpus=0, max_restarts=0, max_concurrency=4)
-    return make.remote(config, folder, roles)
+def located(config: Config) -> Config:
+    """The configuration with local paths made absolute: an actor's working folder is not the user's."""
+    rewards = [reward.model_copy(update={"path": absolute(reward.path)}) for reward in config.rewards]
+    prompts = config.prompts.model_copy(
+        update={"train": absolute(config.prompts.train), "heldout": absolute(config.prompts.heldout)}
+    )
+    model = config.model.model_copy(update={"path": absolute(config.model.path)})
+    return config.model_copy(update={"rewards": rewards, "prompts": prompts, "model": model})
 
 
 def _follow(controller: Any, view: LiveView, config: Config) -> None:

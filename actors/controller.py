@@ -19,7 +19,7 @@ from actors import waiting
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
 from actors.learner import LearnerGroup
-from actors.roles import Roles, Stage
+from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
 from actors.telemetry import Telemetry
 from solrl_ray import report
@@ -29,7 +29,7 @@ from solrl_ray.metrics import Progress
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
-from solrl_ray.resuming import resume_point
+from solrl_ray.resuming import ResumePoint, resume_point
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import iteration_metrics
@@ -43,7 +43,7 @@ class Controller:
         self._config = config
         self._folder = RunFolder(folder)
         self._telemetry = Telemetry(config, self._folder)
-        self._stage = Stage(config, folder, roles)
+        self._cast = Cast(config, folder, roles)
         self._store = RevisionStore(folder / "revisions")
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
@@ -62,22 +62,24 @@ class Controller:
         point = resume_point(self._folder)
         self._telemetry.resume(point.iterations, point.evaluations)
         self._open(point)
-        if not self._evaluated("base", 0) and point.updates == 0:
+        if point.updates == 0:
             self._evaluate_start()
+        else:
+            self._evaluate_on_the_way(point.updates)
         self._began = time.monotonic()
         for iteration in range(point.updates, self._config.run.iterations):
             self._iterate(iteration)
             self._evaluate_on_the_way(iteration + 1)
         self._finish(point.seconds + time.monotonic() - started)
 
-    def _open(self, point: Any) -> None:
+    def _open(self, point: ResumePoint) -> None:
         """Spawn every actor at once, then wait for those that the first step needs."""
         self._telemetry.state("starting workers")
-        self._selector = self._stage.selector()
-        self._encoder = self._stage.encoder()
-        self._fleet = Fleet(self._config, self._stage, self._telemetry)
+        self._selector = self._cast.selector()
+        self._encoder = self._cast.encoder()
+        self._fleet = Fleet(self._config, self._cast, self._telemetry)
         self._fleet.open()
-        self._learners = LearnerGroup(self._stage.learner, self._config)
+        self._learners = LearnerGroup(self._cast.learner, self._config)
         self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)
         self._probe = self._embed(self._heldout[:1])[self._heldout[0].id]
@@ -148,17 +150,18 @@ class Controller:
 
     def _evaluate_start(self) -> None:
         """Revision 0 is the base model: LoRA's B is zero."""
-        embeddings = self._embed(self._heldout)
-        if self._config.evaluation.reference:
+        if self._config.evaluation.reference and not self._evaluated("real", 0):
             self._evaluator.run("real", 0, self._heldout, {})
-        self._evaluator.run("base", 0, self._heldout, embeddings)
+        if not self._evaluated("base", 0):
+            self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout))
 
     def _evaluate_on_the_way(self, updates: int) -> None:
         every = self._config.evaluation.every
-        if every and updates % every == 0 and updates < self._config.run.iterations:
+        due = every and updates % every == 0 and updates < self._config.run.iterations
+        if due and not self._evaluated("ema", updates):
             self._evaluate_ema(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
-            self._publish(updates)
+            self._fleet.publish(self._fleet.regenerators, self._learners.revision("old"), self._probe)
 
     def _evaluate_ema(self, updates: int) -> None:
         if not self._evaluated("ema", updates):

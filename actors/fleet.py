@@ -9,7 +9,7 @@ import ray
 
 from actors import waiting
 from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Started
-from actors.roles import Stage
+from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -18,13 +18,13 @@ from solrl_ray.revisions.receipts import ReceiptBook
 
 
 class Fleet:
-    def __init__(self, config: Config, stage: Stage, telemetry: Telemetry) -> None:
+    def __init__(self, config: Config, cast: Cast, telemetry: Telemetry) -> None:
         self._config = config
         self._telemetry = telemetry
         self._receipts = ReceiptBook()
         budget = Budget(config.fleet.max_replacements)
-        self.explorers = self._pool(stage.explorer, config.fleet.deadlines.preview, budget)
-        self.regenerators = self._pool(stage.regenerator, config.fleet.deadlines.full, budget)
+        self.explorers = self._pool(cast.explorer, config.fleet.deadlines.preview, budget)
+        self.regenerators = self._pool(cast.regenerator, config.fleet.deadlines.full, budget)
 
     def open(self) -> None:
         """Spawn every worker; nobody is waited for."""

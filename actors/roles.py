@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.encoder import Encoder
 from actors.explorer import Explorer
@@ -28,38 +29,67 @@ class Roles:
     selector: type = Selector
 
 
-class Stage:
-    """Makes the actors of a run: readable names, explicit resources, no retries or restarts of Ray's own."""
+class Cast:
+    """Makes the actors of a run: readable names, explicit resources, no retries or restarts of Ray's own.
+
+    Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
+    """
 
     def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
         self._config = config
         self._folder = folder
         self._roles = roles
+        self._namespace = namespace(folder)
 
     def encoder(self) -> Any:
-        return _actor(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
+        return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
 
     def selector(self) -> Any:
-        return _actor(self._roles.selector, "selector").remote(self._folder)
+        return self._here(self._roles.selector, "selector").remote(self._folder)
 
     def explorer(self, name: str) -> Any:
-        return _actor(self._roles.explorer, name, self._config.fleet.explorers).remote(name, self._config)
+        return self._anywhere(self._roles.explorer, name, self._config.fleet.explorers).remote(name, self._config)
 
     def regenerator(self, name: str) -> Any:
         worker = self._config.fleet.regenerators
-        return _actor(self._roles.regenerator, name, worker).remote(name, self._config)
+        return self._anywhere(self._roles.regenerator, name, worker).remote(name, self._config)
 
     def learner(self, rank: int) -> Any:
         worker = self._config.fleet.learners
-        return _actor(self._roles.learner, f"learner-{rank}", worker).remote(self._config, rank)
+        return self._anywhere(self._roles.learner, f"learner-{rank}", worker).remote(self._config, rank)
+
+    def _here(self, role: type, name: str) -> Any:
+        return on_this_node(role, name, self._namespace)
+
+    def _anywhere(self, role: type, name: str, worker: Worker) -> Any:
+        make: Any = ray.remote(role)
+        return make.options(
+            name=name,
+            namespace=self._namespace,
+            num_cpus=worker.num_cpus,
+            num_gpus=worker.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+        )
 
 
-def _actor(role: type, name: str, worker: Worker | None = None) -> Any:
-    make: Callable[..., Any] = ray.remote(role).options
-    return make(
+def namespace(folder: Path) -> str:
+    """Ray namespace of the run in `folder`: two runs never share one, even under equal names."""
+    digest = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
+    return f"solrl-{folder.name}-{digest}"
+
+
+def on_this_node(role: type, name: str, namespace: str, **options: Any) -> Any:
+    """An actor that reserves nothing and runs where its maker runs, because the run folder is there."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    make: Any = ray.remote(role)
+    return make.options(
         name=name,
-        num_cpus=worker.num_cpus if worker else 0,
-        num_gpus=worker.num_gpus if worker else 0,
+        namespace=namespace,
+        num_cpus=0,
+        num_gpus=0,
         max_restarts=0,
         max_task_retries=0,
+        scheduling_strategy=here,
+        **options,
     )

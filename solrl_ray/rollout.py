@@ -63,7 +63,8 @@ class Sampler:
         self._micro_batch = micro_batch
         self._sigmas = sigmas(config.model.schedule, steps, model.image_tokens)
 
-    @torch.no_grad()  # not inference mode: its tensors have no version counter, by which q, k, v share a quantised input
+    # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
+    @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
         """Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
         if not unit.prompt_id == prompt.id == embedding.prompt_id:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only; read when ray is first imported
+
 from solrl_ray.config.schema import Config
 from tests import tiny
 from tests.small import small_config
@@ -28,7 +30,6 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
     import ray
 
     ray.init(

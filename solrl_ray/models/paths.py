@@ -33,6 +33,12 @@ def resolve(path: str) -> Path | str:
     return path
 
 
+def absolute(path: str) -> str:
+    """`path` with a local file or folder made absolute; ``builtin:`` paths and Hugging Face ids stay as they are."""
+    resolved = resolve(path) if path and not path.startswith(BUILTIN) else path
+    return str(resolved.absolute()) if isinstance(resolved, Path) else path
+
+
 def checkpoint(path: str, key: str) -> Path | str:
     """`resolve` for a checkpoint.
 
