@@ -56,6 +56,8 @@ _AT_LEAST_ZERO = (
 )
 _ABOVE_ZERO = ("model.lora.alpha", "objective.beta", "objective.advantage.clip", "learner.optimizer.eps")
 _SHARES = ("objective.old_decay.cap", "learner.ema_cap")
+_TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
+"""The one tier in which a preview is not quantised: the model's own arithmetic."""
 _BELOW_ONE = ("learner.optimizer.betas.0", "learner.optimizer.betas.1")
 
 
@@ -95,6 +97,12 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem(
             "rollout.preview.micro_batch",
             f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}",
+        )
+    full = _TIER_OF_DTYPE[config.model.dtype]
+    if rollout.preview.precision in _TIER_OF_DTYPE.values() and rollout.preview.precision != full:
+        yield Problem(
+            "rollout.preview.precision",
+            f"a quantised tier such as nvfp4-emulated, or {full}, because model.dtype is {config.model.dtype}",
         )
 
 

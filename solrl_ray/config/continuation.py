@@ -1,4 +1,4 @@
-"""What the configuration of a resumed run may change: the fleet and the number of iterations."""
+"""What the configuration of a resumed run may change: who works, how long, and what is kept and looked at."""
 
 from __future__ import annotations
 
@@ -32,8 +32,27 @@ def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> st
     return None
 
 
-FREE = ("fleet", "run.iterations", "run.root", "run.name")
-"""What a resumed run may change. Root and name only say where the folder is."""
+FREE = (
+    "fleet",
+    "learner.world_size",
+    "learner.zero_stage",
+    "run.iterations",
+    "evaluation.every",
+    "checkpoints",
+    "run.root",
+    "run.name",
+)
+"""What a resumed run may change. Root and name only say where the folder is. A learner's state is free of world
+size and ZeRO stage (`learning.state`), so a run that has lost a card can go on."""
+
+
+_SPLITS_SUMS = (
+    "fleet.explorers.threads",
+    "fleet.regenerators.threads",
+    "fleet.learners.threads",
+    "learner.world_size",
+    "learner.zero_stage",
+)
 
 
 def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> None:
@@ -45,18 +64,22 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
     if key is not None:
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
-            f"{_shown(was, key)}; a resumed run may change only fleet and run.iterations."
+            f"{_shown(was, key)}; a resumed run may change only {_list(FREE[:-2])}."
         )
 
 
 def notes(given: Config, was: Config) -> list[str]:
-    """What the user should know about allowed changes: thread counts are part of the score class."""
+    """What the user should know about allowed changes: some split sums differently."""
     return [
-        f"fleet.{pool}.threads is {now} and was {before}: seeds stay the same, but sums are split "
-        "differently, so the bytes may differ from an undisturbed run."
-        for pool in ("explorers", "regenerators", "learners")
-        if (now := value_of(given, f"fleet.{pool}.threads")) != (before := value_of(was, f"fleet.{pool}.threads"))
+        f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes "
+        "may differ from an undisturbed run."
+        for key in _SPLITS_SUMS
+        if (now := value_of(given, key)) != (before := value_of(was, key))
     ]
+
+
+def _list(names: tuple[str, ...]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]])
 
 
 def _leaves(config: Config) -> dict[str, object]:

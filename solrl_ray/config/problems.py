@@ -31,6 +31,10 @@ _WANTED: dict[str, str] = {
 }
 
 
+_MEANT = {"fleet.learners.count": "learner.world_size"}
+"""Keys that one would expect to be there → what has their meaning."""
+
+
 def show(value: Any) -> str:
     """A value as the user wrote it, shortened to fit in a sentence."""
     text = "empty" if value is None else json.dumps(value, ensure_ascii=False)
@@ -114,6 +118,8 @@ def _suggestion(key: Sequence[str | int]) -> str:
     name, here = str(key[-1]), _section(key[:-1])
     elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
     near = difflib.get_close_matches(name, here, n=1, cutoff=0.6)
+    if dotted(key) in _MEANT:
+        return f"did you mean {_MEANT[dotted(key)]}?"
     if near:
         return f"did you mean {dotted((*key[:-1], near[0]))}?"
     if elsewhere:

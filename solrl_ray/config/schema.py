@@ -169,11 +169,16 @@ class Learner(Part):
 class Worker(Part):
     """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
 
-    count: Positive = 1
     num_cpus: float = 0.0
     num_gpus: float = 0.0
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
+
+
+class WorkerPool(Worker):
+    """Actors of one kind, each with these resources."""
+
+    count: Positive = 1
 
 
 class Deadlines(Part):
@@ -191,15 +196,19 @@ class Deadlines(Part):
     """Fetching, swapping in and proving one revision."""
     selector: Seconds = 60.0
     """One call to the selector."""
+    encode: Seconds = 60.0
+    """The embedding of one prompt."""
+    fetch: Seconds = 120.0
+    """The samples and embeddings of an iteration, on their way to a learner."""
 
 
 class Fleet(Part):
     """Who works: pools of actors and the deadlines of waiting for them. Changes no result (design law 3)."""
 
-    explorers: Worker = Worker(count=2)
-    regenerators: Worker = Worker(count=1)
-    learners: Worker = Worker(count=1, threads=2)
-    """`count` is ignored here: `learner.world_size` rules."""
+    explorers: WorkerPool = WorkerPool(count=2)
+    regenerators: WorkerPool = WorkerPool(count=1)
+    learners: Worker = Worker(threads=2)
+    """Of each rank; `learner.world_size` says how many there are."""
     credit: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: int = 8

@@ -226,6 +226,10 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
             "rewards.first.weight=1",
             "--set rewards.first: rewards is a list of 2, so 'first' must be a whole number",
         ),
+        (
+            "fleet.learners.count=2",
+            "Unknown key fleet.learners.count in --set; did you mean learner.world_size?",
+        ),
         ("rollout.pool", "--set rollout.pool: it must read key=value, such as rollout.pool=64."),
         ("rollout..pool=1", "--set rollout..pool=1: it must read key=value"),
         ("rollout.pool=[1", "--set rollout.pool, line 1: expected ',' or ']'"),
@@ -293,6 +297,16 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             "rewards.0.weight is 0.0 (--set); it must be other than 0",
         ),
         (["prompts.train=''"], 'prompts.train is "" (--set); it must be a path.'),
+        (
+            ["model.dtype=float32", "rollout.preview.precision=bf16"],
+            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            "float32, because model.dtype is float32.",
+        ),
+        (
+            ["model.dtype=bfloat16", "rollout.preview.precision=float32"],
+            'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            "bf16, because model.dtype is bfloat16.",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:
@@ -302,6 +316,13 @@ def test_keys_that_contradict_each_other_are_refused(parts: list[Path], override
     assert str(caught.value).startswith(problem)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tier"), [("float32", "float32"), ("bfloat16", "bf16"), ("bfloat16", "nvfp4-emulated")]
+)
+def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: list[Path], dtype: str, tier: str) -> None:
+    checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.preview.precision={tier}"]))
+
+
 def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
     checks.check(load(parts))
 
@@ -309,8 +330,20 @@ def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
 # --- continuation -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("override", ["fleet.explorers.count=7", "run.iterations=99", "fleet.deadlines.update=1"])
-def test_a_resumed_run_may_change_its_fleet_and_length(parts: list[Path], override: str) -> None:
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fleet.explorers.count=7",
+        "run.iterations=99",
+        "fleet.deadlines.update=1",
+        "learner.world_size=3",
+        "learner.zero_stage=2",
+        "checkpoints.keep=9",
+        "checkpoints.min_free_gb=0",
+        "evaluation.every=5",
+    ],
+)
+def test_a_resumed_run_may_change_who_works_how_long_and_what_is_kept(parts: list[Path], override: str) -> None:
     continuation.check(load(parts, [override]), load(parts), Path("runs/run"), Sources())
 
 
@@ -326,7 +359,12 @@ def test_a_resumed_run_may_change_its_fleet_and_length(parts: list[Path], overri
             "rewards=[{kind: x}]",
             'rewards.0.kind is "x" (--set), but the run in runs/run was begun with "clipscore"',
         ),
-        ("run.seed=1", "run.seed is 1 (--set), but the run in runs/run was begun with 42"),
+        (
+            "run.seed=1",
+            "run.seed is 1 (--set), but the run in runs/run was begun with 42; a resumed run may change only fleet, "
+            "learner.world_size, learner.zero_stage, run.iterations, evaluation.every and checkpoints.",
+        ),
+        ("evaluation.samples=5", "evaluation.samples is 5 (--set), but the run in runs/run was begun with 4"),
     ],
 )
 def test_a_resumed_run_may_change_nothing_else(parts: list[Path], override: str, problem: str) -> None:
@@ -341,9 +379,24 @@ def test_a_reward_that_was_dropped_is_a_difference(parts: list[Path]) -> None:
     assert continuation.first_difference(fewer, load(parts), free=continuation.FREE) == "rewards.1.kind"
 
 
-def test_a_change_of_threads_is_noted_as_it_may_change_bytes(parts: list[Path]) -> None:
-    (note,) = continuation.notes(load(parts, ["fleet.learners.threads=4"]), load(parts))
-    assert note.startswith("fleet.learners.threads is 4 and was 2")
+@pytest.mark.parametrize(
+    ("override", "note"),
+    [
+        ("fleet.learners.threads=4", "fleet.learners.threads is 4 and was 2"),
+        ("learner.world_size=3", "learner.world_size is 3 and was 1"),
+        ("learner.zero_stage=2", "learner.zero_stage is 2 and was 1"),
+    ],
+)
+def test_a_change_that_splits_sums_differently_is_noted_as_it_may_change_bytes(
+    parts: list[Path], override: str, note: str
+) -> None:
+    (found,) = continuation.notes(load(parts, [override]), load(parts))
+    assert found.startswith(note)
+    assert found.endswith("the bytes may differ from an undisturbed run.")
+
+
+def test_a_change_that_splits_no_sums_needs_no_note(parts: list[Path]) -> None:
+    assert continuation.notes(load(parts, ["fleet.explorers.count=7", "checkpoints.keep=3"]), load(parts)) == []
 
 
 # --- what is shipped ------------------------------------------------------------------------------
