@@ -1,4 +1,7 @@
-"""Whole files and folders or none: what has its final name is complete and on the disk."""
+"""Whole files and folders or none: what has its final name is complete and on the disk.
+
+What is not complete yet is called ``.<name>.partial``; `remove_partial` clears away what a killed process left.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write `content` beside `path`, flush it to the disk and rename it into place. Makes missing folders."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         write_synced(partial, content)
@@ -25,7 +28,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     if partial.exists():
         shutil.rmtree(partial)
-    partial.mkdir(parents=True)
+    make_folder(partial)
     for name, content in contents.items():
         write_synced(partial / name, content)
     sync_folder(partial)
@@ -33,6 +36,24 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
         shutil.rmtree(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each of them on the disk; nothing to do if it is there."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the partial files and folders below `folder`; nobody may be writing there."""
+    for left in list(folder.rglob(".*.partial")):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:

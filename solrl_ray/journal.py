@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from solrl_ray.files import make_folder, sync_folder
+
 
 class Journal:
     """The journal of one iteration. Not for several processes at once."""
@@ -36,18 +38,29 @@ class Journal:
         file.flush()
         os.fsync(file.fileno())
 
+    def set_aside(self) -> Path:
+        """Rename the file to ``….stale``, so that the journal is empty again; returns where it is now."""
+        self.close()
+        stale = self.path.with_name(f"{self.path.name}.stale")
+        self.path.replace(stale)
+        sync_folder(self.path.parent)
+        return stale
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _open(self) -> IO[bytes]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
+        created = not self.path.exists()
         end = 0
         for _, position in self._scan():
             end = position
         self._file = self.path.open("ab")
         self._file.truncate(end)
+        if created:
+            sync_folder(self.path.parent)
         return self._file
 
     def _scan(self) -> Iterator[tuple[dict[str, Any], int]]:
