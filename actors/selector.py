@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder
-from solrl_ray.scheduling.book import Closed, Counts, IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 
 
@@ -88,9 +88,6 @@ class Selector:
             self._folder.save_group(group)
             self._journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
         return outcome
-
-    def counts(self) -> Counts:
-        return self._iteration.counts()
 
     def close(self) -> Closed:
         """End the iteration. Raises RunError if it is not complete."""

@@ -101,8 +101,3 @@ class Ledger:
     @property
     def complete(self) -> bool:
         return len(self._digests) == len(self._units)
-
-    @property
-    def leases(self) -> dict[str, str]:
-        """Unit id → worker, of the units being worked on."""
-        return dict(self._leases)
