@@ -49,9 +49,7 @@ def reward_model(seed: int) -> tuple[CLIPModel, CLIPProcessor]:
         torch.manual_seed(seed)
         tokenizer = clip_tokenizer()
         config = CLIPConfig(
-            text_config=_clip_text_config(
-                len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id
-            ).to_dict(),
+            text_config=_clip_text_config(len(tokenizer), tokenizer.bos_token_id, tokenizer.eos_token_id).to_dict(),
             vision_config={
                 "hidden_size": 96,
                 "intermediate_size": 192,

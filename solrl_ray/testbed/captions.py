@@ -68,9 +68,7 @@ class TokenTable:
         for values in FIELD_VALUES:
             rows = [[number[word] for word in phrase.split()] for phrase in values]
             columns = width if values == tuple(RELATIONS) else 1
-            self._fields.append(
-                torch.tensor([row + [-1] * (columns - len(row)) for row in rows], device=device)
-            )
+            self._fields.append(torch.tensor([row + [-1] * (columns - len(row)) for row in rows], device=device))
         self._a, self._on = number["a"], number["on"]
         clip, t5 = clip_tokenizer(), t5_tokenizer()
         self._clip_ids = torch.tensor([clip(word).input_ids[1] for word in vocabulary], device=device)
@@ -91,9 +89,7 @@ class TokenTable:
         sentence = self._sentence(fields)
         ids = torch.full((len(fields), CLIP_TOKENS), self._clip_end, device=fields.device)
         ids[:, 0] = self._clip_start
-        ids[:, 1 : 1 + sentence.shape[1]] = torch.where(
-            sentence >= 0, self._clip_ids[sentence], self._clip_end
-        )
+        ids[:, 1 : 1 + sentence.shape[1]] = torch.where(sentence >= 0, self._clip_ids[sentence], self._clip_end)
         return ids
 
     def _sentence(self, fields: torch.Tensor) -> torch.Tensor:

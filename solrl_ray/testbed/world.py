@@ -67,9 +67,7 @@ FIELD_VALUES: tuple[tuple[str, ...], ...] = (
 """The words of a scene. `Scene.fields` holds the number of objects, then an index into each of these."""
 
 _OBJECT = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
-_CAPTION = re.compile(
-    rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})", flags=re.ASCII
-)
+_CAPTION = re.compile(rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})", flags=re.ASCII)
 _MIRRORED = (1, 0, 3, 2)
 """Index of the relation that says the same with the objects named in the other order."""
 
@@ -111,10 +109,7 @@ def parse(caption: str) -> Scene:
             "an example of one is 'a small red ring left of a large blue cross on white'"
         )
     words = match.groups()
-    indices = [
-        values.index(word) if word is not None else 0
-        for values, word in zip(FIELD_VALUES, words, strict=True)
-    ]
+    indices = [values.index(word) if word is not None else 0 for values, word in zip(FIELD_VALUES, words, strict=True)]
     return Scene((1 if words[3] is None else 2, *indices))
 
 
@@ -172,9 +167,7 @@ def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
     return torch.where((fields[:, 0] == 2)[:, None, None], pair, alone)
 
 
-def _signed_distance(
-    shape: torch.Tensor, x: torch.Tensor, y: torch.Tensor, extent: torch.Tensor
-) -> torch.Tensor:
+def _signed_distance(shape: torch.Tensor, x: torch.Tensor, y: torch.Tensor, extent: torch.Tensor) -> torch.Tensor:
     """Distance to the outline of each row's shape, negative inside; all [B, H, W] but shape [B]."""
     radius = torch.sqrt(x * x + y * y)
     circle = radius - extent
