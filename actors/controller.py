@@ -59,7 +59,7 @@ class Controller:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
         self._folder.lock(seconds=30.0)
-        point = resume_point(self._folder)
+        point = resume_point(self._folder, iterations=self._config.run.iterations)
         self._telemetry.resume(point.iterations, point.evaluations)
         self._open(point)
         if point.updates == 0:

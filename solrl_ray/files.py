@@ -5,6 +5,7 @@ What is not complete yet is called ``.<name>.partial``; `remove_partial` clears 
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Mapping
@@ -39,9 +40,14 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each of them on the disk; nothing to do if it is there."""
+    """Make a folder and those above it, each of them on the disk; nothing to do if it is there.
+
+    Raises OSError if it cannot be made, NotADirectoryError if a file is in the way.
+    """
     if folder.is_dir():
         return
+    if folder.exists():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(folder))
     make_folder(folder.parent)
     folder.mkdir(exist_ok=True)
     sync_folder(folder.parent)

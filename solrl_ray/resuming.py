@@ -22,17 +22,29 @@ class ResumePoint:
     """Wall seconds that the run has taken before, as far as its metrics tell."""
 
 
-def resume_point(folder: RunFolder) -> ResumePoint:
-    """Find it, and drop metrics of work that will be done again. A new run begins at 0.
+def resume_point(folder: RunFolder, *, iterations: int) -> ResumePoint:
+    """Find it, and drop what lies beyond it. A new run begins at 0.
+
+    Args:
+        iterations: how many the run shall have.
 
     Raises:
-        RunError: metrics of an iteration that a checkpoint contains are missing.
+        UserError: more updates than `iterations` have been made. Nothing was dropped.
+        RunError: metrics of an iteration that a checkpoint contains are missing. Nothing was dropped.
     """
     updates, state = _newest(folder)
+    folder.check_length(iterations, updates)
+    measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
+    folder.drop_beyond(updates)
+    seconds = sum(m.seconds["total"] for m in measured) + sum(e.seconds for e in evaluations)
+    return ResumePoint(updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds)
+
+
+def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:
     iterations: list[IterationMetrics] = []
     evaluations: list[EvaluationMetrics] = []
-    for record in folder.read_metrics():
+    for record in folder.read_metrics_until(updates):
         values = {name: value for name, value in record.items() if name != "event"}
         if record["event"] == "iteration":
             iterations.append(IterationMetrics(**values))
@@ -43,8 +55,7 @@ def resume_point(folder: RunFolder) -> ResumePoint:
             f"{folder.metrics} has iterations {[m.iteration for m in iterations]}, "
             f"but the newest checkpoint is after {updates} updates"
         )
-    seconds = sum(m.seconds["total"] for m in iterations) + sum(e.seconds for e in evaluations)
-    return ResumePoint(updates=updates, state=state, iterations=iterations, evaluations=evaluations, seconds=seconds)
+    return iterations, evaluations
 
 
 def _newest(folder: RunFolder) -> tuple[int, LearnerState | None]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -17,10 +19,21 @@ from safetensors import safe_open
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import replace_file
+from solrl_ray.files import make_folder, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup
+
+_BEFORE_TRAINING = (
+    "metrics.jsonl",
+    "evaluations",
+    "revisions",
+    "samples",
+    "tensorboard",
+    "attestations.json",
+)
+"""What a run writes before its first preview is journaled."""
+_NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
 
 
 class RunFolder:
@@ -28,7 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self._lock: FileIO | None = None
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
@@ -37,64 +50,104 @@ class RunFolder:
     # Who may write
 
     def create(self, config: Config, *, resume: bool) -> None:
-        """Make the folder of a new run, or check that there is one to resume. Writes `config.yaml`.
+        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`.
+
+        A run counts as begun once something was journaled or trained; what an attempt left that ended before is
+        cleared away, so that the corrected command can be given again.
 
         Raises:
-            UserError: a new run into a folder that has one, a resume of a folder that has none, a folder in use,
-                one that cannot be written, or less free disk space than `checkpoints.min_free_gb`.
+            UserError: a new run into a folder that has one, a resume of a folder that has none or has more updates
+                than `run.iterations`, a folder in use, one that cannot be written, or less free disk space than
+                `checkpoints.min_free_gb`.
         """
-        begun = (self.path / "config.yaml").exists()
-        if begun and not resume:
-            raise UserError(
-                f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
-                "continue it with --resume or choose another name with --set run.name=…"
-            )
-        if resume and not begun:
+        if resume and not (self.path / "config.yaml").exists():
             raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            free_gb = shutil.disk_usage(self.path).free / 1e9
-        except OSError as error:
-            raise UserError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
-        if free_gb < config.checkpoints.min_free_gb:
-            raise UserError(
-                f"the disk of {self.path} has {free_gb:.2f} GB free; "
-                f"checkpoints.min_free_gb asks for {config.checkpoints.min_free_gb:g} GB"
-            )
-        self.lock(seconds=20.0 if resume else 0.0)
-        try:
+            self._check_space(config.checkpoints.min_free_gb)
+            make_folder(self.path)
+            self.lock(seconds=20.0 if resume else 0.0)
+            if resume:
+                self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
+            else:
+                self._start_over(config)
+            remove_partial(self.path)
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
         except OSError as error:
-            raise UserError(f"the run folder {self.path} cannot be written: {error.strerror}") from None
+            self.unlock()
+            raise self._unwritable(error) from None
+        except UserError:
+            self.unlock()
+            raise
+
+    def check_length(self, iterations: int, updates: int) -> None:
+        """Raises UserError if a run of `iterations` would end before what has been trained."""
+        if iterations < updates:
+            raise UserError(
+                f"run.iterations is {iterations}, but {self.path} has made {updates} updates already; "
+                f"it must be at least {updates}"
+            )
 
     def lock(self, *, seconds: float) -> None:
         """Claim the folder for this process. It is free again when the process ends, however it ends.
 
         Waits up to `seconds`: after a driver was killed, its cluster needs a moment to be gone.
+
+        Raises:
+            UserError: the folder is in use, or cannot be written.
         """
-        file = (self.path / "lock").open("a+")
-        deadline = time.monotonic() + seconds
-        while True:
+        try:
+            # Unbuffered: closing it writes nothing that could fail once more.
+            file = (self.path / "lock").open("a+b", buffering=0)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = file.read().strip() or "another process"
-                    file.close()
-                    raise UserError(f"the run folder {self.path} is in use by {holder}") from None
-                time.sleep(0.2)
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-        file.flush()
+                self._claim(file, deadline=time.monotonic() + seconds)
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+            except (OSError, UserError):
+                file.close()
+                raise
+        except OSError as error:
+            raise self._unwritable(error) from None
         self._lock = file
 
     def unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def _claim(self, file: FileIO, *, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    holder = file.read().decode().strip() or "another process"
+                    raise UserError(f"the run folder {self.path} is in use by {holder}") from None
+                time.sleep(0.2)
+
+    def _check_space(self, wanted_gb: float) -> None:
+        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        free_gb = shutil.disk_usage(existing).free / 1e9
+        if free_gb < wanted_gb:
+            raise UserError(
+                f"the disk of {self.path} has {free_gb:.2f} GB free; checkpoints.min_free_gb asks for {wanted_gb:g} GB"
+            )
+
+    def _start_over(self, config: Config) -> None:
+        if self.checkpoints() or any((self.path / "journal").glob("*.jsonl")):
+            raise UserError(
+                f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
+                "continue it with --resume or choose another name with --set run.name=…"
+            )
+        if not (self.path / "config.yaml").exists():
+            return  # what else may be here is not ours
+        for name in _BEFORE_TRAINING:
+            _remove(self.path / name)
+
+    def _unwritable(self, error: OSError) -> UserError:
+        where = f" ({error.filename})" if error.filename else ""
+        return UserError(f"the run folder {self.path} cannot be written: {error.strerror or error}{where}")
 
     # What is where
 
@@ -118,19 +171,32 @@ class RunFolder:
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(updates, folder) of all checkpoints, oldest first."""
-        return sorted(
-            (int(folder.name.removeprefix("iteration-")), folder)
-            for folder in (self.path / "checkpoints").glob("iteration-*")
-        )
+        return _iterations(self.path / "checkpoints")
 
     def prune(self, *, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints, and the samples of iterations that they contain."""
         for _, folder in self.checkpoints()[:-keep]:
             shutil.rmtree(folder)
         oldest = min((updates for updates, _ in self.checkpoints()), default=0)
-        for folder in (self.path / "samples").glob("iteration-*"):
-            if int(folder.name.removeprefix("iteration-")) < oldest:
+        for iteration, folder in _iterations(self.path / "samples"):
+            if iteration < oldest:
                 shutil.rmtree(folder)
+
+    def drop_beyond(self, updates: int) -> None:
+        """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
+
+        The journal and the samples of iteration `updates` stay: the run goes on inside that iteration. A checkpoint
+        beyond is one that could not be read; it is renamed to ``….damaged``.
+        """
+        for updates_there, folder in self.checkpoints():
+            if updates_there > updates:
+                _remove(damaged := folder.with_name(f"{folder.name}.damaged"))
+                folder.rename(damaged)
+        for name in ("journal", "samples", "revisions", "evaluations"):
+            for path in sorted((self.path / name).glob("*")):
+                number = _NUMBERED.fullmatch(path.name)
+                if number and int(number[1]) > updates:
+                    _remove(path)
 
     # Samples
 
@@ -171,10 +237,13 @@ class RunFolder:
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one record and wait until it is on the disk."""
+        created = not self.metrics.exists()
         with self.metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        if created:
+            sync_folder(self.path)
 
     def save_evaluation(self, metrics: EvaluationMetrics) -> None:
         """One evaluation as a file of its own."""
@@ -188,12 +257,29 @@ class RunFolder:
         lines = self.metrics.read_text().split("\n")
         return [json.loads(line) for line in lines[:-1]]
 
-    def rewind_metrics(self, updates: int) -> None:
-        """Drop what was measured after `updates` updates: a resumed run measures it again."""
-        kept = [
+    def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
+        """The records of the first `updates` updates: a resumed run measures anew what came after them."""
+        return [
             record
             for record in self.read_metrics()
             if record["iteration"] < updates + (record["event"] == "evaluation")
         ]
+
+    def rewind_metrics(self, updates: int) -> None:
+        """Keep nothing but what `read_metrics_until` gives."""
+        kept = self.read_metrics_until(updates)
         if self.metrics.exists():
             replace_file(self.metrics, "".join(json.dumps(r) + "\n" for r in kept).encode())
+
+
+def _iterations(folder: Path) -> list[tuple[int, Path]]:
+    """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
+    named = ((re.fullmatch(r"iteration-([0-9]{6,})", path.name), path) for path in folder.glob("iteration-*"))
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

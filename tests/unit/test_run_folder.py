@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.journal import Journal
 from solrl_ray.records import SampleGroup
 from solrl_ray.run_folder import RunFolder
 
+DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 GROUP = SampleGroup(
     iteration=2,
     revision=2,
@@ -86,6 +89,87 @@ def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> 
     RunFolder(tmp_path).lock(seconds=5)
 
 
+def small(root: Path, *overrides: str) -> Config:
+    return load([DEMO], [f"run.root='{root}'", "run.name=small", *overrides])
+
+
+def begun(root: Path, what: str) -> Path:
+    """A run folder that was created and then came as far as `what`."""
+    config = small(root)
+    folder = RunFolder.of(config)
+    folder.create(config, resume=False)
+    if what == "a journal":
+        folder.journal(0).append({"kind": "open"})
+    elif what == "a checkpoint":
+        folder.checkpoint(3).mkdir(parents=True)
+    folder.unlock()
+    return folder.path
+
+
+@pytest.mark.parametrize("what", ["a journal", "a checkpoint"])
+def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Path, what: str) -> None:
+    path = begun(tmp_path, what)
+    before = (path / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"run\.name is 'small', but .* already holds a run; continue it with --resume"):
+        RunFolder(path).create(small(tmp_path, "run.seed=5"), resume=False)
+    assert (path / "config.yaml").read_bytes() == before
+    RunFolder(path).lock(seconds=0)  # the refused one holds no lock
+
+
+def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Path) -> None:
+    path = begun(tmp_path, "nothing")
+    (path / "metrics.jsonl").write_text('{"event": "evaluation", "iteration": 0}\n')
+    (path / "revisions" / "revision-000000").mkdir(parents=True)
+    (path / "embeddings").mkdir()
+    (path / "embeddings" / ".x.safetensors.7.partial").write_text("cut")
+    (path / "mine.txt").write_text("kept")
+    corrected = small(tmp_path, "run.seed=5")
+    RunFolder(path).create(corrected, resume=False)
+    assert load([path / "config.yaml"]) == corrected
+    assert sorted(p.name for p in path.rglob("*")) == ["config.yaml", "embeddings", "lock", "mine.txt"]
+
+
+def test_a_folder_that_is_not_a_runs_is_written_into_but_nothing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "small" / "samples").mkdir(parents=True)
+    RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+    assert (tmp_path / "small" / "samples").is_dir()
+
+
+def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is nothing to resume"):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_cannot_be_shorter_than_what_was_trained(tmp_path: Path) -> None:
+    path = begun(tmp_path, "a checkpoint")
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small has made 3 updates already"):
+        RunFolder(path).create(small(tmp_path, "run.iterations=2"), resume=True)
+    assert load([path / "config.yaml"]) == small(tmp_path)
+
+
+def test_too_little_free_space_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"GB free; checkpoints\.min_free_gb asks for 1e\+09 GB"):
+        RunFolder(tmp_path / "small").create(small(tmp_path, "checkpoints.min_free_gb=1e9"), resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/small cannot be written: it is a file \(.*/file\)"):
+        RunFolder(tmp_path / "file" / "small").create(small(tmp_path / "file"), resume=False)
+    (tmp_path / "small" / "lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"small cannot be written: Is a directory"):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+
+
+def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "lock").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"small cannot be written: "):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+
+
 def test_metrics_rewind_to_what_the_checkpoint_contains(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for record in (
@@ -109,6 +193,9 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
     for updates in range(1, 5):
         folder.checkpoint(updates).mkdir(parents=True)
         (tmp_path / "samples" / f"iteration-{updates - 1:06d}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "iteration-000009.damaged").mkdir()
+    (tmp_path / "checkpoints" / "iteration-new").mkdir()
+    (tmp_path / "checkpoints" / "iteration-000008").write_text("a file")
     folder.prune(keep=2)
     assert [updates for updates, _ in folder.checkpoints()] == [3, 4]
     assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]

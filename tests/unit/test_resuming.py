@@ -1,0 +1,124 @@
+"""Where a run goes on, and what it drops because it will be made again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.resuming import resume_point
+from solrl_ray.run_folder import RunFolder
+from tests.unit import made_runs
+
+
+def state(updates: int) -> LearnerState:
+    def factors() -> dict[str, torch.Tensor]:
+        return {"block.lora_A": torch.full((2, 2), float(updates))}
+
+    return LearnerState(
+        updates=updates,
+        default=factors(),
+        old=factors(),
+        ema=factors(),
+        exp_avg=factors(),
+        exp_avg_sq=factors(),
+    )
+
+
+NAMES = (
+    "journal/iteration-{n:06d}.jsonl",
+    "samples/iteration-{n:06d}/aa.safetensors",
+    "revisions/revision-{n:06d}/manifest.json",
+    "evaluations/updates-{n:06d}-ema.json",
+    "evaluations/updates-{n:06d}-ema/aa-0.png",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run that was killed inside iteration 4, with checkpoints after 3 and 4 updates."""
+    run = RunFolder(tmp_path)
+    for updates in (3, 4):
+        state(updates).save(run.checkpoint(updates))
+    run.append_metrics(made_runs.evaluation(0, "base", made_runs.BASE).as_dict())
+    for number in range(4):
+        run.append_metrics(made_runs.iteration(number).as_dict())
+    run.append_metrics(made_runs.evaluation(4, "ema", made_runs.FINAL).as_dict())
+    for number in (3, 4):
+        for name in NAMES:
+            path = tmp_path / name.format(n=number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+    (tmp_path / "journal" / "iteration-000005.jsonl.stale").write_text("x")
+    (tmp_path / "journal" / "notes.txt").write_text("x")
+    return run
+
+
+def damage(folder: RunFolder, updates: int) -> None:
+    (folder.checkpoint(updates) / "policy.safetensors").write_bytes(b"cut")
+
+
+def present(folder: RunFolder, number: int) -> list[bool]:
+    return [(folder.path / name.format(n=number)).exists() for name in NAMES]
+
+
+def test_a_run_goes_on_inside_its_iteration_and_keeps_what_belongs_to_it(folder: RunFolder) -> None:
+    point = resume_point(folder, iterations=9)
+    assert point.updates == 4
+    assert point.state is not None
+    assert point.state.updates == 4
+    assert [m.iteration for m in point.iterations] == [0, 1, 2, 3]
+    assert [e.iteration for e in point.evaluations] == [0, 4]
+    assert point.seconds == 4 * 10.0 + 2 * 1.5
+    assert all(present(folder, 3) + present(folder, 4))
+
+
+def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
+    damage(folder, 4)
+    point = resume_point(folder, iterations=9)
+    assert (point.updates, len(point.iterations), len(point.evaluations)) == (3, 3, 1)
+    assert all(present(folder, 3))
+    assert not any(present(folder, 4))
+    assert not (folder.path / "journal" / "iteration-000005.jsonl.stale").exists()
+    assert (folder.path / "journal" / "notes.txt").exists()
+    assert [updates for updates, _ in folder.checkpoints()] == [3]
+    assert (folder.path / "checkpoints" / "iteration-000004.damaged" / "state.json").exists()
+    assert len(folder.read_metrics()) == 4
+
+
+def test_fewer_iterations_than_updates_are_refused_and_nothing_is_dropped(folder: RunFolder) -> None:
+    damage(folder, 4)
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .* has made 3 updates already; .* at least 3"):
+        resume_point(folder, iterations=2)
+    assert all(present(folder, 4))
+    assert len(folder.read_metrics()) == 6
+
+
+def test_as_many_iterations_as_updates_are_enough(folder: RunFolder) -> None:
+    assert resume_point(folder, iterations=4).updates == 4
+
+
+def test_missing_metrics_are_told_and_nothing_is_dropped(folder: RunFolder) -> None:
+    damage(folder, 4)
+    lines = folder.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:2] + lines[3:]))
+    with pytest.raises(RunError, match=r"has iterations \[0, 2\], but the newest checkpoint is after 3 updates"):
+        resume_point(folder, iterations=9)
+    assert all(present(folder, 4))
+
+
+def test_a_run_none_of_whose_checkpoints_can_be_read_is_refused(folder: RunFolder) -> None:
+    damage(folder, 3)
+    damage(folder, 4)
+    with pytest.raises(UserError, match=r"no checkpoint of .* can be read"):
+        resume_point(folder, iterations=9)
+
+
+def test_a_new_run_begins_at_0(tmp_path: Path) -> None:
+    point = resume_point(RunFolder(tmp_path), iterations=1)
+    assert replace(point, iterations=[], evaluations=[]) == point
+    assert (point.updates, point.state, point.seconds) == (0, None, 0)
