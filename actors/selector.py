@@ -27,6 +27,8 @@ class Opened:
     """Regenerated groups that need not be made again."""
     candidates: int
     """Candidates whose proxy rewards are known already."""
+    message: str = ""
+    """What a user should know: that the journal was set aside, and why."""
 
 
 class Selector:
@@ -36,18 +38,30 @@ class Selector:
         self._journal = self._folder.journal(0)
 
     def open(self, plan: IterationPlan) -> Opened:
-        """Begin an iteration, or go on with it where its journal ends."""
+        """Begin an iteration, or go on with it where its journal ends.
+
+        A journal that was made with another policy under the same revision number is set aside, and the iteration is
+        done anew.
+
+        Raises:
+            RunError: the journal was begun with another plan.
+        """
         self._journal.close()
         self._journal = self._folder.journal(plan.iteration)
         self._book = IterationBook(plan)
         entries = self._journal.entries()
         header = {"kind": "open", "plan": _plan_entry(plan)}
+        message = ""
         if entries and entries[0] != header:
-            raise RunError(f"{self._journal.path} was begun with another plan: {entries[0]}, now {header}")
+            if not _differs_in_policy_only(entries[0], header):
+                raise RunError(f"{self._journal.path} was begun with another plan: {entries[0]}, now {header}")
+            stale = self._journal.set_aside()
+            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by another revision's bytes"
+            entries = []
         if not entries:
             self._journal.append(header)
         groups = [group for entry in entries[1:] if (group := self._replay(entry)) is not None]
-        return Opened(groups=tuple(groups), candidates=self._book.counts().candidates)
+        return Opened(groups=tuple(groups), candidates=self._book.counts().candidates, message=message)
 
     def lease(self, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
         """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting."""
@@ -126,7 +140,14 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "pool": plan.pool,
         "keep": plan.keep,
         "micro_batch": plan.micro_batch,
+        "policy_digest": plan.policy_digest,
     }
+
+
+def _differs_in_policy_only(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two headers are equal but for the digest of the sampling policy."""
+    plans = [{**header, "plan": {**header.get("plan", {}), "policy_digest": ""}} for header in (one, other)]
+    return plans[0] == plans[1]
 
 
 def _preview_entry(result: UnitResult) -> dict[str, Any]:

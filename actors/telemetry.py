@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -34,17 +35,21 @@ class Telemetry:
         self._stages: dict[str, tuple[int, int]] = {}
         self._workers: dict[str, str] = {}
         self._messages: deque[str] = deque(maxlen=MESSAGES)
-        self._attestations: dict[str, Attestation] = {}
+        self._attestations: dict[tuple[str, str, str], Attestation] = {}
+        """By worker, device and score class."""
         self._writer: TensorBoardWriter | None = None
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = 0
 
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
-        """Take over what the run measured before; opens the TensorBoard events."""
+        """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         self._iteration = len(iterations)
+        if self._attestations_file.exists():
+            for values in json.loads(self._attestations_file.read_text()):
+                self._keep(Attestation(**values))
 
     def state(self, words: str) -> None:
         """What is going on now."""
@@ -71,9 +76,17 @@ class Telemetry:
 
     def attested(self, attestation: Attestation) -> None:
         """Keep what a worker really runs, for the report (design law 5)."""
-        self._attestations[attestation.worker] = attestation
+        self._keep(attestation)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
-        replace_file(self._folder.path / "attestations.json", content.encode())
+        replace_file(self._attestations_file, content.encode())
+
+    def _keep(self, attestation: Attestation) -> None:
+        """A name may come again, as after a resume; what it ran before stays, unless it was the same."""
+        self._attestations[attestation.worker, attestation.device, attestation.score_class] = attestation
+
+    @property
+    def _attestations_file(self) -> Path:
+        return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
         self._folder.append_metrics(metrics.as_dict())

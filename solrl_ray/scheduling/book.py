@@ -36,6 +36,8 @@ class IterationPlan:
     keep: int
     micro_batch: int
     """Candidates per preview unit; divides `pool`."""
+    policy_digest: str = ""
+    """LoRA digest of the sampling policy: a journal made with other bytes of this revision is not gone on with."""
 
     def preview_units(self) -> list[WorkUnit]:
         """All preview units, prompt by prompt, so that the first prompts complete early."""

@@ -1,0 +1,76 @@
+"""The selector's journal: what is gone on with, what is set aside, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.selector import Selector
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, UnitResult
+from solrl_ray.scheduling.book import IterationPlan
+
+PLAN = IterationPlan(
+    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2, policy_digest="aa"
+)
+REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
+
+
+def work(folder: Path) -> None:
+    """Explore both prompts but for one unit, and regenerate the first prompt."""
+    selector = Selector(folder)
+    opened = selector.open(PLAN)
+    assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
+    for _, unit in selector.lease("preview", ["explorer-0"] * 3):
+        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+        selection = selector.fold(
+            UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
+        )
+        if selection is not None:
+            selector.store(
+                SampleGroup(
+                    iteration=4,
+                    revision=4,
+                    prompt_id=unit.prompt_id,
+                    indices=tuple(c.index for c in selection.chosen),
+                    rewards=(0.9, 0.1),
+                    latents=torch.tensor([[1.0], [2.0]]),
+                )
+            )
+
+
+def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
+    work(tmp_path)
+    again = Selector(tmp_path)
+    opened = again.open(PLAN)
+    assert [group.prompt_id for group in opened.groups] == ["beef"]
+    assert opened.groups[0].indices == (1, 0)
+    assert opened.candidates == 6
+    assert opened.message == ""
+    assert [unit.id for _, unit in again.lease("preview", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
+
+
+def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
+    work(tmp_path)
+    again = Selector(tmp_path)
+    opened = again.open(replace(PLAN, policy_digest="bb"))
+    assert (opened.groups, opened.candidates) == ((), 0)
+    assert opened.message == (
+        "iteration 4 is done anew: iteration-000004.jsonl.stale was made by another revision's bytes"
+    )
+    assert len(again.lease("preview", ["explorer-0"] * 9)) == 4
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
+        "iteration-000004.jsonl",
+        "iteration-000004.jsonl.stale",
+    ]
+
+
+@pytest.mark.parametrize("changes", [{"prompt_ids": ("beef", "f00d")}, {"keep": 4}, {"pool": 6, "policy_digest": "bb"}])
+def test_a_journal_of_another_plan_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    work(tmp_path)
+    with pytest.raises(RunError, match="was begun with another plan"):
+        Selector(tmp_path).open(replace(PLAN, **changes))
+    assert not list((tmp_path / "journal").glob("*.stale"))

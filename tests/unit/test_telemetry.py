@@ -1,0 +1,47 @@
+"""What is known of a run while it goes on, and after a resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from actors.telemetry import Telemetry
+from solrl_ray.records import Attestation
+from solrl_ray.run_folder import RunFolder
+from tests.unit import made_runs
+
+
+def telemetry(path: Path) -> Telemetry:
+    made = Telemetry(made_runs.config(), RunFolder(path))
+    made.resume([], [])
+    return made
+
+
+def stored(path: Path) -> list[Attestation]:
+    return [Attestation(**values) for values in json.loads((path / "attestations.json").read_text())]
+
+
+def test_attestations_of_earlier_workers_survive_a_resume(tmp_path: Path) -> None:
+    explorer_0, explorer_1, regenerator = made_runs.attestations()
+    first = telemetry(tmp_path)
+    first.attested(explorer_1)
+    first.attested(regenerator)
+    first.close()
+    elsewhere = replace(explorer_1, device="NVIDIA H200", score_class="cd" * 32)
+    second = telemetry(tmp_path)
+    for attestation in (explorer_0, elsewhere, regenerator):  # the same names, one of them on another device
+        second.attested(attestation)
+    second.close()
+    assert sorted(map(str, map(asdict, stored(tmp_path)))) == sorted(
+        map(str, map(asdict, [explorer_0, explorer_1, elsewhere, regenerator]))
+    )
+
+
+def test_a_new_run_has_no_attestations_but_its_own(tmp_path: Path) -> None:
+    explorer = made_runs.attestations()[0]
+    made = telemetry(tmp_path)
+    made.attested(explorer)
+    made.attested(explorer)
+    made.close()
+    assert stored(tmp_path) == [explorer]
