@@ -40,6 +40,9 @@ class IterationMetrics:
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
     selection_digest: str
     lora_digest: str
+    passes: int = 0
+    """Forward and backward passes of learner rank 0."""
+    expected_passes: int = 0
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

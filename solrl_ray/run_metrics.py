@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.schema import Config
 from solrl_ray.fidelity import rank_fidelity
 from solrl_ray.learning.learner import UpdateMetrics
@@ -59,4 +60,6 @@ def iteration_metrics(
         side_agreement=fidelity.top_bottom_overlap,
         selection_digest=selection_digest(closed.selections),
         lora_digest=lora_digest(factors),
+        passes=update.passes,
+        expected_passes=describe(config).backwards,
     )

@@ -15,6 +15,11 @@ from decimal import Decimal
 from solrl_ray.config.schema import Config, Worker
 
 FLOAT32_BYTES = 4
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+POLICIES = 3
+"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA."""
+MOMENTS = 2
+"""AdamW's, a trained parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,8 @@ class Arithmetic:
     padded_samples: int
     """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
     forwards_without_gradient: int
-    """A rank's forwards for v_old and, with a KL term, v_reference."""
+    """A rank's forwards for v_reference, with a KL term, and for v_old, unless the sampling policy is a copy of the
+    trained one: then v_old is v_theta."""
     backwards: int
     """A rank's forward-and-backward passes, all summed into one optimiser step."""
     evaluations: tuple[int, ...]
@@ -64,6 +70,11 @@ class Arithmetic:
     lora_bytes: int | None
     """One adapter's factors in float32."""
     packed_bytes: int | None
+    weights_bytes: int | None
+    """The transformer's, as every explorer, regenerator and learner rank holds them."""
+    training_bytes: int | None
+    """A learner rank's LoRA policies and gradient, and its share of what AdamW keeps: a copy of the factors and two
+    moments, all in float32."""
     train_prompts: int | None
     heldout_prompts: int | None
 
@@ -122,8 +133,9 @@ class Arithmetic:
                 f"{self.samples:,} samples × {self.trained_timesteps} timesteps "
                 f"on {learner.world_size} rank{_s(learner.world_size)} "
                 f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
-                f"{self.forwards_without_gradient:,} forwards, {self.backwards:,} forwards with backward, "
-                f"1 optimiser step" + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
+                f"{self.forwards_without_gradient:,} forwards{self._targets()}, "
+                f"{self.backwards:,} forwards with backward, 1 optimiser step"
+                + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
             ),
             ("publish", self._publish()),
             (
@@ -133,11 +145,13 @@ class Arithmetic:
                 f"after {_list(self.evaluations)} updates",
             ),
             ("fleet", self._fleet()),
+            ("memory", self._memory()),
             (
                 "whole run",
                 f"{self.candidates * config.run.iterations:,} candidates, "
                 f"{self.samples * config.run.iterations:,} samples, {config.run.iterations} updates",
             ),
+            ("time", "shown after the first iteration, by its pace"),
         ]
         return [(name, text) for name, text in rows if text]
 
@@ -178,6 +192,25 @@ class Arithmetic:
         return (
             f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32 "
             f"and packed NVFP4 {_size(self.packed_bytes)}{latents}"
+        )
+
+    def _targets(self) -> str:
+        """What the forwards without gradient are for."""
+        objective = self.config.objective
+        kinds = ["v_reference"] * (objective.kl != 0) + ["v_old"] * (objective.old_decay.kind != "copy")
+        copied = "; v_old is v_theta" if objective.old_decay.kind == "copy" else ""
+        return f" ({' and '.join(kinds) or 'none needed'}{copied})"
+
+    def _memory(self) -> str:
+        """What is certain; the rest depends on libraries and allocators."""
+        if self.weights_bytes is None or self.training_bytes is None or self.latents_bytes is None:
+            return ""
+        workers = sum(count for _, count, _ in _workers(self.config))
+        return (
+            f"{_size(self.weights_bytes)} of transformer weights ({self.config.model.dtype}) on each of "
+            f"{workers} workers · {_size(self.training_bytes)} of LoRA policies, gradient and AdamW state on each "
+            f"learner rank · {_size(self.latents_bytes)} of samples an iteration · not counted: packed previews, "
+            "activations, text encoders, autoencoder, rewards"
         )
 
     def _fleet(self) -> str:
@@ -245,16 +278,24 @@ def describe(
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,
-        forwards_without_gradient=backwards * (2 if config.objective.kl > 0 else 1),
+        forwards_without_gradient=backwards
+        * ((config.objective.kl != 0) + (config.objective.old_decay.kind != "copy")),
         backwards=backwards,
         evaluations=evaluation_points(config),
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
         latents_bytes=samples * math.prod(facts.latent_shape) * FLOAT32_BYTES if facts else None,
         lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
         packed_bytes=facts.packed_bytes if facts else None,
+        weights_bytes=facts.parameters * DTYPE_BYTES[config.model.dtype] if facts else None,
+        training_bytes=_training_bytes(facts.lora_parameters, learner.world_size) if facts else None,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
     )
+
+
+def _training_bytes(factors: int, world_size: int) -> int:
+    """Bytes on one rank for `factors` trained parameters; ZeRO gives each rank its share of AdamW's tensors."""
+    return FLOAT32_BYTES * ((POLICIES + 1) * factors + (1 + MOMENTS) * math.ceil(factors / world_size))
 
 
 def _s(count: int) -> str:

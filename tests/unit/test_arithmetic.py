@@ -63,6 +63,40 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
     assert numbers.revision_bytes is None
 
 
+@pytest.mark.parametrize(
+    ("kl", "kind", "forwards", "words"),
+    [
+        ("1e-4", "linear", 2 * 576, "1,152 forwards (v_reference and v_old), 576 forwards with backward"),
+        ("1e-4", "copy", 576, "576 forwards (v_reference; v_old is v_theta), 576 forwards with backward"),
+        ("0", "linear", 576, "576 forwards (v_old), 576 forwards with backward"),
+        ("0", "copy", 0, "0 forwards (none needed; v_old is v_theta), 576 forwards with backward"),
+    ],
+)
+def test_forwards_without_gradient_are_those_that_v_theta_does_not_serve(
+    configure,  # type: ignore[no-untyped-def]
+    kl: str,
+    kind: str,
+    forwards: int,
+    words: str,
+) -> None:
+    numbers = describe(configure(f"objective.kl={kl}", f"objective.old_decay.kind={kind}"))
+    assert numbers.backwards == 96 * 6 == 576
+    assert numbers.forwards_without_gradient == forwards
+    assert words in " ".join(numbers.table().split())
+
+
+def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(configure) -> None:  # type: ignore[no-untyped-def]
+    one, four = (describe(configure(f"learner.world_size={n}"), FLUX) for n in (1, 4))
+    assert one.weights_bytes == 2 * 11_901_408_320
+    assert describe(configure("model.dtype=float32"), FLUX).weights_bytes == 4 * 11_901_408_320
+    # default, old, EMA, gradient: 4; AdamW's copy and two moments: 3, shared by the ranks.
+    assert one.training_bytes == 7 * 4 * 37_355_520
+    assert four.training_bytes == 4 * 4 * 37_355_520 + 3 * 37_355_520
+    text = " ".join(four.table().split())
+    assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 workers · 710 MB of LoRA policies" in text
+    assert "302 MB of samples an iteration · not counted: packed previews, activations" in text
+
+
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(
         configure("rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12")
@@ -104,7 +138,7 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert max(map(len, lines)) <= 90
     starts = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert starts[:6] == ["run", "model", "prompts", "explore", "select", "regenerate"]
-    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "whole"]
+    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
     text = " ".join(table.split())
     assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
     assert "25,432 to train on, 2,048 held out" in text
