@@ -18,34 +18,37 @@ class Explorer:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
+
+    def start(self) -> Attestation:
+        """Build the model, prove the kernel, and say what really runs (design law 5).
+
+        Not in the constructor: there Ray would report an error as the actor's death, without its cause.
+        """
+        config = self._config
         worker, preview = config.fleet.explorers, config.rollout.preview
         device = prepare(worker)
-        self._model = models.load(config.model, device, components={"transformer", "vae"})
-        self._tier = preview.precision
-        self._report = quantize_(self._model.transformer, self._tier, config.model.quantization)
+        model = models.load(config.model, device, components={"transformer", "vae"})
+        tier = preview.precision
+        report = quantize_(model.transformer, tier, config.model.quantization)
         self._score_class = attestation.score_class(
-            device, self._tier, micro_batch=preview.micro_batch, threads=worker.threads
+            device, tier, micro_batch=preview.micro_batch, threads=worker.threads
         )
-        self._weights = WeightHolder(name, "explorer", config, self._model, self._score_class)
+        self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class)
         self._sampler = Sampler(
             config,
-            self._model,
+            model,
             rewards.load(config.rewards, device),
             steps=preview.steps,
             micro_batch=preview.micro_batch,
         )
-
-    def start(self) -> Attestation:
-        """Prove the kernel, and say what really runs (design law 5)."""
-        checks = attestation.attest(self._model.transformer, self._tier, self._report)
         return Attestation(
             worker=self._name,
-            device=attestation.device_name(self._model.device),
-            tier=self._tier,
+            device=attestation.device_name(device),
+            tier=tier,
             score_class=self._score_class,
-            checks=checks,
-            quantized_layers=len(self._report.layers),
-            skipped_layers=len(self._report.skipped),
+            checks=attestation.attest(model.transformer, tier, report),
+            quantized_layers=len(report.layers),
+            skipped_layers=len(report.skipped),
         )
 
     def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:

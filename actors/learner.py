@@ -24,17 +24,20 @@ class LearnerRank:
     def __init__(self, config: Config, rank: int) -> None:
         self._config = config
         self._rank = rank
-        self._device = prepare(config.fleet.learners)
-        self._model = models.load(config.model, self._device, components={"transformer"})
-        self._publisher = Publisher.for_model(self._model.transformer, config.model, config.rollout.preview.precision)
         self._learner: Learner | None = None
+
+    def start(self) -> str:
+        """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
+        self._device = prepare(self._config.fleet.learners)
+        model = self._config.model
+        self._model = models.load(model, self._device, components={"transformer"})
+        precision = self._config.rollout.preview.precision
+        self._publisher = Publisher.for_model(self._model.transformer, model, precision)
+        return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 can be met: this node's IP and a free port."""
         return ray.util.get_node_ip_address(), free_port()
-
-    def host(self) -> str:
-        return socket.gethostname()
 
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
@@ -91,9 +94,7 @@ class LearnerGroup:
     def start(self, state: LearnerState | None) -> None:
         """Bring the ranks together, at `state` or at revision 0."""
         seconds = self._config.fleet.deadlines.start
-        hosts = waiting.get(
-            [rank.host.remote() for rank in self._ranks], what="the start of the learners", seconds=seconds
-        )
+        hosts = self._all("start", seconds=seconds)
         address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
         self._all("join", address, port, len(set(hosts)) == 1, seconds=seconds)
         if state is not None:

@@ -39,33 +39,27 @@ class Regenerator:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
-        worker = config.fleet.regenerators
-        self._device = prepare(worker)
-        self._model = models.load(config.model, self._device, components={"transformer", "vae"})
-        self._reward = rewards.load(config.rewards, self._device)
-        rollout, evaluation = config.rollout, config.evaluation
-        self._tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
-        self._report = quantize_(self._model.transformer, self._tier, config.model.quantization)
-        self._score_class = attestation.score_class(
-            self._device, self._tier, micro_batch=rollout.full.micro_batch, threads=worker.threads
-        )
-        self._weights = WeightHolder(name, "regenerator", config, self._model, self._score_class)
-        self._full = Sampler(
-            config, self._model, self._reward, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch
-        )
-        self._evaluate = Sampler(
-            config, self._model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples
-        )
 
     def start(self) -> Attestation:
-        """Say what really runs (design law 5)."""
+        """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
+        config = self._config
+        worker, full, evaluation = config.fleet.regenerators, config.rollout.full, config.evaluation
+        self._device = prepare(worker)
+        model = models.load(config.model, self._device, components={"transformer", "vae"})
+        self._reward = rewards.load(config.rewards, self._device)
+        tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
+        report = quantize_(model.transformer, tier, config.model.quantization)
+        score_class = attestation.score_class(self._device, tier, micro_batch=full.micro_batch, threads=worker.threads)
+        self._weights = WeightHolder(self._name, "regenerator", config, model, score_class)
+        self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch)
+        self._evaluate = Sampler(config, model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples)
         return Attestation(
             worker=self._name,
             device=attestation.device_name(self._device),
-            tier=self._tier,
-            score_class=self._score_class,
-            checks=attestation.attest(self._model.transformer, self._tier, self._report),
-            skipped_layers=len(self._report.skipped),
+            tier=tier,
+            score_class=score_class,
+            checks=attestation.attest(model.transformer, tier, report),
+            skipped_layers=len(report.skipped),
         )
 
     def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
