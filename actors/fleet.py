@@ -8,11 +8,12 @@ from typing import Any
 import ray
 
 from actors import waiting
-from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Started
+from actors.pool import Budget, Done, Dropped, Event, Loaded, Lost, Pool, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.records import Attestation
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.receipts import ReceiptBook
 
@@ -22,6 +23,7 @@ class Fleet:
         self._config = config
         self._telemetry = telemetry
         self._receipts = ReceiptBook()
+        self._first: dict[Pool, Attestation] = {}
         budget = Budget(config.fleet.max_replacements)
         self.explorers = self._pool(cast.explorer, config.fleet.deadlines.preview, budget)
         self.regenerators = self._pool(cast.regenerator, config.fleet.deadlines.full, budget)
@@ -43,29 +45,45 @@ class Fleet:
         payload = ray.put(revision.to_bytes())
         pool.publish(revision.name, lambda handle: handle.load_revision.remote(payload, probe))
 
-    def events(self, *, seconds: float) -> list[Done | Lost]:
+    def events(self, *, seconds: float) -> list[Done | Lost | Dropped]:
         """What happened in both pools, waiting at most `seconds` for something to.
 
         Raises:
-            RunError: receipts that disagree, all replacements used up, a worker's own error, or nobody at work.
+            RunError: receipts that disagree, workers of different score classes, all replacements used up, a worker's
+                own error, or nobody at work.
         """
         refs = self.explorers.refs() + self.regenerators.refs()
         if not refs:
             raise RunError("no worker has a call in flight, yet the work is not done")
         ready = set(waiting.first_ready(refs, seconds=seconds))
-        happened: list[Event] = self.explorers.settle(ready) + self.regenerators.settle(ready)
-        for event in happened:
-            self._note(event)
+        happened: list[Event] = []
+        for pool in (self.explorers, self.regenerators):
+            for event in pool.settle(ready):
+                self._note(pool, event)
+                happened.append(event)
         self._telemetry.workers(self.explorers.states() | self.regenerators.states())
-        return [event for event in happened if isinstance(event, Done | Lost)]
+        return [event for event in happened if isinstance(event, Done | Lost | Dropped)]
 
-    def _note(self, event: Event) -> None:
+    def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
             self._telemetry.attested(event.attestation)
+            self._refuse_mixture(pool, event.attestation)
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
         elif isinstance(event, Lost):
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
+        elif isinstance(event, Dropped):
+            self._telemetry.message(f"{event.worker} could not do {event.unit.id} ({event.reason}); it is done again")
+
+    def _refuse_mixture(self, pool: Pool, attested: Attestation) -> None:
+        """Workers of one pool answer a unit with the same bits, or its result would depend on who takes it."""
+        first = self._first.setdefault(pool, attested)
+        if attested.score_class != first.score_class:
+            raise RunError(
+                f"{attested.worker} and {first.worker} would score a unit differently: one computes {attested.tier} "
+                f"on {attested.device} (score class {attested.score_class}), the other {first.tier} on "
+                f"{first.device} (score class {first.score_class}); workers of one pool must be alike"
+            )
 
     def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
         return Pool(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
 
 from actors import waiting
 from solrl_ray.config.schema import Deadlines
@@ -50,7 +49,16 @@ class Lost:
     replacement: str
 
 
-Event = Started | Loaded | Done | Lost
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A unit that a worker could not do because something it was sent is lost; the worker goes on."""
+
+    worker: str
+    unit: WorkUnit
+    reason: str
+
+
+Event = Started | Loaded | Done | Lost | Dropped
 
 
 @dataclass(slots=True)
@@ -80,11 +88,10 @@ class Budget:
     def __init__(self, replacements: int) -> None:
         self.left = self.total = replacements
 
-    def spend(self, worker: str, reason: str) -> None:
+    def spend(self, loss: str) -> None:
+        """Use one up for `loss`, the first half of a sentence. Raises RunError if none is left."""
         if self.left == 0:
-            raise RunError(
-                f"{worker} was lost ({reason}) and all {self.total} replacements of fleet.max_replacements are used"
-            )
+            raise RunError(f"{loss}, and all {self.total} replacements of fleet.max_replacements are used")
         self.left -= 1
 
 
@@ -172,18 +179,6 @@ class Pool:
             shown[name] = f"{units[0].stage} {units[0].prompt_id[:6]}" if units else member.state.value
         return shown
 
-    @property
-    def ready(self) -> int:
-        return sum(member.state is State.READY for member in self._members.values())
-
-    @property
-    def size(self) -> int:
-        return len(self._members)
-
-    @property
-    def handles(self) -> dict[str, Any]:
-        return {name: member.handle for name, member in self._members.items()}
-
     def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
         member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
 
@@ -195,13 +190,17 @@ class Pool:
 
     def _settle(self, name: str, member: _Member, ref: Any) -> Event:
         call = member.calls.pop(ref)
+        what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
             # A large second part stays where it is; only the small answer is brought here.
-            value = ray.get(ref, timeout=self._deadlines.selector)
-        except waiting.LOST as error:
-            return self._lose(name, member, waiting.first_line(error))
-        except RayTaskError as error:
-            raise waiting.translated(error, f"{call.unit.id if call.unit else call.kind} on {name}") from error
+            value = waiting.get(ref, what=what, seconds=self._deadlines.selector)
+        except waiting.InputGone as error:
+            if call.unit is None:
+                return self._lose(name, member, error.reason)
+            self._budget.spend(f"{what} could not be done ({error.reason})")
+            return Dropped(name, call.unit, error.reason)
+        except waiting.WorkerGone as error:
+            return self._lose(name, member, error.reason)
         if call.kind == "start":
             member.state = advance(member.state, "started")
             self._load(member)
@@ -218,7 +217,7 @@ class Pool:
         member.state = advance(member.state, "lost")
         del self._members[name]
         ray.kill(member.handle, no_restart=True)
-        self._budget.spend(name, reason)
+        self._budget.spend(f"{name} was lost ({reason})")
         replacement = replacement_name(name)
         self.open(replacement)
         return Lost(name, reason, replacement)

@@ -2,24 +2,67 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import (
-    ActorUnavailableError,
+    ActorUnschedulableError,
     GetTimeoutError,
+    LocalRayletDiedError,
     NodeDiedError,
     ObjectLostError,
+    OutOfMemoryError,
     RayActorError,
+    RayError,
+    RaySystemError,
     RayTaskError,
+    RuntimeEnvSetupError,
     WorkerCrashedError,
 )
 
 from solrl_ray.errors import RunError, UserError
 
-LOST = (RayActorError, ActorUnavailableError, WorkerCrashedError, NodeDiedError, ObjectLostError)
+LOST = (
+    RayActorError,
+    WorkerCrashedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    LocalRayletDiedError,
+    RaySystemError,
+    ActorUnschedulableError,
+    RuntimeEnvSetupError,
+)
 """What it looks like when the other side is gone. A retry is ours to make: Ray's own would repeat without ids."""
+
+_LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
+"""Why a call could not be given an object that it was sent by reference."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_REASON_WIDTH = 400
+
+
+class Gone(RunError):
+    """A call that nobody will answer any more, though it may succeed elsewhere."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what = what
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.what} failed: {self.reason}"
+
+
+class WorkerGone(Gone):
+    """The worker died, cannot be reached, or did not answer in time."""
+
+
+class InputGone(Gone):
+    """An object that the call was given by reference is lost; the worker itself is well."""
 
 
 def get(ref: Any, *, what: str, seconds: float) -> Any:
@@ -30,17 +73,20 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
         seconds: the deadline.
 
     Raises:
-        RunError: the deadline passed, the worker died, or it failed with an error that is not the user's.
+        WorkerGone: the deadline passed or the worker died.
+        InputGone: what the worker was given is lost.
+        RunError: the worker failed with an error that is not the user's.
         UserError: the worker found bad input.
     """
     try:
         return ray.get(ref, timeout=seconds)
-    except GetTimeoutError:
-        raise RunError(f"{what} did not finish within its deadline of {seconds:g} s") from None
-    except LOST as error:
-        raise RunError(f"{what} failed because its worker is gone: {first_line(error)}") from error
+    # First: Ray makes a worker's error an instance of its cause as well, whatever that is.
     except RayTaskError as error:
         raise translated(error, what) from error
+    except GetTimeoutError:
+        raise WorkerGone(what, f"no answer within its deadline of {seconds:g} s") from None
+    except RayError as error:
+        raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
 
 
 def first_ready(refs: Sequence[Any], *, seconds: float) -> list[Any]:
@@ -58,9 +104,20 @@ def translated(error: RayTaskError, what: str) -> Exception:
     cause = error.cause
     if isinstance(cause, UserError | RunError):
         return cause
+    if isinstance(cause, _LOST_INPUT):
+        return InputGone(what, f"an object it needs is lost: {first_line(cause)}")
     return RunError(f"{what} failed: {type(cause).__name__}: {first_line(cause)}")
 
 
 def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """What `error` says, in one line without colours.
+
+    Ray puts the reason of a death last, after a list of ids, and of an object's loss last as well; of a worker that
+    was killed for memory it says so in the middle.
+    """
+    lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    line = lines[-1] if isinstance(error, RayError) else lines[0]
+    memory = [line for line in lines if "low on memory" in line]
+    return textwrap.shorten(memory[0] if memory else line, _REASON_WIDTH, placeholder=" …")
