@@ -77,11 +77,13 @@ class Controller:
         self._telemetry.state("starting workers")
         self._selector = self._cast.selector()
         self._encoder = self._cast.encoder()
+        encoding = self._encoder.start.remote()
         self._fleet = Fleet(self._config, self._cast, self._telemetry)
         self._fleet.open()
         self._learners = LearnerGroup(self._cast.learner, self._config)
         self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)
+        waiting.get(encoding, what="the start of the encoder", seconds=self._config.fleet.deadlines.start)
         self._probe = self._embed(self._heldout[:1])[self._heldout[0].id]
         self._learners.start(point.state)
         self._publish(point.updates)
@@ -190,6 +192,7 @@ class Controller:
         self._embeddings = {p.id: ref for p in prompts if (ref := self._embeddings.get(p.id)) is not None}
         missing = [p for p in prompts if p.id not in self._embeddings]
         refs = {p.id: self._encoder.embed.remote(p) for p in missing}
-        waiting.get(list(refs.values()), what="encoding prompts", seconds=self._config.fleet.deadlines.start)
+        seconds = self._config.fleet.deadlines.encode * max(1, len(refs))
+        waiting.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
         self._embeddings |= refs
         return dict(self._embeddings)

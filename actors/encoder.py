@@ -6,19 +6,29 @@ from pathlib import Path
 
 import torch
 
-from actors.devices import device_of
 from solrl_ray import models
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.prompts import EmbeddingCache
 from solrl_ray.records import Prompt, PromptEmbedding
 
 
 class Encoder:
+    """Made without loading anything: what goes wrong in `start` arrives as itself, not as a death."""
+
     def __init__(self, config: Config, folder: Path) -> None:
+        self._config = config
+        self._folder = folder
+        self._cache: EmbeddingCache | None = None
+
+    def start(self) -> None:
+        """Load the text encoders."""
         torch.set_num_threads(1)  # an embedding must not depend on how many cores this node has
-        model = models.load(config.model, device_of(0), components={"text"})
-        self._cache = EmbeddingCache(folder, model)
+        model = models.load(self._config.model, "cpu", components={"text"})
+        self._cache = EmbeddingCache(self._folder, model)
 
     def embed(self, prompt: Prompt) -> PromptEmbedding:
         """The prompt's embedding, from the cache on disk or encoded now."""
+        if self._cache is None:
+            raise RunError("the encoder was used before it was started")
         return self._cache.get([prompt])[0]

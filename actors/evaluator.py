@@ -41,7 +41,7 @@ class Evaluator:
         by_id = {prompt.id: prompt for prompt in prompts}
         holder = "ema" if policy == "ema" else "old"  # the base is revision 0 of the sampling policy
         ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, policy=holder))
-        pool = self._fleet.regenerators
+        pool, pictured = self._fleet.regenerators, self._pictured(prompts)
         rewards: dict[str, tuple[float, ...]] = {}
         images: dict[str, torch.Tensor] = {}
         while not ledger.complete:
@@ -51,25 +51,27 @@ class Evaluator:
                     break
                 prompt = by_id[unit.prompt_id]
                 if policy == "real":
-                    pool.give(worker, unit, "score_reference", unit, prompt)
+                    pool.give(worker, unit, "score_reference", unit, prompt, prompt in pictured)
                 else:
-                    pool.give(worker, unit, "evaluate", unit, prompt, embeddings[unit.prompt_id])
+                    embedding = embeddings[unit.prompt_id]
+                    pool.give(worker, unit, "evaluate", unit, prompt, embedding, prompt in pictured)
             for event in self._fleet.events(seconds=1.0):
                 if not isinstance(event, Done):
                     ledger.release(event.worker)
                     continue
                 ledger.finish(event.unit.id, repr(event.value.rewards))
                 rewards[event.unit.prompt_id] = event.value.rewards
-                images[event.unit.prompt_id] = event.value.images
+                if event.value.images is not None:
+                    images[event.unit.prompt_id] = event.value.images
             self._telemetry.stage("evaluate", ledger.done, len(ledger))
         metrics = evaluation_metrics(
             {prompt.id: rewards[prompt.id] for prompt in prompts},
             updates=updates,
             policy=policy,
             seconds=time.monotonic() - started,
-            captions={p.id: p.text for p in self._pictured(prompts)},
+            captions={p.id: p.text for p in pictured},
         )
-        self._keep(metrics, images, self._pictured(prompts))
+        self._keep(metrics, images, pictured)
         return metrics
 
     def _pictured(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:

@@ -58,7 +58,7 @@ class LearnerRank:
 
     def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
         """One update on sample groups in prompt order; groups and embeddings come by reference."""
-        seconds = self._config.fleet.deadlines.selector
+        seconds = self._config.fleet.deadlines.fetch
         what = f"fetching the samples of iteration {iteration}"
         fetched = waiting.get(groups, what=what, seconds=seconds)
         prompts = {e.prompt_id: e for e in waiting.get(embeddings, what=what, seconds=seconds)}

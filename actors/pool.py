@@ -49,16 +49,7 @@ class Lost:
     replacement: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A unit that a worker could not do because something it was sent is lost; the worker goes on."""
-
-    worker: str
-    unit: WorkUnit
-    reason: str
-
-
-Event = Started | Loaded | Done | Lost | Dropped
+Event = Started | Loaded | Done | Lost
 
 
 @dataclass(slots=True)
@@ -88,10 +79,12 @@ class Budget:
     def __init__(self, replacements: int) -> None:
         self.left = self.total = replacements
 
-    def spend(self, loss: str) -> None:
-        """Use one up for `loss`, the first half of a sentence. Raises RunError if none is left."""
+    def spend(self, worker: str, reason: str) -> None:
+        """Use one up. Raises RunError if none is left."""
         if self.left == 0:
-            raise RunError(f"{loss}, and all {self.total} replacements of fleet.max_replacements are used")
+            raise RunError(
+                f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are used"
+            )
         self.left -= 1
 
 
@@ -193,13 +186,9 @@ class Pool:
         what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
             # A large second part stays where it is; only the small answer is brought here.
-            value = waiting.get(ref, what=what, seconds=self._deadlines.selector)
-        except waiting.InputGone as error:
-            if call.unit is None:
-                return self._lose(name, member, error.reason)
-            self._budget.spend(f"{what} could not be done ({error.reason})")
-            return Dropped(name, call.unit, error.reason)
-        except waiting.WorkerGone as error:
+            value = waiting.get(ref, what=what, seconds=self._deadlines.fetch)
+        except waiting.Gone as error:
+            # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
             return self._lose(name, member, error.reason)
         if call.kind == "start":
             member.state = advance(member.state, "started")
@@ -217,7 +206,7 @@ class Pool:
         member.state = advance(member.state, "lost")
         del self._members[name]
         ray.kill(member.handle, no_restart=True)
-        self._budget.spend(f"{name} was lost ({reason})")
+        self._budget.spend(name, reason)
         replacement = replacement_name(name)
         self.open(replacement)
         return Lost(name, reason, replacement)

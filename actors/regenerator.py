@@ -31,8 +31,8 @@ class GroupReport:
 class Evaluated:
     unit: WorkUnit
     rewards: tuple[float, ...]
-    images: torch.Tensor
-    """float32 [n, 3, H, W] in [0, 1]."""
+    images: torch.Tensor | None
+    """float32 [n, 3, H, W] in [0, 1]; None unless they were asked for."""
 
 
 class Regenerator:
@@ -83,14 +83,16 @@ class Regenerator:
         )
         return GroupReport(prompt_id=group.prompt_id, rewards=group.rewards, seconds=group.seconds), group
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Evaluated:
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""
         self._weights.check(unit)
         sampled = self._evaluate(unit, prompt, embedding)
-        return Evaluated(unit=unit, rewards=tuple(sampled.rewards.tolist()), images=sampled.images)
+        return Evaluated(
+            unit=unit, rewards=tuple(sampled.rewards.tolist()), images=sampled.images if pictures else None
+        )
 
-    def score_reference(self, unit: WorkUnit, prompt: Prompt) -> Evaluated:
+    def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
         """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
         images = reference_pictures(self._config, unit, prompt)
         scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
-        return Evaluated(unit=unit, rewards=tuple(scores.float().cpu().tolist()), images=images)
+        return Evaluated(unit=unit, rewards=tuple(scores.float().cpu().tolist()), images=images if pictures else None)

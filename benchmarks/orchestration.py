@@ -58,6 +58,9 @@ class SleepingEncoder:
     def __init__(self, config: Config, folder: Path) -> None:
         pass
 
+    def start(self) -> None:
+        pass
+
     def embed(self, prompt: Prompt) -> PromptEmbedding:
         return PromptEmbedding(prompt_id=prompt.id, tensors={"prompt_embeds": torch.zeros(1)}, digest=prompt.id)
 
@@ -125,9 +128,8 @@ class SleepingRegenerator(SleepingWorker):
         )
         return GroupReport(prompt_id=unit.prompt_id, rewards=rewards, seconds=self._seconds), group
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Evaluated:
-        images = torch.zeros(len(unit.indices), 3, 8, 8)
-        return Evaluated(unit=unit, rewards=self.rewards(unit), images=images)
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+        return Evaluated(unit=unit, rewards=self.rewards(unit), images=None)
 
 
 class SleepingLearner:

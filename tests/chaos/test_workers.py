@@ -93,8 +93,8 @@ def test_workers_killed_while_starting_loading_and_regenerating_do_not_change_th
 class KilledWhileEvaluating(Regenerator):
     """Once in the evaluation of the base model, once in that of the trained one."""
 
-    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Evaluated:
-        evaluated = super().evaluate(unit, prompt, embedding)
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+        evaluated = super().evaluate(unit, prompt, embedding, pictures)
         kill_once(self._config, f"evaluate-{unit.policy}")
         return evaluated
 
