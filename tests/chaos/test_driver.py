@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from solrl_ray.config.schema import Config
 from tests.small import digests, folder, small_config
 
@@ -49,25 +47,30 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def measured(run: Path) -> str:
+    path = run / "metrics.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
 STATES: dict[str, Callable[[Path], bool]] = {
-    "some candidates are in": lambda run: lines(run / "journal/iteration-000001.jsonl") >= 3,
-    "a group is regenerated": lambda run: any((run / "samples/iteration-000001").glob("*.safetensors")),
-    "an iteration is measured, its checkpoint is not there": lambda run: (
-        b'"iteration": 1, "revision": 1' in (run / "metrics.jsonl").read_bytes()
-        if (run / "metrics.jsonl").exists()
-        else False
+    "some candidates of iteration 0 are in": lambda run: lines(run / "journal/iteration-000000.jsonl") >= 3,
+    "a group of iteration 1 is regenerated": lambda run: any((run / "samples/iteration-000001").glob("*.safetensors")),
+    "iteration 2 is measured, its checkpoint is not there": lambda run: (
+        '"iteration": 2, "revision": 2' in measured(run)
     ),
 }
 
 
-@pytest.mark.parametrize("state", STATES)
-def test_a_killed_driver_resumes_to_the_same_bytes(calm: Config, tmp_path: Path, state: str) -> None:
+def test_a_driver_killed_again_and_again_resumes_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "killed")
     run = folder(config)
     path = tmp_path / "config.yaml"
     path.write_text(folder(calm).joinpath("config.yaml").read_text())
-    process = solrl(str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed", wait=False)
-    kill_when(process, lambda: STATES[state](run))
-    assert not (run / "summary.json").exists()
-    solrl("--resume", str(run))
+    start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
+    for state, reached in STATES.items():
+        assert not reached(run), f"{state!r} came before it could be waited for"
+        kill_when(solrl(*start, wait=False), lambda reached=reached: reached(run))
+        assert not (run / "summary.json").exists()
+        start = ["--resume", str(run)]
+    solrl(*start)
     assert digests(config) == digests(calm)
