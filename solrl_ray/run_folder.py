@@ -24,6 +24,8 @@ from solrl_ray.journal import Journal
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup
 
+RESUME_PATIENCE = 20.0
+"""How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "evaluations",
@@ -65,7 +67,7 @@ class RunFolder:
         try:
             self._check_space(config.checkpoints.min_free_gb)
             make_folder(self.path)
-            self.lock(seconds=20.0 if resume else 0.0)
+            self.lock(seconds=RESUME_PATIENCE if resume else 0.0)
             if resume:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:

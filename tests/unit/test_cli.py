@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import solrl_ray
+from solrl_ray import run_folder
 from solrl_ray.cli import main
 from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.run_folder import RunFolder
 from tests import tiny
 
 
@@ -94,6 +96,11 @@ def test_options_may_stand_before_and_after_files(
             ["--set", "rollout.keep=10"],
             "rollout.keep is 10 (--set); it must be at most rollout.pool, which is 8.",
         ),
+        (
+            ["--set", "rollout.preview.precision=bf16"],
+            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or',
+        ),
+        (["--set", "fleet.learners.count=2"], "Unknown key fleet.learners.count in --set; did you mean learner.w"),
         (["--set", "rollout.keep=3"], "rollout.keep is 3 (--set); it must be even"),
         (["--set", "rollout.pool=9"], "rollout.preview.micro_batch is 8 ("),
         (["--set", "rollout.prompts=4"], "rollout.prompts is 4 (--set); it must be at most 3, the number of"),
@@ -182,6 +189,53 @@ def test_a_run_folder_may_be_moved_and_its_fleet_changed(
     text = " ".join(capsys.readouterr().out.split())
     assert "elsewhere · 30 iterations" in text
     assert "5 explorers × 1 thread" in text
+
+
+def refused_folder(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line that a run whose folder is refused prints after its arithmetic."""
+    assert solrl("train", *arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    return message.removeprefix("error: ").strip()
+
+
+def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "RESUME_PATIENCE", 0.3)
+    path = tmp_path / "runs" / "small"
+    begin(path, config)
+    before = (path / "config.yaml").read_bytes()
+    holder = RunFolder(path)
+    holder.lock(seconds=0)
+    in_use = f"the run folder {path} is in use by process {os.getpid()} on {os.uname().nodename}"
+    assert refused_folder(capsys, config) == in_use
+    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
+    assert (path / "config.yaml").read_bytes() == before
+    holder.unlock()
+
+
+def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs" / "small"
+    begin(path, config)
+    (path / "checkpoints" / "iteration-000002").mkdir(parents=True)
+    assert refused_folder(capsys, config).startswith(f"run.name is 'small', but {path} already holds a run")
+    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=1").startswith(
+        f"run.iterations is 1, but {path} has made 2 updates already; it must be at least 2"
+    )
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "small").write_text("a file")
+    assert refused_folder(capsys, config) == (
+        f"the run folder {tmp_path / 'runs' / 'small'} cannot be written: it is a file ({tmp_path / 'runs' / 'small'})"
+    )
 
 
 def test_a_misspelt_key_is_told_without_loading_the_libraries() -> None:
