@@ -199,7 +199,7 @@ class Deadlines(Part):
     encode: Seconds = 60.0
     """The embedding of one prompt."""
     fetch: Seconds = 120.0
-    """The samples and embeddings of an iteration, on their way to a learner."""
+    """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
 
 
 class Fleet(Part):
