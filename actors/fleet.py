@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from actors import waiting
-from actors.pool import Budget, Done, Dropped, Event, Loaded, Lost, Pool, Started
+from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
@@ -45,7 +45,7 @@ class Fleet:
         payload = ray.put(revision.to_bytes())
         pool.publish(revision.name, lambda handle: handle.load_revision.remote(payload, probe))
 
-    def events(self, *, seconds: float) -> list[Done | Lost | Dropped]:
+    def events(self, *, seconds: float) -> list[Done | Lost]:
         """What happened in both pools, waiting at most `seconds` for something to.
 
         Raises:
@@ -62,7 +62,7 @@ class Fleet:
                 self._note(pool, event)
                 happened.append(event)
         self._telemetry.workers(self.explorers.states() | self.regenerators.states())
-        return [event for event in happened if isinstance(event, Done | Lost | Dropped)]
+        return [event for event in happened if isinstance(event, Done | Lost)]
 
     def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
@@ -72,8 +72,6 @@ class Fleet:
             self._receipts.check(event.receipt)
         elif isinstance(event, Lost):
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
-        elif isinstance(event, Dropped):
-            self._telemetry.message(f"{event.worker} could not do {event.unit.id} ({event.reason}); it is done again")
 
     def _refuse_mixture(self, pool: Pool, attested: Attestation) -> None:
         """Workers of one pool answer a unit with the same bits, or its result would depend on who takes it."""

@@ -11,12 +11,12 @@ import ray
 
 from actors import waiting
 from actors.fleet import Fleet
-from actors.pool import Done, Dropped, Lost
+from actors.pool import Done, Lost
 from actors.regenerator import GroupReport
 from actors.selector import Closed, Opened
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
-from solrl_ray.records import Prompt
+from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 
 
@@ -105,9 +105,12 @@ class Rollout:
                 else:
                     pool.give(worker, unit, "regenerate", unit, prompt, embedding, parts=2)
 
-    def _take(self, event: Done | Lost | Dropped) -> None:
-        if not isinstance(event, Done):
-            self._requeue(event.worker)
+    def _take(self, event: Done | Lost) -> None:
+        if isinstance(event, Lost):
+            requeued = self._ask("release", event.worker)
+            self._waiting = {"preview": True, "full": True}
+            if requeued:
+                self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
         elif event.unit.stage == "preview":
             result = event.value
             self._clocks["explore"].stop(result.seconds)
@@ -115,26 +118,20 @@ class Rollout:
             if self._ask("fold", result) is not None:
                 self._waiting["full"] = True
         else:
-            self._store(event.worker, event.value, event.large)
+            self._store(event.unit, event.value, event.large)
 
-    def _store(self, worker: str, report: GroupReport, group: Any) -> None:
+    def _store(self, unit: WorkUnit, report: GroupReport, group: Any) -> None:
         """Have the selector take a group, by reference: the samples go from the regenerator to the selector."""
         try:
             self._ask("store", group)
         except waiting.InputGone as error:  # it went down with its node between the report and this
-            self._telemetry.message(f"the group of prompt {report.prompt_id} is made again ({error.reason})")
-            self._requeue(worker)
+            self._ask("requeue", unit)
+            self._waiting["full"] = True
+            self._telemetry.message(f"{unit.id} is done again ({error.reason})")
             return
         self._clocks["regenerate"].stop(report.seconds)
         self._groups[report.prompt_id] = group
         self._rewards[report.prompt_id] = report.rewards
-
-    def _requeue(self, worker: str) -> None:
-        """Give everything that `worker` holds to others; what it still brings is a duplicate and changes nothing."""
-        requeued = self._ask("release", worker)
-        self._waiting = {"preview": True, "full": True}
-        if requeued:
-            self._telemetry.message(f"{len(requeued)} units of {worker} go to others")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         ref = getattr(self._selector, method).remote(*arguments)

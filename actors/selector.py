@@ -73,6 +73,10 @@ class Selector:
         """Take back a lost worker's units."""
         return self._ledger("preview").release(worker) + self._ledger("full").release(worker)
 
+    def requeue(self, unit: WorkUnit) -> None:
+        """Have a unit done again whose answer was lost on its way here."""
+        self._ledger(unit.stage).requeue(unit.id)
+
     def fold(self, result: UnitResult) -> Selection | None:
         """Take a preview result. Returns the prompt's selection if this was its last unit.
 

@@ -86,10 +86,14 @@ class Ledger:
         """Take back what `worker` holds, because it is gone; returns the ids, now first in the queue."""
         held = tuple(unit_id for unit_id, holder in self._leases.items() if holder == worker)
         for unit_id in reversed(held):
-            del self._leases[unit_id]
-            self._waiting.appendleft(unit_id)
-        self.requeued += len(held)
+            self.requeue(unit_id)
         return held
+
+    def requeue(self, unit_id: str) -> None:
+        """Take back one unit, whose worker may live on. Nothing happens unless it is leased."""
+        if self._leases.pop(unit_id, None) is not None:
+            self._waiting.appendleft(unit_id)
+            self.requeued += 1
 
     def __len__(self) -> int:
         return len(self._units)
