@@ -26,6 +26,7 @@ from solrl_ray import report
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.metrics import Progress
+from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
@@ -101,6 +102,7 @@ class Controller:
             pool=config.rollout.pool,
             keep=config.rollout.keep,
             micro_batch=config.rollout.preview.micro_batch,
+            policy_digest=self._policy_digest,
         )
         rolled = self._rollout.run(plan, prompts, embeddings)
         self._telemetry.state("learning")
@@ -143,6 +145,7 @@ class Controller:
         self._telemetry.state(f"publishing revision {updates}")
         self._published = time.monotonic()
         revision = self._learners.revision("old")
+        self._policy_digest = lora_digest(revision.factors)
         self._store.save(revision)
         self._store.prune(keep=REVISIONS_KEPT)
         self._fleet.publish(self._fleet.explorers, revision, self._probe)

@@ -71,6 +71,8 @@ class Rollout:
         self._clocks = {"explore": StageClock(), "regenerate": StageClock()}
         self._waiting = {"preview": True, "full": True}
         opened: Opened = self._ask("open", plan)
+        if opened.message:
+            self._telemetry.message(opened.message)
         self._groups = {group.prompt_id: ray.put(group) for group in opened.groups}
         self._rewards = {group.prompt_id: group.rewards for group in opened.groups}
         self._candidates, self._pool_size = opened.candidates, plan.pool * len(prompts)
