@@ -24,6 +24,17 @@ def test_a_lost_workers_units_keep_their_ids_and_their_order_and_go_first() -> N
     assert ledger.requeued == 2
 
 
+def test_one_unit_of_a_worker_that_lives_on_is_taken_back_alone_and_only_once() -> None:
+    ledger = Ledger([unit(n) for n in range(3)])
+    ledger.lease("a")
+    ledger.lease("a")
+    ledger.requeue(unit(1).id)
+    ledger.requeue(unit(1).id)
+    assert ledger.requeued == 1
+    assert ledger.lease("b") == unit(1)
+    assert ledger.release("a") == (unit(0).id,)
+
+
 def test_the_first_result_wins_and_equal_duplicates_fold_away() -> None:
     ledger = Ledger([unit(0)])
     ledger.lease("a")

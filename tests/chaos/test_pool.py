@@ -1,0 +1,108 @@
+"""Pools of small real actors: how a failure arrives, and who may work together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ObjectLostError
+
+from actors.fleet import Fleet
+from actors.pool import Budget, Event, Lost, Pool, Started
+from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Deadlines
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.records import Attestation
+from solrl_ray.run_folder import RunFolder
+from tests.small import small_config
+
+Failure = Callable[[], Exception]
+"""Makes the error: Ray takes one of its own errors among an actor's arguments for a lost argument."""
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Worker:
+    """Attests the score class it is told; fails in its start if it is told how and replaces nobody."""
+
+    def __init__(self, name: str, score_class: str, failure: Failure | None) -> None:
+        self._name = name
+        self._score_class = score_class
+        self._failure = None if "." in name else failure
+
+    def start(self) -> Attestation:
+        if self._failure is not None:
+            raise self._failure()
+        return Attestation(
+            worker=self._name,
+            device=f"device {self._score_class}",
+            tier="bf16",
+            score_class=self._score_class,
+            checks={},
+        )
+
+
+def spawn(name: str, score_class: str = "A", failure: Failure | None = None) -> Any:
+    return ray.remote(Worker).options(num_cpus=0).remote(name, score_class, failure)
+
+
+def opened(failure: Failure) -> Pool:
+    pool = Pool(
+        lambda name: spawn(name, failure=failure), unit_seconds=60.0, credit=1, deadlines=Deadlines(), budget=Budget(1)
+    )
+    pool.open("explorer-0")
+    return pool
+
+
+def settle(pool: Pool, events: int) -> list[Event]:
+    happened: list[Event] = []
+    deadline = time.monotonic() + 120.0
+    while len(happened) < events:
+        assert time.monotonic() < deadline
+        ready, _ = ray.wait(pool.refs(), timeout=0.5)
+        happened += pool.settle(set(ready))
+    return happened
+
+
+def test_bad_input_found_in_start_ends_the_run_with_its_own_sentence() -> None:
+    with pytest.raises(UserError, match=r"^model\.path: no such folder$"):
+        settle(opened(lambda: UserError("model.path: no such folder")), 1)
+
+
+def test_a_worker_that_cannot_get_its_inputs_is_replaced() -> None:
+    lost, started = settle(opened(lambda: ObjectLostError("ab12", None, "")), 2)
+    assert isinstance(lost, Lost)
+    assert (lost.worker, lost.replacement) == ("explorer-0", "explorer-0.1")
+    assert "All copies of ab12 have been lost" in lost.reason
+    assert isinstance(started, Started)
+    assert started.worker == "explorer-0.1"
+
+
+class Mixed:
+    """A cast whose second explorer is of another score class than the first."""
+
+    def explorer(self, name: str) -> Any:
+        return spawn(name, "B" if name == "explorer-1" else "A")
+
+    def regenerator(self, name: str) -> Any:
+        return spawn(name, "C")
+
+
+def wait_for_fleet(fleet: Fleet) -> None:
+    while True:
+        fleet.events(seconds=1.0)
+
+
+def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "mixed", "fleet.explorers.count=2")
+    fleet = Fleet(config, Mixed(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
+    fleet.open()
+    with pytest.raises(RunError, match="workers of one pool must be alike") as caught:
+        wait_for_fleet(fleet)
+    for words in ("explorer-0", "explorer-1", "device A", "device B"):
+        assert words in str(caught.value)
+    assert "regenerator" not in str(caught.value)
