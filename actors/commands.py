@@ -119,12 +119,12 @@ def _follow(controller: Any, view: LiveView, config: Config) -> None:
         try:
             ray.get(run, timeout=REFRESH_SECONDS)
             break
+        except RayTaskError as error:  # first: it is also an instance of what it was caused by
+            raise waiting.translated(error, "the run") from error
         except GetTimeoutError:
             pass
-        except waiting.LOST as error:
+        except RayError as error:
             raise RunError(f"the controller is gone: {waiting.first_line(error)}; go on with --resume") from error
-        except RayTaskError as error:
-            raise waiting.translated(error, "the run") from error
         _show(controller, view, config)
     _show(controller, view, config)
 

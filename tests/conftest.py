@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only; read when ray is first imported
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # learners in the tests' own process are on the CPU, GPU or not
 
 from solrl_ray.config.schema import Config
 from tests import tiny

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from solrl_ray.config.schema import Config
@@ -69,7 +70,7 @@ def test_a_driver_killed_again_and_again_resumes_to_the_same_bytes(calm: Config,
     start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
     for state, reached in STATES.items():
         assert not reached(run), f"{state!r} came before it could be waited for"
-        kill_when(solrl(*start, wait=False), lambda reached=reached: reached(run))
+        kill_when(solrl(*start, wait=False), partial(reached, run))
         assert not (run / "summary.json").exists()
         start = ["--resume", str(run)]
     solrl(*start)
