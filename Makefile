@@ -54,12 +54,13 @@ demo: $(READY)
 	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
 	fi
 
+# System and chaos tests share one session: one local Ray, and one undisturbed run that the others must equal.
 test: $(READY)
 	@set -e; \
-	for part in unit system chaos gpu; do \
+	for part in unit gpu "system tests/chaos"; do \
 	  [ -n "$$(find tests/$$part -name 'test_*.py' 2>/dev/null)" ] || continue; \
 	  echo "== tests/$$part"; began=$$(date +%s); \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/$$part; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 tests/$$part; \
 	  echo "== tests/$$part took $$(($$(date +%s) - began)) s"; \
 	done
 
