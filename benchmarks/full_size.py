@@ -1,0 +1,288 @@
+"""Checkpoints of the published architectures with random weights: what a benchmark needs of a model it cannot download.
+
+    python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 11.9 B parameters, 24 GB in bfloat16
+    python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 8.1 B, 16 GB
+    python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 3 GB
+    python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore
+
+OUT becomes a diffusers pipeline folder (a transformers one for clip) that the product's own loaders read. The
+transformer and the VAE have the published sizes. The text encoders have the published widths and one layer, because
+they run once a prompt and nothing here measures them; tokenizers know the testbed's words. Times and memory of what
+is at full size do not depend on the weights' values, rewards and rankings do and mean nothing here.
+`--layers N` cuts the depth, for a try on a small machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    Gemma2Config,
+    Gemma2Model,
+    GemmaTokenizer,
+    T5Config,
+    T5EncoderModel,
+)
+
+from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
+
+STD = 0.02
+"""Of all random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
+CLIP_LENGTH = 77
+T5_LENGTH = 512
+GEMMA_LENGTH = 300
+
+FLUX: dict[str, Any] = {
+    "in_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "guidance_embeds": True,
+}
+SD3: dict[str, Any] = {
+    "sample_size": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "num_layers": 38,
+    "attention_head_dim": 64,
+    "num_attention_heads": 38,
+    "joint_attention_dim": 4096,
+    "caption_projection_dim": 2432,
+    "pooled_projection_dim": 2048,
+    "pos_embed_max_size": 192,
+    "qk_norm": "rms_norm",
+}
+SANA: dict[str, Any] = {
+    "in_channels": 32,
+    "out_channels": 32,
+    "num_layers": 20,
+    "num_attention_heads": 70,
+    "attention_head_dim": 32,
+    "num_cross_attention_heads": 20,
+    "cross_attention_head_dim": 112,
+    "cross_attention_dim": 2240,
+    "caption_channels": 2304,
+    "mlp_ratio": 2.5,
+    "sample_size": 32,
+    "patch_size": 1,
+}
+DC_AE: dict[str, Any] = {
+    "latent_channels": 32,
+    "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+    "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
+    "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
+    "decoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
+    "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
+    "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
+    "encoder_qkv_multiscales": ((), (), (), (5,), (5,), (5,)),
+    "decoder_qkv_multiscales": ((), (), (), (5,), (5,), (5,)),
+    "downsample_block_type": "Conv",
+    "upsample_block_type": "interpolate",
+    "scaling_factor": 0.41407,
+}
+
+
+def kl_autoencoder(scaling: float, shift: float) -> dict[str, Any]:
+    return {
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "block_out_channels": (128, 256, 512, 512),
+        "layers_per_block": 2,
+        "latent_channels": 16,
+        "sample_size": 1024,
+        "scaling_factor": scaling,
+        "shift_factor": shift,
+        "use_quant_conv": False,
+        "use_post_quant_conv": False,
+    }
+
+
+@torch.no_grad()
+def random_model(make: Any, device: str) -> Any:
+    """A module built on the meta device and filled on `device` in bfloat16: seconds for 12 billion weights."""
+    with torch.device("meta"):
+        module = make()
+    module = module.to(torch.bfloat16).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not tensor.is_floating_point() or tensor.dim() == 0:
+            tensor.zero_()
+        elif tensor.dim() > 1:
+            tensor.normal_(0.0, STD, generator=generator)
+        else:
+            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
+    return module.eval()
+
+
+def clip_text(kind: Any, width: int, heads: int, device: str) -> Any:
+    tokenizer = clip_tokenizer()
+    config = CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        projection_dim=width,
+        num_hidden_layers=1 if kind is CLIPTextModel else 2,  # SD3 takes the last but one
+        num_attention_heads=heads,
+        max_position_embeddings=CLIP_LENGTH,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return kind(config).to(torch.bfloat16)
+
+
+def clip_words() -> Any:
+    tokenizer = clip_tokenizer()
+    tokenizer.model_max_length = CLIP_LENGTH
+    return tokenizer
+
+
+def t5_text() -> tuple[Any, Any]:
+    tokenizer = t5_tokenizer()
+    tokenizer.model_max_length = T5_LENGTH
+    config = T5Config(
+        vocab_size=len(tokenizer),
+        d_model=4096,
+        d_kv=64,
+        num_heads=4,
+        d_ff=1024,
+        num_layers=1,
+        feed_forward_proj="gated-gelu",
+        is_encoder_decoder=False,
+        use_cache=False,
+    )
+    return T5EncoderModel(config).to(torch.bfloat16), tokenizer
+
+
+def gemma_text() -> tuple[Any, Any]:
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "▁": 4}
+    for letter in sorted({*"abcdefghijklmnopqrstuvwxyz0123456789,.-'", *"".join(words())}):
+        vocabulary.setdefault(letter, len(vocabulary))
+    tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
+    tokenizer.padding_side = "right"
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=2304,
+        intermediate_size=2304,
+        num_hidden_layers=1,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        max_position_embeddings=GEMMA_LENGTH,
+    )
+    return Gemma2Model(config).to(torch.bfloat16), tokenizer
+
+
+def flux(device: str, layers: int | None) -> FluxPipeline:
+    depth = {} if layers is None else {"num_layers": layers, "num_single_layers": layers}
+    t5, t5_words = t5_text()
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(0.3611, 0.1159)), device),
+        text_encoder=clip_text(CLIPTextModel, 768, 12, device),
+        tokenizer=clip_words(),
+        text_encoder_2=t5,
+        tokenizer_2=t5_words,
+        transformer=random_model(lambda: FluxTransformer2DModel(**FLUX | depth), device),
+    )
+
+
+def sd3(device: str, layers: int | None) -> StableDiffusion3Pipeline:
+    depth = {} if layers is None else {"num_layers": layers}
+    t5, t5_words = t5_text()
+    return StableDiffusion3Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(1.5305, 0.0609)), device),
+        text_encoder=clip_text(CLIPTextModelWithProjection, 768, 12, device),
+        tokenizer=clip_words(),
+        text_encoder_2=clip_text(CLIPTextModelWithProjection, 1280, 20, device),
+        tokenizer_2=clip_words(),
+        text_encoder_3=t5,
+        tokenizer_3=t5_words,
+        transformer=random_model(lambda: SD3Transformer2DModel(**SD3 | depth), device),
+    )
+
+
+def sana(device: str, layers: int | None) -> SanaPipeline:
+    depth = {} if layers is None else {"num_layers": layers}
+    gemma, gemma_words = gemma_text()
+    return SanaPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=random_model(lambda: AutoencoderDC(**DC_AE), device),
+        text_encoder=gemma,
+        tokenizer=gemma_words,
+        transformer=random_model(lambda: SanaTransformer2DModel(**SANA | depth), device),
+    )
+
+
+def write_clip(folder: Path) -> None:
+    """CLIP ViT-L/14 with the testbed's words."""
+    tokenizer = clip_words()
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": CLIP_LENGTH,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 224,
+        "patch_size": 14,
+    }
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=768)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    CLIPImageProcessor().save_pretrained(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=("flux", "sd3", "sana", "clip"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--layers", type=int, help="transformer blocks (of each kind) instead of the published number")
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.model == "clip":
+        write_clip(arguments.out)
+    else:
+        pipeline = {"flux": flux, "sd3": sd3, "sana": sana}[arguments.model](device, arguments.layers)
+        parameters = sum(p.numel() for p in pipeline.transformer.parameters())
+        pipeline.save_pretrained(arguments.out, max_shard_size="10GB")
+        print(f"{arguments.model}: transformer of {parameters / 1e9:.2f} B parameters")
+    print(f"written to {arguments.out} in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
