@@ -138,7 +138,7 @@ class SleepingLearner:
     def __init__(self, config: Config, rank: int) -> None:
         self._seconds = float(config.run.name.split("-")[-1])
         self._updates = 0
-        self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, quantized=[MODULE])
+        self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, quantized={MODULE: "nvfp4"})
         rank_of_lora = config.model.lora.rank
         self._factors = {
             f"{MODULE}.lora_A": torch.ones(rank_of_lora, 32),

@@ -21,8 +21,9 @@ from solrl_ray.config.schema import Config, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
-from solrl_ray.quantization import nvfp4
-from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS, skip_reason
+from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
+from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS
+from solrl_ray.quantization.scope import plan as quantization_plan
 from solrl_ray.records import Prompt
 from solrl_ray.rewards import REGISTERED, import_callable
 
@@ -134,35 +135,28 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
         lora_modules=len(adapted),
         lora_parameters=sum(rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
         packed_bytes=sum(
-            packed_size(linears[path].out_features, linears[path].in_features) for path in adapted & quantized
+            packed_bytes(FORMAT_OF_TIER[quantized[path]], linears[path].out_features, linears[path].in_features)
+            for path in adapted & quantized.keys()
         ),
     )
 
 
-def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> set[str]:
-    """Paths of the linears that explorers hold in NVFP4."""
+def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> dict[str, str]:
+    """Paths of the linears that explorers quantise → their tier."""
     tier = config.rollout.preview.precision
     if tier not in TIERS:
         raise UserError(
             f"rollout.preview.precision is {tier!r} ({sources.of('rollout.preview.precision')}); this "
             f"version runs {', '.join(TIERS)}."
         )
-    if tier in UNQUANTIZED_TIERS:
-        return set()
-    quantized = {path for path, linear in linears.items() if not skip_reason(path, linear, config.model.quantization)}
-    if not quantized:
+    quantized = quantization_plan(linears, tier, config.model.quantization).tiers
+    if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(
             f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "
             f"{', '.join(config.model.quantization.skip) or 'none'}, or set min_features lower than "
             f"{config.model.quantization.min_features}."
         )
     return quantized
-
-
-def packed_size(rows: int, columns: int) -> int:
-    """Bytes of one packed NVFP4 weight: two codes a byte, one E4M3 scale a block."""
-    padded = -(-columns // nvfp4.K_MULTIPLE) * nvfp4.K_MULTIPLE
-    return rows * padded // 2 + rows * padded // nvfp4.BLOCK
 
 
 def _is_target(path: str, targets: list[str]) -> bool:

@@ -44,6 +44,9 @@ class QuantizationScope(Part):
     """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
     min_features: int = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
+    tiers: dict[str, Tier] = {}
+    """Parts of module paths → the tier of such linears instead of `rollout.preview.precision`; the first match
+    counts, `skip` and `min_features` come before it."""
 
 
 class SigmaSchedule(Part):

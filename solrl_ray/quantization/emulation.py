@@ -9,93 +9,59 @@ Folding the global scale into a bfloat16 operand instead would change half of al
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.activations import ActivationQuantizer
+from solrl_ray.quantization.layers import QuantizedLinear
 
 _ALPHA_UNIT = np.float32(nvfp4.ALPHA_UNIT)
-HEADROOM = 1.5
-"""The frozen global scale of a weight has room for this times the base's amax; it costs no accuracy."""
 
 
-def frozen_amax(base: torch.Tensor) -> float:
-    """The amax with which a weight is quantised in every revision: 1.5 · max |W| of the bfloat16 base.
+class EmulatedNVFP4Linear(QuantizedLinear):
+    """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient."""
 
-    A scale that does not follow each update keeps the codes of consecutive revisions equal where the weights
-    are.
-
-    Raises:
-        ValueError: the weight has NaN or Inf.
-    """
-    amax = base.detach().to(torch.bfloat16).float().abs().max()
-    if not torch.isfinite(amax):
-        raise ValueError(f"cannot quantise a weight whose amax is {float(amax)}")
-    return float(HEADROOM * amax)
-
-
-def quantize_weight(weight: torch.Tensor, amax: float) -> nvfp4.NVFP4Tensor:
-    """Rounds a weight [out, in] to bfloat16, pads K to 32 and quantises it with the given amax."""
-    return nvfp4.quantize(nvfp4.pad_columns(weight.detach().to(torch.bfloat16).float()), amax)
-
-
-class EmulatedNVFP4Linear(nn.Module):
-    """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient.
-
-    The buffers keep their addresses for the life of the layer: `load` writes a new weight into them.
-    """
-
-    packed: torch.Tensor
-    scales: torch.Tensor
-    amax: torch.Tensor
-    operand: torch.Tensor
-    bias: torch.Tensor | None
+    tier = "nvfp4-emulated"
+    format = "nvfp4"
+    packed: Tensor
+    scales: Tensor
+    amax: Tensor
+    operand: Tensor
 
     def __init__(
         self,
-        weight: nvfp4.NVFP4Tensor,
-        bias: torch.Tensor | None,
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
         in_features: int,
         quantizer: ActivationQuantizer | None = None,
     ) -> None:
-        """Takes a packed weight [out, in padded to 32]; layers with one quantiser share inputs."""
-        super().__init__()
+        nn.Module.__init__(self)
         self.in_features = in_features
-        self.out_features = weight.shape[0]
+        self.out_features = tensors["packed"].shape[0]
         self.quantizer = quantizer if quantizer is not None else ActivationQuantizer()
-        on_cpu = weight.packed.device.type == "cpu"
-        self.register_buffer("packed", weight.packed.clone())
-        self.register_buffer("scales", weight.scales.clone())
-        self.register_buffer("amax", weight.amax.clone())
-        self.register_buffer("operand", weight.operand(torch.float32 if on_cpu else torch.bfloat16))
+        for name in ("packed", "scales", "amax"):
+            self.register_buffer(name, tensors[name].clone())
+        on_cpu = self.packed.device.type == "cpu"
+        self.register_buffer("operand", self.weight().operand(torch.float32 if on_cpu else torch.bfloat16))
         self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
 
-    @classmethod
-    def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> EmulatedNVFP4Linear:
-        """Quantises a linear with its own frozen amax, which is what revision 0 publishes for it."""
-        weight = quantize_weight(linear.weight, frozen_amax(linear.weight))
-        return cls(weight, linear.bias, linear.in_features, quantizer)
+    def tensors(self) -> dict[str, Tensor]:
+        return {"packed": self.packed, "scales": self.scales, "amax": self.amax}
 
-    def load(self, weight: nvfp4.NVFP4Tensor) -> None:
-        """Overwrites the weight in place.
-
-        Raises:
-            ValueError: the shape is not this layer's.
-        """
-        if weight.packed.shape != self.packed.shape:
-            raise ValueError(f"packed weight of shape {weight.shape} for a layer of {tuple(self.operand.shape)}")
-        self.packed.copy_(weight.packed)
-        self.scales.copy_(weight.scales)
-        self.amax.copy_(weight.amax)
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, buffer in self.tensors().items():
+            buffer.copy_(tensors[name])
         self.operand.copy_(self.weight().operand())
 
     def weight(self) -> nvfp4.NVFP4Tensor:
         """The quantised weight that the layer computes with (its buffers, not a copy)."""
         return nvfp4.NVFP4Tensor(packed=self.packed, scales=self.scales, amax=self.amax)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] of any float type → [..., out_features] of the same type.
 
         Raises:
@@ -116,9 +82,6 @@ class EmulatedNVFP4Linear(nn.Module):
             out = out.mul_(activation.amax * self.amax * nvfp4.ALPHA_UNIT)
             out = out if self.bias is None else out.add_(self.bias)
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
 def _alpha(activation_amax: float, weight_amax: float) -> float:

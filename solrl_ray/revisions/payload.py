@@ -10,6 +10,8 @@ name               dtype, shape            what it is
 ``<m>.packed``     uint8 [out, K/2]        merged weight in NVFP4 (`nvfp4.NVFP4Tensor`), if explorers
 ``<m>.scales``     uint8 [out, K/16]       quantise this module; K is `in` padded to 32
 ``<m>.amax``       float32 []
+``<m>.codes``      uint8 [out, in]         the same in FP8 (`quantization.fp8`), if explorers run that tier
+``<m>.scale``      float32 [out]
 =================  ======================  =====================================================
 
 The manifest states the policy, the format (variant, nibble order), the LoRA scaling, the base it was merged
@@ -32,6 +34,7 @@ from solrl_ray.quantization import nvfp4
 
 FORMAT = "solrl-revision-1"
 NIBBLE_ORDER = "low-first"
+FACTORS = ("lora_A", "lora_B")
 Policy = Literal["old", "default", "ema"]
 
 
@@ -62,8 +65,8 @@ class Revision:
     base_digest: str
     """`tensors_digest` of the touched modules' base weights."""
     factors: dict[str, torch.Tensor]
-    packed: dict[str, nvfp4.NVFP4Tensor]
-    """Module path → merged weight as explorers hold it."""
+    packed: dict[str, dict[str, torch.Tensor]]
+    """Module path → merged weight as explorers hold it, by the names of `quantization.formats`."""
     bumped: tuple[str, ...] = ()
     """Modules that outgrew their frozen amax, which was doubled for them."""
     expected: dict[str, Expected]
@@ -134,11 +137,11 @@ class Revision:
         """A revision from its manifest and tensors. Raises `RunError` as `from_bytes` does."""
         body = _read_manifest(manifest)
         _check_tensors(body["tensors"], tensors)
-        packed = {
-            name.removesuffix(".packed"): _packed_weight(name.removesuffix(".packed"), tensors)
-            for name in sorted(tensors)
-            if name.endswith(".packed")
-        }
+        packed: dict[str, dict[str, torch.Tensor]] = {}
+        for name in sorted(tensors):
+            module, _, kind = name.rpartition(".")
+            if kind not in FACTORS:
+                packed.setdefault(module, {})[kind] = tensors[name]
         lora = body["lora"]
         return cls(
             revision=body["revision"],
@@ -148,7 +151,7 @@ class Revision:
             lora_alpha=lora["alpha"],
             targets=tuple(lora["targets"]),
             base_digest=body["base_digest"],
-            factors={n: t for n, t in sorted(tensors.items()) if n.endswith((".lora_A", ".lora_B"))},
+            factors={n: t for n, t in sorted(tensors.items()) if n.rpartition(".")[2] in FACTORS},
             packed=packed,
             bumped=tuple(body["bumped"]),
             expected={role: Expected(**expected) for role, expected in body["expected"].items()},
@@ -160,13 +163,9 @@ def touched_modules(factors: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({name.rsplit(".", 1)[0] for name in factors}))
 
 
-def packed_buffers(module: str, weight: nvfp4.NVFP4Tensor) -> dict[str, torch.Tensor]:
-    """A packed weight's tensors by name."""
-    return {
-        f"{module}.packed": weight.packed,
-        f"{module}.scales": weight.scales,
-        f"{module}.amax": weight.amax,
-    }
+def packed_buffers(module: str, weight: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A packed weight's tensors by their names in a revision."""
+    return {f"{module}.{name}": tensor for name, tensor in weight.items()}
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -176,14 +175,6 @@ def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _packed_weight(module: str, tensors: Mapping[str, torch.Tensor]) -> nvfp4.NVFP4Tensor:
-    return nvfp4.NVFP4Tensor(
-        packed=tensors[f"{module}.packed"],
-        scales=tensors[f"{module}.scales"],
-        amax=tensors[f"{module}.amax"],
-    )
 
 
 def _read_header(payload: bytes) -> str:

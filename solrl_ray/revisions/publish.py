@@ -11,9 +11,8 @@ from torch import nn
 from solrl_ray.config.schema import Lora, Model
 from solrl_ray.errors import RunError
 from solrl_ray.policy.merge import merged_weight
-from solrl_ray.quantization import nvfp4
-from solrl_ray.quantization.emulation import frozen_amax, quantize_weight
-from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, skip_reason
+from solrl_ray.quantization.formats import FORMAT_OF_TIER, Format, frozen_amax, pack
+from solrl_ray.quantization.scope import plan
 from solrl_ray.revisions.payload import (
     Expected,
     Policy,
@@ -30,33 +29,30 @@ REGENERATOR = "regenerator"
 class Publisher:
     """Builds the revisions of one run from one base.
 
-    What explorers hold of a quantised module is NVFP4 of bfloat16 of (bfloat16 base + alpha/rank · B A), with
+    What explorers hold of a quantised module is their format of bfloat16 of (bfloat16 base + alpha/rank · B A), with
     one rounding each; everything else that a receiver holds is the base's own dtype of (base + alpha/rank · B
     A). Sums are float64 in a fixed order (`policy.merge`), so neither device nor thread count changes a bit.
     """
 
-    def __init__(self, base: Mapping[str, torch.Tensor], lora: Lora, *, quantized: Collection[str]) -> None:
-        """Takes the base weights [out, in] of the modules that LoRA touches and which of them explorers
-        quantise.
+    def __init__(self, base: Mapping[str, torch.Tensor], lora: Lora, *, quantized: Mapping[str, Format]) -> None:
+        """Takes the base weights [out, in] of the modules that LoRA touches and the formats of those that
+        explorers quantise.
 
         Raises:
             ValueError: a base weight with NaN or Inf.
         """
         self._base = dict(base)
         self._lora = lora
-        self._quantized = frozenset(quantized)
-        self._frozen_amax = {module: frozen_amax(base[module]) for module in sorted(self._quantized)}
+        self._quantized = dict(quantized)
+        self._frozen_amax = {module: frozen_amax(base[module]) for module in sorted(quantized)}
         self._base_digest = tensors_digest(self._base)
 
     @classmethod
     def for_model(cls, transformer: nn.Module, config: Model, tier: str) -> Publisher:
         """For a transformer with or without adapters, whose explorers run `tier`."""
         linears = touched_linears(transformer, config.lora.targets)
-        quantized = {
-            module
-            for module, linear in linears.items()
-            if tier not in UNQUANTIZED_TIERS and not skip_reason(module, linear, config.quantization)
-        }
+        tiers = plan(linears, tier, config.quantization).tiers
+        quantized = {module: FORMAT_OF_TIER[tiers[module]] for module in tiers}
         base = {module: linear.weight.detach() for module, linear in linears.items()}
         return cls(base, config.lora, quantized=quantized)
 
@@ -71,7 +67,7 @@ class Publisher:
             the base's.
         """
         self._check(factors)
-        packed: dict[str, nvfp4.NVFP4Tensor] = {}
+        packed: dict[str, dict[str, torch.Tensor]] = {}
         bumped: list[str] = []
         merged: dict[str, torch.Tensor] = {}
         explored: dict[str, torch.Tensor] = {}
@@ -104,13 +100,12 @@ class Publisher:
             expected=expected,
         )
 
-    def _pack(self, module: str, factors: Mapping[str, torch.Tensor]) -> tuple[nvfp4.NVFP4Tensor, bool]:
-        """A module's merged weight in NVFP4, on the CPU, and whether it outgrew its frozen amax."""
+    def _pack(self, module: str, factors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], bool]:
+        """A module's merged weight in its format, on the CPU, and whether it outgrew its frozen amax."""
+        format = self._quantized[module]
         rounded = merge_module(module, self._base[module].to(torch.bfloat16), factors, self._scaling)
-        amax, grown = fitting_amax(self._frozen_amax[module], rounded)
-        weight = quantize_weight(rounded, amax)
-        on_cpu = (weight.packed.cpu(), weight.scales.cpu(), weight.amax.cpu())
-        return nvfp4.NVFP4Tensor(packed=on_cpu[0], scales=on_cpu[1], amax=on_cpu[2]), grown
+        amax, grown = fitting_amax(self._frozen_amax[module], rounded) if format == "nvfp4" else (None, False)
+        return {name: tensor.cpu() for name, tensor in pack(format, rounded, amax).items()}, grown
 
     @property
     def _scaling(self) -> float:

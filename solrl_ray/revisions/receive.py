@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from solrl_ray.errors import RunError
-from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
+from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.revisions.payload import Revision, packed_buffers, tensors_digest
 from solrl_ray.revisions.publish import merge_module
 
@@ -33,7 +33,7 @@ class Receiver:
         """
         if self._base is None:
             self._base = base_copies(self._model, revision)
-        if any(isinstance(self._model.get_submodule(module), EmulatedNVFP4Linear) for module in revision.modules):
+        if any(isinstance(self._model.get_submodule(module), QuantizedLinear) for module in revision.modules):
             return apply_packed(self._model, revision, self._base)
         return apply_merged(self._model, revision, self._base)
 
@@ -66,7 +66,7 @@ def apply_packed(model: nn.Module, revision: Revision, base_weights: Mapping[str
             layer.load(revision.packed[module])
         except ValueError as error:
             raise RunError(f"{revision.name} does not fit {module}: {error}") from error
-        held.update(packed_buffers(module, layer.weight()))
+        held.update(packed_buffers(module, layer.tensors()))
     return len(revision.modules), tensors_digest(held)
 
 
@@ -89,13 +89,13 @@ def apply_merged(model: nn.Module, revision: Revision, base_weights: Mapping[str
     return len(revision.modules), tensors_digest(held)
 
 
-def touched_layer(model: nn.Module, module: str) -> nn.Linear | EmulatedNVFP4Linear:
+def touched_layer(model: nn.Module, module: str) -> nn.Linear | QuantizedLinear:
     """The layer at a touched module's path. Raises `RunError` if the model has no linear there."""
     try:
         layer = model.get_submodule(module)
     except AttributeError as error:
         raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
-    if not isinstance(layer, nn.Linear | EmulatedNVFP4Linear):
+    if not isinstance(layer, nn.Linear | QuantizedLinear):
         raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
     return layer
 

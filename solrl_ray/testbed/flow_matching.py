@@ -21,7 +21,7 @@ from diffusers import FluxPipeline
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import SigmaSchedule
-from solrl_ray.quantization.emulation import frozen_amax, quantize_weight
+from solrl_ray.quantization.formats import frozen_amax, quantize_weight
 from solrl_ray.sampling import schedules, solvers
 from solrl_ray.testbed.captions import TokenTable, corrupt, draw
 from solrl_ray.testbed.pretraining import Optimizer, Training, bfloat16, draw_pictures, without_meanings

@@ -12,7 +12,8 @@ from torch import nn
 from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.attestation import check_vectors
-from solrl_ray.quantization.emulation import EmulatedNVFP4Linear, frozen_amax, quantize_weight
+from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
+from solrl_ray.quantization.formats import frozen_amax, pack, quantize_weight
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -203,7 +204,7 @@ def test_a_revision_is_loaded_into_the_same_memory() -> None:
     layer = EmulatedNVFP4Linear.from_linear(linear(80, 32))
     addresses = {name: buffer.data_ptr() for name, buffer in layer.named_buffers()}
     other = linear(80, 32, seed=7)
-    layer.load(quantize_weight(other.weight, frozen_amax(other.weight)))
+    layer.load(pack("nvfp4", other.weight, frozen_amax(other.weight)))
     layer.bias.copy_(other.bias)
     assert {name: buffer.data_ptr() for name, buffer in layer.named_buffers()} == addresses
     x = randn(5, 80)
@@ -212,14 +213,14 @@ def test_a_revision_is_loaded_into_the_same_memory() -> None:
 
 def test_a_weight_of_another_shape_is_refused() -> None:
     layer = EmulatedNVFP4Linear.from_linear(linear(64, 32))
-    with pytest.raises(ValueError, match=r"\(16, 64\)"):
-        layer.load(nvfp4.quantize(randn(16, 64)))
+    with pytest.raises(ValueError, match=r"packed is torch.uint8 \[16, 32\], this layer\'s is torch.uint8 \[32, 32\]"):
+        layer.load(pack("nvfp4", randn(16, 64)))
 
 
 def test_weights_have_headroom_and_are_rounded_to_bfloat16_first() -> None:
     weight = torch.full((2, 32), 1.00390625)  # 1 + 2^-8 rounds to 1 in bfloat16
     assert frozen_amax(weight) == 1.5
-    layer = EmulatedNVFP4Linear(quantize_weight(weight, 1.5), None, 32)
+    layer = EmulatedNVFP4Linear(pack("nvfp4", weight, 1.5), None, 32)
     assert layer.weight().dequantize().unique().tolist() == pytest.approx([1.0], rel=0.07)
 
 

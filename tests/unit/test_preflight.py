@@ -13,6 +13,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.policy import adapters
 from solrl_ray.quantization import nvfp4
+from solrl_ray.quantization.formats import packed_bytes
 from solrl_ray.quantization.scope import quantize_
 from tests import tiny
 
@@ -70,7 +71,7 @@ def test_packed_bytes_are_those_of_the_linears_that_are_both_adapted_and_quantis
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (128, 128), (7, 48), (5, 33)])
 def test_a_packed_weight_has_the_size_of_the_quantisers(rows: int, columns: int) -> None:
     tensor = nvfp4.quantize(nvfp4.pad_columns(torch.ones(rows, columns)))
-    assert preflight.packed_size(rows, columns) == tensor.packed.numel() + tensor.scales.numel()
+    assert packed_bytes("nvfp4", rows, columns) == tensor.packed.numel() + tensor.scales.numel()
 
 
 def test_an_unquantised_tier_packs_nothing(config: Config, tmp_path: Path) -> None:

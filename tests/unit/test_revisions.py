@@ -101,9 +101,9 @@ def test_a_merged_weight_is_quantised_once_from_one_rounding_to_bfloat16() -> No
     rounded = np.ldexp(np.rint(mantissa * 256) / 256, exponent).astype(np.float32)
     padded = np.pad(rounded, ((0, 0), (0, 16)))
     wanted = nvfp4.quantize(padded, amax=1.5 * float(np.abs(base).max()))
-    assert torch.equal(revision.packed[QUERY].packed, wanted.packed)
-    assert torch.equal(revision.packed[QUERY].scales, wanted.scales)
-    assert float(revision.packed[QUERY].amax) == float(wanted.amax)
+    assert torch.equal(revision.packed[QUERY]["packed"], wanted.packed)
+    assert torch.equal(revision.packed[QUERY]["scales"], wanted.scales)
+    assert float(revision.packed[QUERY]["amax"]) == float(wanted.amax)
     assert set(revision.packed) == {QUERY}  # the scope skips to_out
 
 
@@ -128,9 +128,9 @@ def test_revision_zero_is_what_an_explorer_quantises_at_its_start() -> None:
     zero_b = {name: value * (0 if name.endswith("B") else 1) for name, value in factors().items()}
     revision = publisher().build(0, zero_b)
     fresh = explorer()
-    assert torch.equal(fresh.get_submodule(QUERY).packed, revision.packed[QUERY].packed)
-    assert torch.equal(fresh.get_submodule(QUERY).scales, revision.packed[QUERY].scales)
-    assert float(fresh.get_submodule(QUERY).amax) == float(revision.packed[QUERY].amax)
+    assert torch.equal(fresh.get_submodule(QUERY).packed, revision.packed[QUERY]["packed"])
+    assert torch.equal(fresh.get_submodule(QUERY).scales, revision.packed[QUERY]["scales"])
+    assert float(fresh.get_submodule(QUERY).amax) == float(revision.packed[QUERY]["amax"])
     assert revision.parent is None
     assert publisher().build(1, zero_b).parent == 0
 
@@ -144,10 +144,10 @@ def test_attached_adapters_do_not_change_what_is_published() -> None:
 def test_the_scale_stays_frozen_until_a_weight_outgrows_it() -> None:
     small, smaller = publisher().build(1, factors(0.1)), publisher().build(2, factors(0.05))
     assert small.bumped == smaller.bumped == ()
-    assert float(small.packed[QUERY].amax) == float(smaller.packed[QUERY].amax)
+    assert float(small.packed[QUERY]["amax"]) == float(smaller.packed[QUERY]["amax"])
     large = publisher().build(3, factors(2.0))
     assert large.bumped == (QUERY,)
-    growth = float(large.packed[QUERY].amax) / float(small.packed[QUERY].amax)
+    growth = float(large.packed[QUERY]["amax"]) / float(small.packed[QUERY]["amax"])
     assert growth > 1
     assert math.log2(growth).is_integer()
 

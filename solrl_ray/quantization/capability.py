@@ -1,0 +1,63 @@
+"""Which tiers a device can run, and which one `auto` means there."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+
+import torch
+
+from solrl_ray.errors import UserError
+
+FP8_CAPABILITY = (8, 9)
+NVFP4_CAPABILITY = (10, 0)
+QUANTIZED_TIERS = ("nvfp4", "fp8", "nvfp4-emulated")
+"""From the fastest to the slowest."""
+
+
+def lacks(tier: str, device: torch.device) -> str:
+    """Why `device` cannot run `tier`; empty if it can."""
+    if tier == "fp8" and _capability(device) < FP8_CAPABILITY:
+        return "fp8 needs a card of compute capability 8.9 or newer"
+    if tier == "nvfp4" and _capability(device) < NVFP4_CAPABILITY:
+        return "nvfp4 needs a card of compute capability 10.0 or newer"
+    if tier == "nvfp4" and importlib.util.find_spec("transformer_engine") is None:
+        return "nvfp4 needs Transformer Engine, the extra solrl-ray[nvfp4]"
+    return ""
+
+
+def check(tiers: Iterable[str], device: torch.device) -> None:
+    """Raises UserError if `device` cannot run one of `tiers`, with the tiers that it can run."""
+    for tier in tiers:
+        reason = lacks(tier, device)
+        if reason:
+            there = [other for other in QUANTIZED_TIERS if not lacks(other, device)]
+            raise UserError(
+                f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there "
+                f"rollout.preview.precision and model.quantization.tiers may be {', '.join(there)}, or "
+                "unquantised bf16 or float32"
+            )
+
+
+def resolve(tier: str, device: torch.device, dtype: str) -> str:
+    """What `auto` means: the fastest tier that the device has kernels for.
+
+    That is ``nvfp4``, else ``fp8``, else the model's own arithmetic (`dtype`): the emulation is slower than that
+    everywhere. Any other tier means itself.
+    """
+    if tier != "auto":
+        return tier
+    fast = [other for other in ("nvfp4", "fp8") if not lacks(other, device)]
+    return fast[0] if fast else {"bfloat16": "bf16", "float32": "float32"}[dtype]
+
+
+def device_name(device: torch.device) -> str:
+    """``NVIDIA H200 (sm_90)``, or the kind of another device."""
+    if device.type != "cuda":
+        return str(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+
+
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -1,0 +1,75 @@
+"""What a quantised weight is stored as, by format: the one place where weights are quantised.
+
+=============  =========================================================================================
+``nvfp4``      ``packed`` uint8 [out, K/2], ``scales`` uint8 [out, K/16], ``amax`` float32 []: see
+               `nvfp4.NVFP4Tensor`; K is `in` padded to a multiple of 32, the scales are not swizzled
+``fp8-row``    ``codes`` uint8 [out, in], the bits of E4M3 values, ``scale`` float32 [out]: see `fp8`
+=============  =========================================================================================
+
+All arithmetic is elementwise and exactly rounded, so that a weight has the same bits on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from solrl_ray.quantization import fp8, nvfp4
+
+Format = Literal["nvfp4", "fp8-row"]
+FORMAT_OF_TIER: dict[str, Format] = {"nvfp4": "nvfp4", "nvfp4-emulated": "nvfp4", "fp8": "fp8-row"}
+"""In what a tier's layers hold their weights. A tier that is not here quantises nothing."""
+HEADROOM = 1.5
+"""The frozen global scale of an NVFP4 weight has room for this times the base's amax; it costs no accuracy."""
+
+
+def frozen_amax(base: Tensor) -> float:
+    """The amax with which a weight is quantised in every revision: 1.5 · max |W| of the bfloat16 base.
+
+    A scale that does not follow each update keeps the codes of consecutive revisions equal where the weights
+    are.
+
+    Raises:
+        ValueError: the weight has NaN or Inf.
+    """
+    amax = base.detach().to(torch.bfloat16).float().abs().max()
+    if not torch.isfinite(amax):
+        raise ValueError(f"cannot quantise a weight whose amax is {float(amax)}")
+    return float(HEADROOM * amax)
+
+
+def pack(format: Format, weight: Tensor, amax: float | None = None) -> dict[str, Tensor]:
+    """A weight [out, in] in `format`, on its device: what `QuantizedLinear.tensors` of its layer must hold.
+
+    Args:
+        weight: any float type; rounded to bfloat16 first.
+        amax: ``nvfp4`` only: fixes the global scale (`frozen_amax`); None takes max |W|.
+
+    Raises:
+        ValueError: NaN or Inf in the weight, or an amax for a format that has none.
+    """
+    if format == "nvfp4":
+        packed = quantize_weight(weight, amax)
+        return {"packed": packed.packed, "scales": packed.scales, "amax": packed.amax}
+    if amax is not None:
+        raise ValueError(f"format {format} has no scale of the whole tensor, but amax is {amax}")
+    rows = weight.detach().to(torch.bfloat16).float()
+    if not bool(torch.isfinite(rows).all()):
+        raise ValueError(f"cannot quantise a weight whose amax is {float(rows.abs().max())}")
+    codes, scale = fp8.quantize_rows(rows)
+    return {"codes": codes.view(torch.uint8), "scale": scale.squeeze(1)}
+
+
+def packed_bytes(format: Format, rows: int, columns: int) -> int:
+    """Bytes of a packed weight [rows, columns]: codes and scales, without NVFP4's one amax."""
+    if format == "fp8-row":
+        return rows * columns + 4 * rows
+    padded = -(-columns // nvfp4.K_MULTIPLE) * nvfp4.K_MULTIPLE
+    return rows * padded // 2 + rows * padded // nvfp4.BLOCK
+
+
+def quantize_weight(weight: Tensor, amax: float | None) -> nvfp4.NVFP4Tensor:
+    """Rounds a weight [out, in] to bfloat16, pads K to 32 and quantises it to NVFP4 with the given amax."""
+    return nvfp4.quantize(nvfp4.pad_columns(weight.detach().to(torch.bfloat16).float()), amax)

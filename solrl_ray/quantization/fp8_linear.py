@@ -1,0 +1,70 @@
+"""A linear in FP8 with static buffers: tier ``fp8``, for cards of compute capability 8.9 and newer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray.quantization.activations import ActivationQuantizer
+from solrl_ray.quantization.fp8 import quantize_rows
+from solrl_ray.quantization.layers import QuantizedLinear
+
+
+class FP8Linear(QuantizedLinear):
+    """One scale per row of the weight, one per row of activations, found as they come (`fp8.row_scale`).
+
+    The product is torch's scaled matrix product with bfloat16 output; the quantisation of the activation is
+    plain elementwise code, which a compiler fuses with what comes before it and shares between consumers.
+    Elsewhere than on CUDA the product is one of float32 numbers: exact codes, for tests, without speed.
+    """
+
+    tier = "fp8"
+    format = "fp8-row"
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        in_features: int,
+        quantizer: ActivationQuantizer | None = None,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.in_features = in_features
+        self.out_features = tensors["codes"].shape[0]
+        self.register_buffer("codes", tensors["codes"].clone())
+        self.register_buffer("scale", tensors["scale"].clone())
+        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.bfloat16).clone())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"codes": self.codes, "scale": self.scale}
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        self.codes.copy_(tensors["codes"])
+        self.scale.copy_(tensors["scale"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] of any float type → [..., out_features] of the same type.
+
+        A row with NaN or Inf gives a row of NaN.
+        """
+        codes, scale = quantize_rows(x.reshape(-1, self.in_features).float())
+        weight = self.codes.view(torch.float8_e4m3fn)
+        if x.device.type == "cuda":
+            out = torch._scaled_mm(
+                codes,
+                weight.t(),
+                scale_a=scale,
+                scale_b=self.scale.unsqueeze(0),
+                bias=self.bias,
+                out_dtype=torch.bfloat16,
+                use_fast_accum=True,
+            )
+        else:
+            product = torch.mm(codes.float(), weight.float().t()) * scale * self.scale
+            out = product if self.bias is None else product + self.bias.float()
+            out = out.to(torch.bfloat16)
+        return out.view(*x.shape[:-1], self.out_features).to(x.dtype)

@@ -1,0 +1,79 @@
+"""What every quantised linear has in common: how it is made, what it stores, and that it changes in place."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray.quantization.activations import ActivationQuantizer
+from solrl_ray.quantization.formats import Format, frozen_amax, pack
+
+
+class QuantizedLinear(nn.Module, ABC):
+    """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient.
+
+    What it stores is a function of the weight alone, so that layers of equal `format` can exchange it
+    whatever their tier. Buffers keep their addresses for the life of the layer, `load` writes into them:
+    compiled code and captured CUDA graphs stay valid.
+    """
+
+    tier: ClassVar[str]
+    format: ClassVar[Format]
+    in_features: int
+    out_features: int
+    bias: Tensor | None
+
+    @abstractmethod
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        bias: Tensor | None,
+        in_features: int,
+        quantizer: ActivationQuantizer | None = None,
+    ) -> None:
+        """Takes a copy of what `tensors` of such a layer returns, on the layer's device.
+
+        Layers with one `quantizer` may share the quantisation of a common input; a tier whose compiler does
+        that by itself has no use for it.
+        """
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> Self:
+        """Quantises a linear as revision 0 publishes it: with its own frozen amax where the format has one.
+
+        Raises:
+            ValueError: the weight has NaN or Inf.
+        """
+        amax = frozen_amax(linear.weight) if cls.format == "nvfp4" else None
+        return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features, quantizer)
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """The stored weight by the names of `formats`, in its canonical layout; not a copy where that can be."""
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrites the weight in place with what another layer's `tensors` returned, from any device.
+
+        Raises:
+            ValueError: other names, shapes or dtypes than this layer's.
+        """
+        held = self.tensors()
+        if tensors.keys() != held.keys():
+            raise ValueError(f"a weight of {sorted(tensors)} for a layer that stores {sorted(held)}")
+        for name, tensor in tensors.items():
+            given, own = (tuple(tensor.shape), tensor.dtype), (tuple(held[name].shape), held[name].dtype)
+            if given != own:
+                raise ValueError(f"{name} is {given[1]} {list(given[0])}, this layer's is {own[1]} {list(own[0])}")
+        self._write(tensors)
+
+    @abstractmethod
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrites the buffers with checked tensors."""
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
