@@ -108,7 +108,9 @@ def located(config: Config) -> Config:
     prompts = config.prompts.model_copy(
         update={"train": absolute(config.prompts.train), "heldout": absolute(config.prompts.heldout)}
     )
-    model = config.model.model_copy(update={"path": absolute(config.model.path)})
+    model = config.model.model_copy(
+        update={"path": absolute(config.model.path), "preview_decoder": absolute(config.model.preview_decoder)}
+    )
     return config.model_copy(update={"rewards": rewards, "prompts": prompts, "model": model})
 
 

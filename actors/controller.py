@@ -22,7 +22,7 @@ from actors.learner import LearnerGroup
 from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
 from actors.telemetry import Telemetry
-from solrl_ray import report
+from solrl_ray import models, report
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.metrics import Progress
@@ -181,7 +181,9 @@ class Controller:
     def _finish(self, seconds: float) -> None:
         self._evaluate_ema(self._config.run.iterations)
         self._telemetry.state("writing the report")
-        save_lora(self._folder.path / "lora", self._learners.factors("ema"), self._config.model.lora)
+        model = self._config.model
+        convolutions = models.family(model).CONVOLUTIONS
+        save_lora(self._folder.path / "lora", self._learners.factors("ema"), model.lora, convolutions)
         summary = report.summarize(
             self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds
         )

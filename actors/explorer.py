@@ -27,7 +27,7 @@ class Explorer:
         config = self._config
         worker, preview = config.fleet.explorers, config.rollout.preview
         device = prepare(worker)
-        model = models.load(config.model, device, components={"transformer", "vae"})
+        model = models.load(config.model, device, components={"transformer", "preview_decoder"})
         tier = preview.precision
         report = quantize_(model.transformer, tier, config.model.quantization)
         self._score_class = attestation.score_class(

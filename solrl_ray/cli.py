@@ -88,6 +88,8 @@ def _print_plan(loaded: Loaded) -> None:
 
     inputs = preflight.check(loaded.config, loaded.sources)
     print(preflight.plan(loaded.config, inputs).table(), flush=True)
+    for note in inputs.notes:
+        print(f"note: {note}", flush=True)
 
 
 def _check_system() -> None:

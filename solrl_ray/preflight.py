@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import diffusers
-import torch
 from torch import nn
 
 from solrl_ray import models
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.schema import Config, Model
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
@@ -37,6 +35,8 @@ class Inputs:
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
     facts: ModelFacts
+    notes: tuple[str, ...] = ()
+    """What the user should know and may want, one sentence each."""
 
 
 def check(config: Config, sources: Sources | None = None) -> Inputs:
@@ -51,7 +51,7 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     _rewards(config, sources)
     facts = model_facts(config, sources)
     _space(config, sources)
-    return Inputs(train=train, heldout=heldout, facts=facts)
+    return Inputs(train=train, heldout=heldout, facts=facts, notes=_truncation(config, train + heldout))
 
 
 def plan(config: Config, inputs: Inputs) -> Arithmetic:
@@ -82,6 +82,17 @@ def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tupl
             "an evaluation needs prompts that were never trained on."
         )
     return train, heldout
+
+
+def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
+    """A sentence for each tokenizer that cuts prompts off, with how many and the first of them."""
+    found = models.family(config.model).truncated(config.model, [prompt.text for prompt in prompts])
+    return tuple(
+        f"{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
+        f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
+        for cut in found
+        if cut.texts
+    )
 
 
 def _rewards(config: Config, sources: Sources) -> None:
@@ -122,7 +133,7 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
     if the preview tier is not one of this version's or would quantise nothing.
     """
     sources = sources or Sources()
-    skeleton = _skeleton(config.model, f"model.path ({sources.of('model.path')})")
+    skeleton = models.family(config.model).skeleton(config.model, f"model.path ({sources.of('model.path')})")
     linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
     adapted = {path for path in linears if _is_target(path, config.model.lora.targets)}
     for target in config.model.lora.targets:
@@ -162,18 +173,3 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
 def _is_target(path: str, targets: list[str]) -> bool:
     """PEFT's rule for a list of `target_modules`: the whole path or its end after a dot."""
     return any(path == target or path.endswith(f".{target}") for target in targets)
-
-
-def _skeleton(model: Model, key: str) -> nn.Module:
-    """The transformer with its shapes and no memory behind them."""
-    settings = paths.read_json(paths.checkpoint(model.path, key), "transformer/config.json", key)
-    transformer = getattr(diffusers, str(settings.get("_class_name")), None)
-    if transformer is None:
-        raise UserError(
-            f"{key} is {model.path!r}, whose transformer is a {settings.get('_class_name')!r}, "
-            f"which diffusers {diffusers.__version__} does not have."
-        )
-    with torch.device("meta"):
-        skeleton = transformer.from_config(settings)
-    assert isinstance(skeleton, nn.Module)
-    return skeleton

@@ -16,6 +16,8 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
 )
 from transformers import (
     CLIPConfig,
@@ -23,6 +25,7 @@ from transformers import (
     CLIPModel,
     CLIPTextConfig,
     CLIPTextModel,
+    CLIPTextModelWithProjection,
     CLIPTokenizer,
     T5Config,
     T5EncoderModel,
@@ -67,6 +70,20 @@ def _text_config(tokenizer: CLIPTokenizer, projection: int) -> CLIPTextConfig:
     )
 
 
+def _t5(tokenizer: T5Tokenizer, width: int = 32) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=width,
+            d_kv=16,
+            d_ff=64,
+            num_layers=1,
+            num_heads=2,
+            feed_forward_proj="gated-gelu",
+        )
+    )
+
+
 def _vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
     if tiny:
         return AutoencoderTiny(
@@ -106,25 +123,48 @@ def build_pipeline(folder: Path, *, guidance_embeds: bool = False, tiny_vae: boo
             guidance_embeds=guidance_embeds,
             axes_dims_rope=(4, 4, 8),
         )
-        text_encoder_2 = T5EncoderModel(
-            T5Config(
-                vocab_size=len(tokenizer_2),
-                d_model=32,
-                d_kv=16,
-                d_ff=64,
-                num_layers=1,
-                num_heads=2,
-                feed_forward_proj="gated-gelu",
-            )
-        )
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
             vae=_vae(tiny_vae),
             text_encoder=CLIPTextModel(_text_config(tokenizer, projection=32)),
             tokenizer=tokenizer,
-            text_encoder_2=text_encoder_2,
+            text_encoder_2=_t5(tokenizer_2),
             tokenizer_2=tokenizer_2,
             transformer=transformer,
+        )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_sd3(folder: Path, *, t5: bool = True, dual_attention: bool = True, seed: int = 2) -> Path:
+    """Write an SD3-class pipeline in float32 and return its folder; SD3.5-Medium's blocks have a second attention."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        tokenizer, tokenizer_3 = clip_tokenizer(), t5_tokenizer()
+        transformer = SD3Transformer2DModel(
+            sample_size=8,
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=64,
+            caption_projection_dim=32,
+            pooled_projection_dim=48,
+            pos_embed_max_size=8,
+            dual_attention_layers=(0,) if dual_attention else (),
+            qk_norm="rms_norm",
+        )
+        pipeline = StableDiffusion3Pipeline(
+            transformer=transformer,
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+            vae=_vae(tiny=False),
+            text_encoder=CLIPTextModelWithProjection(_text_config(tokenizer, projection=32)),
+            tokenizer=tokenizer,
+            text_encoder_2=CLIPTextModelWithProjection(_text_config(tokenizer, projection=16)),
+            tokenizer_2=clip_tokenizer(),
+            text_encoder_3=_t5(tokenizer_3, width=64) if t5 else None,
+            tokenizer_3=tokenizer_3 if t5 else None,
         )
     pipeline.save_pretrained(folder)
     return folder

@@ -38,6 +38,7 @@ class Problem:
 _AT_LEAST_ZERO = (
     "run.seed",
     "model.guidance",
+    "model.decoding.micro_batch",
     "model.quantization.min_features",
     "objective.kl",
     "objective.old_decay.slope",

@@ -62,8 +62,18 @@ class SigmaSchedule(Part):
     max_tokens: Positive = 4096
 
 
+class Decoding(Part):
+    """How latents become images. Part of what fixes their bits, so never chosen by the memory that is free."""
+
+    micro_batch: int = 0
+    """Images decoded at once; 0: all of a forward's."""
+    tiling: bool = False
+    """Decode in overlapping tiles: less memory at high resolutions, with seams blended."""
+
+
 class Model(Part):
-    family: Literal["flux"]
+    family: str
+    """A name in `solrl_ray.models.FAMILIES`."""
     path: str
     """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -71,12 +81,15 @@ class Model(Part):
     resolution: Positive
     """Height and width of the images, pixels."""
     max_sequence_length: Positive
-    """Tokens of the long text encoder (T5)."""
+    """Tokens of the long text encoder (T5, Gemma, Qwen)."""
     guidance: float = 1.0
     """Value fed to the guidance embedding, for models that have one. Classifier-free guidance is not used."""
     schedule: SigmaSchedule
     lora: Lora
     quantization: QuantizationScope = QuantizationScope()
+    preview_decoder: str = ""
+    """Folder or Hugging Face id of a small autoencoder (TAESD) that explorers decode with; empty: the VAE."""
+    decoding: Decoding = Decoding()
 
 
 class Prompts(Part):

@@ -1,23 +1,38 @@
-"""Text-to-image models behind one small interface; one file a family."""
+"""Text-to-image models behind one small interface; one file a family, and one line here."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 
 import torch
 
 from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
 from solrl_ray.models.base import COMPONENTS, DiffusionModel, check_components
-from solrl_ray.models.flux import Flux
 
-__all__ = ["DiffusionModel", "load"]
+__all__ = ["DiffusionModel", "family", "load"]
 
-FAMILIES: dict[str, type[Flux]] = {"flux": Flux}
+FAMILIES = {
+    "flux": "solrl_ray.models.flux:Flux",
+    "sd3": "solrl_ray.models.sd3:StableDiffusion3",
+}
+"""``model.family`` → module and class, imported when first asked for."""
+
+
+def family(config: Model) -> type[DiffusionModel]:
+    """The class of ``model.family``. Raises `UserError` if there is no such family."""
+    if config.family not in FAMILIES:
+        raise UserError(f"model.family is {config.family!r}; it must be one of {', '.join(sorted(FAMILIES))}.")
+    module, _, name = FAMILIES[config.family].partition(":")
+    found: type[DiffusionModel] = getattr(importlib.import_module(module), name)
+    return found
 
 
 def load(config: Model, device: torch.device | str, *, components: Collection[str] = COMPONENTS) -> DiffusionModel:
-    """Load the wanted components (``text``, ``transformer``, ``vae``) of `config.path` onto `device`.
+    """Load the wanted components (``text``, ``transformer``, ``vae``, ``preview_decoder``) onto `device`.
 
-    Raises `UserError` naming ``model.path`` if the checkpoint is not there, incomplete or of another family.
+    Raises `UserError` naming the key (``model.path`` as a rule) if the checkpoint is not there, incomplete or of
+    another family, or if sizes do not fit it.
     """
-    return FAMILIES[config.family].load(config, device, check_components(components))
+    return family(config).load(config, device, check_components(components))

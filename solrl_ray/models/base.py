@@ -1,40 +1,151 @@
-"""What the rest of the project knows of a text-to-image model: encode, velocity, decode."""
+"""What the rest of the project knows of a text-to-image model: encode, velocity, decode.
+
+A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, what
+its transformer is called with, and how its latents go into the autoencoder. All else is here.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
-from typing import Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
+from solrl_ray.models import decoders
+from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.records import PromptEmbedding
 
-Component = Literal["text", "transformer", "vae"]
+Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
+"""What is loaded unless told otherwise. ``preview_decoder`` is what ``model.preview_decoder`` names, else the VAE."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class TextEncoders(nn.Module):
+    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` does the work."""
+
+    def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict({name: encoder for name, encoder in encoders.items() if encoder is not None})
+        parts = {**encoders, **tokenizers}
+        self.identity = {name: fingerprint(part) for name, part in parts.items() if part is not None}
+        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Prompts that one tokenizer cuts off."""
+
+    tokenizer: str
+    limit: int
+    """Tokens it keeps, its special tokens included."""
+    texts: tuple[str, ...]
 
 
 class DiffusionModel(ABC):
     """A rectified-flow model: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0.
 
     Only the components that were asked for are loaded; using another one raises `ValueError`. Modules are
-    frozen and in eval mode. States between solver steps are float32, the network computes in `dtype`.
+    frozen and in eval mode. States between solver steps are float32, the network computes in `dtype`. Nothing is
+    guided by a negative prompt: one forward is one velocity.
     """
+
+    FAMILY: ClassVar[str]
+    PIPELINE: ClassVar[Any]
+    """The stock diffusers pipeline whose checkpoints the family takes."""
+    TRANSFORMER: ClassVar[Any]
+    DECODERS: ClassVar[Mapping[str, Any]]
+    """Autoencoder classes by name."""
+    ENCODERS: ClassVar[tuple[str, ...]]
+    """Text encoders, parts of the checkpoint."""
+    OPTIONAL: ClassVar[frozenset[str]] = frozenset()
+    """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
+    LONGEST: ClassVar[int]
+    """Largest `model.max_sequence_length` that the stock pipeline takes."""
+    PATCH: ClassVar[int]
+    """Latent cells a side of one image token."""
+    BLOCKS: ClassVar[tuple[str, ...]] = ("transformer_blocks",)
+    """Attributes of the transformer that hold its repeated blocks."""
+    CONVOLUTIONS: ClassVar[tuple[str, ...]] = ()
+    """Ends of the paths of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
     image_tokens: int
     """Length of the image sequence: what resolution-dependent sigma schedules are shifted by."""
 
-    def __init__(self, config: Model, device: torch.device | str, modules: dict[Component, nn.Module]) -> None:
+    def __init__(
+        self,
+        config: Model,
+        device: torch.device | str,
+        modules: Mapping[Component, nn.Module],
+        *,
+        transformer_config: Mapping[str, Any],
+        vae_config: Mapping[str, Any],
+    ) -> None:
         self.config = config
         self.device = torch.device(device)
         self.dtype = DTYPES[config.dtype]
         self._modules = {name: freeze(module) for name, module in modules.items()}
+        self._cells = config.resolution // decoders.factor(vae_config)
+        """Latent cells a side."""
+        self._grid = self._cells // self.PATCH
+        """Image tokens a side."""
+        self.image_tokens = self._grid**2
+        self._transformer_config = transformer_config
+        self._set_up(transformer_config)
+
+    @classmethod
+    def load(cls, config: Model, device: torch.device | str, components: Collection[Component]) -> Self:
+        """Load `components`; see `models.load`."""
+        checkpoint = cls._open(config)
+        transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
+        cls._check(config, transformer_config, vae_config)
+        preview = decoders.preview_source(config, vae_config, cls.DECODERS)
+        dtype = DTYPES[config.dtype]
+        modules: dict[Component, nn.Module] = {}
+        if "text" in components:
+            modules["text"] = cls._load_text(config, checkpoint, dtype)
+        if "transformer" in components:
+            transformer = checkpoint.load("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER}, dtype)
+            modules["transformer"] = cls.adapt_(transformer)
+        if "vae" in components or ("preview_decoder" in components and preview is None):
+            vae = checkpoint.load("vae", cls.DECODERS, dtype)
+            name: Component = "vae" if "vae" in components else "preview_decoder"
+            modules[name] = decoders.set_tiling(vae, config.decoding)
+        if "preview_decoder" in components and preview is not None:
+            modules["preview_decoder"] = decoders.set_tiling(preview.load(dtype), config.decoding)
+        for module in modules.values():
+            module.to(device)
+        return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)
+
+    @classmethod
+    def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:
+        """The transformer as `load` would make it, with its shapes and no memory behind them."""
+        checkpoint = cls._open(config, key)
+        with torch.device("meta"):
+            transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
+        return cls.adapt_(transformer)
+
+    @classmethod
+    def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
+        """Which of `texts` each tokenizer would cut off; loads the tokenizers alone."""
+        checkpoint = cls._open(config)
+        found = []
+        for name in map(_tokenizer_of, cls._encoders(checkpoint)):
+            tokenizer = checkpoint.load_tokenizer(name)
+            limit = cls._token_limit(config, name, tokenizer)
+            lengths = cls._token_counts(tokenizer, texts)
+            long = tuple(text for text, length in zip(texts, lengths, strict=True) if length > limit)
+            found.append(Truncation(tokenizer=name, limit=limit, texts=long))
+        return found
 
     @property
     def components(self) -> frozenset[Component]:
@@ -44,24 +155,31 @@ class DiffusionModel(ABC):
     def transformer(self) -> nn.Module:
         return self._module("transformer")
 
-    def _module(self, name: Component) -> nn.Module:
-        if name not in self._modules:
-            loaded = ", ".join(sorted(self._modules)) or "nothing"
-            raise ValueError(f"component {name!r} of {self.config.path} was not loaded, only {loaded}")
-        return self._modules[name]
+    def blocks(self) -> list[nn.Module]:
+        """The transformer's repeated blocks, in the order of a forward: what is compiled one by one."""
+        return [block for name in self.BLOCKS for block in getattr(self.transformer, name)]
 
-    @abstractmethod
+    @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Encode each text alone, so that an embedding is a function of its text and not of its neighbours.
 
         Returns one dict a text: tensors by name in `dtype`, without batch dimension, on the CPU.
         """
+        pipeline = self._text.pipeline
+        batches = [self._encode(pipeline, text) for text in texts]
+        return [{name: tensor[0].to("cpu", self.dtype) for name, tensor in batch.items()} for batch in batches]
 
-    @abstractmethod
     def text_identity(self) -> dict[str, str]:
         """What fixes the bits of `encode` besides the text: weights, settings, libraries, device."""
+        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        return {
+            **self._text.identity,
+            "max_sequence_length": str(self.config.max_sequence_length),
+            "dtype": self.config.dtype,
+            "device": f"{self.device.type}/{threads}",
+            "libraries": f"torch {torch.__version__}, transformers {transformers.__version__}",
+        }
 
-    @abstractmethod
     def velocity(self, latents: Tensor, sigma: float | Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Predict the velocity.
 
@@ -73,10 +191,24 @@ class DiffusionModel(ABC):
         Returns:
             float32 [B, *latent_shape].
         """
+        batch = latents.shape[0]
+        if latents.shape[1:] != self.latent_shape:
+            raise ValueError(f"latents are {tuple(latents.shape)}, not [B, {str(self.latent_shape)[1:-1]}]")
+        sigmas = torch.as_tensor(sigma, dtype=torch.float32, device=self.device).expand(batch)
+        prompts = {name: tensor.expand(batch, *tensor.shape[1:]) for name, tensor in embedding.items()}
+        state = latents.to(device=self.device, dtype=self.dtype)
+        return self._velocity(state, sigmas, prompts).float()
 
-    @abstractmethod
+    @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1]."""
+        """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1].
+
+        The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. With a preview decoder
+        loaded, that one is used.
+        """
+        decoder = self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
+        size = self.config.decoding.micro_batch or len(latents)
+        return torch.cat([self._decode(decoder, part) for part in latents.split(size)])
 
     def batch_embeddings(self, embeddings: Sequence[PromptEmbedding]) -> dict[str, Tensor]:
         """Stack embeddings in the given order on the device: each tensor is [B, ...] in `dtype`.
@@ -97,15 +229,109 @@ class DiffusionModel(ABC):
             batch[name] = stacked.expand(len(embeddings), *stacked.shape[1:])
         return batch
 
+    # What a family says of itself
 
-def freeze(module: nn.Module) -> nn.Module:
-    """Eval mode (a module built from its configuration drops out at random) and no gradients."""
-    return module.eval().requires_grad_(False)
+    @abstractmethod
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
+        """Set `latent_shape` and whatever `_velocity` needs."""
+
+    @abstractmethod
+    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
+        """One text's tensors by name, with a batch dimension of 1."""
+
+    @abstractmethod
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
+
+    def _unpacked(self, latents: Tensor) -> Tensor:
+        """Latents as the decoder's images of cells [B, C, H, W], still normalised."""
+        return latents
+
+    def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
+        """What the decoder takes, float32."""
+        return decoders.denormalised(decoder, latents)
+
+    @classmethod
+    def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        """Change the stock transformer in place, without changing what it computes, and return it."""
+        return transformer
+
+    @classmethod
+    def _check(cls, config: Model, transformer_config: Mapping[str, Any], vae_config: Mapping[str, Any]) -> None:
+        """Raise `UserError` for sizes that the checkpoint cannot do."""
+        step = decoders.factor(vae_config) * cls.PATCH
+        if config.resolution % step:
+            raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
+        if config.max_sequence_length > cls.LONGEST:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but model.family {cls.FAMILY!r} takes at most {cls.LONGEST}."
+            )
+
+    @classmethod
+    def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
+        """Tokens that this tokenizer's encoder takes. The last encoder is the long one, others have their own limit."""
+        long = name == _tokenizer_of(cls.ENCODERS[-1])
+        return config.max_sequence_length if long else int(tokenizer.model_max_length)
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        return [len(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]
+
+    # Parts
+
+    @classmethod
+    def _open(cls, config: Model, key: str = KEY) -> Checkpoint:
+        checkpoint = Checkpoint.open(config.path, cls.FAMILY, cls.PIPELINE.__name__, key)
+        checkpoint.check_class("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER})
+        return checkpoint
+
+    @classmethod
+    def _encoders(cls, checkpoint: Checkpoint) -> list[str]:
+        return [name for name in cls.ENCODERS if name not in cls.OPTIONAL or checkpoint.has(name)]
+
+    @classmethod
+    def _load_text(cls, config: Model, checkpoint: Checkpoint, dtype: torch.dtype) -> TextEncoders:
+        encoders: dict[str, Any] = dict.fromkeys(cls.ENCODERS)
+        tokenizers: dict[str, Any] = dict.fromkeys(map(_tokenizer_of, cls.ENCODERS))
+        for name in cls._encoders(checkpoint):
+            encoders[name] = checkpoint.load_encoder(name, dtype)
+            tokenizers[_tokenizer_of(name)] = checkpoint.load_tokenizer(_tokenizer_of(name))
+        long = tokenizers[_tokenizer_of(cls.ENCODERS[-1])]
+        if long is not None and config.max_sequence_length > long.model_max_length:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but the tokenizer of {config.path} makes at most {long.model_max_length} tokens."
+            )
+        return TextEncoders(cls.PIPELINE, encoders, tokenizers)
+
+    @property
+    def _text(self) -> TextEncoders:
+        encoders = self._module("text")
+        assert isinstance(encoders, TextEncoders)
+        return encoders
+
+    def _module(self, name: Component) -> nn.Module:
+        if name not in self._modules:
+            loaded = ", ".join(sorted(self._modules)) or "nothing"
+            raise ValueError(f"component {name!r} of {self.config.path} was not loaded, only {loaded}")
+        return self._modules[name]
+
+    def _decode(self, decoder: Any, latents: Tensor) -> Tensor:
+        z = self._denormalised(decoder, self._unpacked(latents.to(self.device, torch.float32)))
+        images = decoder.decode(z.to(self.dtype), return_dict=False)[0]
+        return (images.float() / 2 + 0.5).clamp(0, 1)
+
+
+def _tokenizer_of(encoder: str) -> str:
+    """The part of a checkpoint that belongs to a text encoder: ``text_encoder_2`` has ``tokenizer_2``."""
+    return "tokenizer" + encoder.removeprefix("text_encoder")
 
 
 def check_components(components: Collection[str]) -> frozenset[Component]:
     """Raise `ValueError` for a component that no model has."""
-    unknown = set(components) - COMPONENTS
+    known = (*sorted(COMPONENTS), "preview_decoder")
+    unknown = set(components) - set(known)
     if unknown:
-        raise ValueError(f"unknown components {sorted(unknown)}; a model has {sorted(COMPONENTS)}")
-    return frozenset(name for name in COMPONENTS if name in components)
+        raise ValueError(f"unknown components {sorted(unknown)}; a model has {list(known)}")
+    return frozenset(name for name in known if name in components)  # type: ignore[misc]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import safetensors
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
@@ -20,13 +20,22 @@ FILE = "pytorch_lora_weights.safetensors"
 PREFIX = "transformer."
 
 
-def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> Path:
+def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convolutions: Collection[str] = ()) -> Path:
     """Write `factors` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file.
 
     Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. The header carries
     what diffusers reads back as `LoraConfig`; without it alpha would be taken as the rank.
+
+    Args:
+        convolutions: ends of the paths of linears that the checkpoint has as 1×1 convolutions
+            (`DiffusionModel.CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
     """
-    tensors = {f"{PREFIX}{name}.weight": factors[name].detach().cpu().contiguous() for name in sorted(factors)}
+    tensors = {}
+    for name in sorted(factors):
+        factor = factors[name].detach().cpu().contiguous()
+        module = name.rpartition(".")[0]
+        is_convolution = any(module == end or module.endswith(f".{end}") for end in convolutions)
+        tensors[f"{PREFIX}{name}.weight"] = factor[:, :, None, None] if is_convolution else factor
     adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
     header = {PREFIX + name: value for name, value in adapter.items()}
     content = save(tensors, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(header, sort_keys=True)})
@@ -37,7 +46,8 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora) -> Path:
 def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
     """Read a file that `save_lora` or diffusers wrote with its metadata; `path` is the file or its folder.
 
-    Returns the float32 factors by name in sorted order, and rank, alpha and targets.
+    Returns the float32 factors by name in sorted order, those of 1×1 convolutions as matrices, and rank, alpha
+    and targets.
 
     Raises:
         UserError: the file is missing, damaged, without adapter metadata or holds more than LoRA factors.
@@ -52,7 +62,7 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
     if header is None:
         raise UserError(
             f"The LoRA file {file} does not say its alpha (no {LORA_ADAPTER_METADATA_KEY} in the header); "
-            "save it with FluxPipeline.save_lora_weights and transformer_lora_adapter_metadata."
+            "save it with the pipeline's save_lora_weights and transformer_lora_adapter_metadata."
         )
     adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
     factors = {}
@@ -60,6 +70,32 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
         name = key.removeprefix(PREFIX).removesuffix(".weight")
         if f"{PREFIX}{name}.weight" != key or not name.endswith((".lora_A", ".lora_B")):
             raise UserError(f"The LoRA file {file} holds {key}, which is not a LoRA factor of a transformer.")
-        factors[name] = tensors[key]
+        tensor = tensors[key]
+        factors[name] = tensor[:, :, 0, 0] if tensor.shape[2:] == (1, 1) else tensor
     lora = Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))
     return factors, lora
+
+
+def check_base(source: str, factors: Mapping[str, Tensor], transformer: nn.Module) -> None:
+    """Refuse factors that were trained on another base, by the names and shapes of its linears.
+
+    Args:
+        source: the key and file to name in the error, such as ``lora.pt``'s path.
+        transformer: the plain transformer, with or without memory behind it (`DiffusionModel.skeleton`).
+
+    Raises:
+        UserError: a factor of no linear of `transformer`, or of another width. Bases that differ in their weights
+            alone cannot be told apart.
+    """
+    linears = {path: module for path, module in transformer.named_modules() if isinstance(module, nn.Linear)}
+    for name in sorted(factors):
+        module, _, factor = name.rpartition(".")
+        if module not in linears:
+            raise UserError(f"The LoRA {source} was trained on another base: this model has no linear {module}.")
+        linear = linears[module]
+        width, found = (linear.in_features, -1) if factor == "lora_A" else (linear.out_features, 0)
+        if factors[name].shape[found] != width:
+            raise UserError(
+                f"The LoRA {source} was trained on another base: its {name} is for {factors[name].shape[found]} "
+                f"features, but {module} of this model has {width}."
+            )

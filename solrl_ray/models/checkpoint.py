@@ -1,0 +1,111 @@
+"""The parts of a diffusers pipeline checkpoint: checked, then loaded from known classes, never from remote code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+
+KEY = "model.path"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder or Hugging Face repository with a ``model_index.json`` that names the class of each part."""
+
+    path: str
+    """As configured."""
+    key: str
+    """The configuration key to name in errors, perhaps with the file that set it."""
+    source: Path | str
+    index: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, path: str, family: str, pipeline_class: str, key: str = KEY) -> Checkpoint:
+        """Read the index. Raises `UserError` if there is no checkpoint or if it is another family's."""
+        source = paths.checkpoint(path, key)
+        index = paths.read_json(source, "model_index.json", key)
+        if index.get("_class_name") != pipeline_class:
+            raise UserError(
+                f"{key} is {path!r}, a checkpoint of {index.get('_class_name')!r}, "
+                f"but model.family {family!r} needs one of {pipeline_class!r}."
+            )
+        return cls(path=path, key=key, source=source, index=index)
+
+    def has(self, part: str) -> bool:
+        """Whether the checkpoint has this part; an optional one may be listed as null."""
+        return self._class_name(part) is not None
+
+    def settings(self, part: str) -> dict[str, Any]:
+        """The part's ``config.json``."""
+        return paths.read_json(self.source, f"{part}/config.json", self.key)
+
+    def load(self, part: str, classes: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        """A diffusers part with its weights in `dtype`. Raises `UserError` if its class is not among `classes`."""
+        part_class = classes[self.check_class(part, classes)]
+        return paths.load_weights(part_class, self.source, self.key, subfolder=part, torch_dtype=dtype)
+
+    def load_encoder(self, part: str, dtype: torch.dtype) -> Any:
+        """A text encoder, which may be of any class of transformers, with its weights in `dtype`."""
+        part_class = self._of_transformers(part)
+        return paths.load_weights(part_class, self.source, self.key, subfolder=part, dtype=dtype)
+
+    def load_tokenizer(self, part: str) -> Any:
+        return paths.load_tokenizer(self._of_transformers(part), self.source, self.key, subfolder=part)
+
+    def check_class(self, part: str, classes: Mapping[str, Any]) -> str:
+        """The name of the part's class. Raises `UserError` if it is not among `classes`."""
+        name = self._class_name(part)
+        if name not in classes:
+            raise UserError(
+                f"{self.key} is {self.path!r}, whose {part} is a {name!r}; supported are {', '.join(sorted(classes))}."
+            )
+        return str(name)
+
+    def _class_name(self, part: str) -> str | None:
+        entry = self.index.get(part) or (None, None)
+        return entry[1] if entry[1] is None else str(entry[1])
+
+    def _of_transformers(self, part: str) -> Any:
+        name = self._class_name(part)
+        found = getattr(transformers, name, None) if name else None
+        if found is None:
+            raise UserError(
+                f"{self.key} is {self.path!r}, whose {part} is a {name!r}, "
+                f"which transformers {transformers.__version__} does not have."
+            )
+        return found
+
+
+def freeze(module: nn.Module) -> nn.Module:
+    """Eval mode (a module built from its configuration drops out at random) and no gradients."""
+    return module.eval().requires_grad_(False)
+
+
+def fingerprint(part: Any) -> str:
+    """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
+
+    Reads every weight once: seconds for T5-XXL, of the order of loading it.
+    """
+    digest = hashlib.sha256()
+    if not hasattr(part, "state_dict"):
+        digest.update(part.backend_tokenizer.to_str().encode())
+        digest.update(str(part.model_max_length).encode())
+        digest.update((getattr(part, "chat_template", None) or "").encode())
+        return digest.hexdigest()
+    settings = {name: value for name, value in part.config.to_dict().items() if not name.startswith("_")}
+    digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, weight in sorted(part.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,73 @@
+"""Autoencoders that turn latents into images: the checkpoint's own, or a small one for previews."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray.config.schema import Decoding, Model
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+
+PREVIEW_KEY = "model.preview_decoder"
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewSource:
+    """Where the preview decoder is; its class and sizes are checked."""
+
+    source: Path | str
+    decoder_class: Any
+
+    def load(self, dtype: torch.dtype) -> nn.Module:
+        decoder: nn.Module = paths.load_weights(self.decoder_class, self.source, PREVIEW_KEY, torch_dtype=dtype)
+        return decoder
+
+
+def preview_source(config: Model, vae_config: Mapping[str, Any], classes: Mapping[str, Any]) -> PreviewSource | None:
+    """What ``model.preview_decoder`` names, or None if it is empty.
+
+    Raises `UserError` if there is no such decoder, or if its latents have other channels or cells than the VAE's.
+    """
+    if not config.preview_decoder:
+        return None
+    source = paths.checkpoint(config.preview_decoder, PREVIEW_KEY)
+    settings = paths.read_json(source, "config.json", PREVIEW_KEY)
+    name = str(settings.get("_class_name"))
+    if name not in classes:
+        raise UserError(
+            f"{PREVIEW_KEY} is {config.preview_decoder!r}, which is a {name!r}; "
+            f"model.family {config.family!r} decodes with {', '.join(sorted(classes))}."
+        )
+    found = (settings.get("latent_channels"), factor(settings))
+    needed = (vae_config.get("latent_channels"), factor(vae_config))
+    if found != needed:
+        raise UserError(
+            f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {found[0]} channels and {found[1]} pixels "
+            f"a cell; {config.path} has {needed[0]} channels and {needed[1]} pixels a cell."
+        )
+    return PreviewSource(source=source, decoder_class=classes[name])
+
+
+def set_tiling(decoder: Any, decoding: Decoding) -> Any:
+    """Decode in overlapping tiles if asked to: less memory, and seams where tiles are blended."""
+    if decoding.tiling:
+        decoder.enable_tiling()
+    return decoder
+
+
+def factor(settings: Mapping[str, Any]) -> int:
+    """Pixels per latent cell and side, as the stock pipelines work it out: each level after the first halves."""
+    levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]
+    return int(2 ** (len(levels) - 1))
+
+
+def denormalised(decoder: Any, latents: Tensor) -> Tensor:
+    """latents / scaling + shift, by the decoder's own constants; a decoder without shift has none or null."""
+    settings = decoder.config
+    return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)
