@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -111,7 +112,13 @@ def located(config: Config) -> Config:
     model = config.model.model_copy(
         update={"path": absolute(config.model.path), "preview_decoder": absolute(config.model.preview_decoder)}
     )
-    return config.model_copy(update={"rewards": rewards, "prompts": prompts, "model": model})
+    upload = config.checkpoints.upload
+    if upload and "://" not in upload:
+        upload = str(Path(upload).expanduser().absolute())
+    checkpoints = config.checkpoints.model_copy(update={"upload": upload})
+    return config.model_copy(
+        update={"rewards": rewards, "prompts": prompts, "model": model, "checkpoints": checkpoints}
+    )
 
 
 def _follow(controller: Any, view: LiveView, config: Config) -> None:

@@ -23,6 +23,7 @@ from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
 from actors.telemetry import Telemetry
 from solrl_ray import models, report
+from solrl_ray.checkpoints import Uploader
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.metrics import Progress
@@ -46,6 +47,8 @@ class Controller:
         self._telemetry = Telemetry(config, self._folder)
         self._cast = Cast(config, folder, roles)
         self._store = RevisionStore(folder / "revisions")
+        upload = bool(config.checkpoints.upload)
+        self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         self._embeddings: dict[str, Any] = {}
@@ -62,6 +65,8 @@ class Controller:
         self._folder.lock(seconds=30.0)
         point = resume_point(self._folder, iterations=self._config.run.iterations)
         self._telemetry.resume(point.iterations, point.evaluations)
+        for note in point.notes:
+            self._telemetry.message(note)
         self._open(point)
         if point.updates == 0:
             self._evaluate_start()
@@ -136,7 +141,9 @@ class Controller:
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
         state.save(self._folder.checkpoint(iteration + 1))
-        self._folder.prune(keep=self._config.checkpoints.keep)
+        self._folder.prune(self._config.checkpoints)
+        if self._uploader is not None:
+            self._uploader.submit(self._folder.checkpoint(iteration + 1))
         self._checkpoint_seconds = time.monotonic() - self._began
         self._publish(iteration + 1)
 
@@ -188,6 +195,9 @@ class Controller:
             self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds
         )
         report.write_summary(self._folder.path, summary)
+        if self._uploader is not None:
+            self._telemetry.state("copying the last checkpoints")
+            self._uploader.close(seconds=self._config.fleet.deadlines.upload)
         self._telemetry.close()
         report.build(self._folder.path)
         self._telemetry.state("done")

@@ -13,6 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from solrl_ray import models
+from solrl_ray.checkpoints import filesystem
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
@@ -51,6 +52,8 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     _rewards(config, sources)
     facts = model_facts(config, sources)
     _space(config, sources)
+    if config.checkpoints.upload:
+        filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
     return Inputs(train=train, heldout=heldout, facts=facts, notes=_truncation(config, train + heldout))
 
 

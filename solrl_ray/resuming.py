@@ -20,6 +20,8 @@ class ResumePoint:
     evaluations: list[EvaluationMetrics]
     seconds: float
     """Wall seconds that the run has taken before, as far as its metrics tell."""
+    notes: tuple[str, ...] = ()
+    """What the user should know: checkpoints that were passed over because they are damaged."""
 
 
 def resume_point(folder: RunFolder, *, iterations: int) -> ResumePoint:
@@ -32,13 +34,15 @@ def resume_point(folder: RunFolder, *, iterations: int) -> ResumePoint:
         UserError: more updates than `iterations` have been made. Nothing was dropped.
         RunError: metrics of an iteration that a checkpoint contains are missing. Nothing was dropped.
     """
-    updates, state = _newest(folder)
+    updates, state, notes = _newest(folder)
     folder.check_length(iterations, updates)
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
     folder.drop_beyond(updates)
     seconds = sum(m.seconds["total"] for m in measured) + sum(e.seconds for e in evaluations)
-    return ResumePoint(updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds)
+    return ResumePoint(
+        updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
+    )
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:
@@ -58,14 +62,20 @@ def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], 
     return iterations, evaluations
 
 
-def _newest(folder: RunFolder) -> tuple[int, LearnerState | None]:
-    """The newest checkpoint that verifies; damaged ones are passed over, unless all are."""
-    damaged: list[str] = []
+def _newest(folder: RunFolder) -> tuple[int, LearnerState | None, tuple[str, ...]]:
+    """The newest checkpoint that verifies, and a note on each damaged one that was passed over, unless all are."""
+    damaged: list[tuple[int, str]] = []
     for updates, path in reversed(folder.checkpoints()):
         try:
-            return updates, LearnerState.load(path)
-        except UserError as error:
-            damaged.append(str(error))
+            state = LearnerState.load(path)
+        except (UserError, OSError) as error:
+            damaged.append((updates, str(error)))
+            continue
+        notes = (
+            f"the checkpoint after {number} updates is passed over: {reason}; going on from the one after {updates}"
+            for number, reason in damaged
+        )
+        return updates, state, tuple(notes)
     if damaged:
-        raise UserError(f"no checkpoint of {folder.path} can be read: {damaged[0]}")
-    return 0, None
+        raise UserError(f"no checkpoint of {folder.path} can be read: {damaged[0][1]}")
+    return 0, None, ()

@@ -16,8 +16,9 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from solrl_ray.checkpoints import retained
 from solrl_ray.config.loading import to_yaml
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.files import make_folder, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
@@ -175,11 +176,12 @@ class RunFolder:
         """(updates, folder) of all checkpoints, oldest first."""
         return _iterations(self.path / "checkpoints")
 
-    def prune(self, *, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints, and the samples of iterations that they contain."""
-        for _, folder in self.checkpoints()[:-keep]:
-            shutil.rmtree(folder)
-        oldest = min((updates for updates, _ in self.checkpoints()), default=0)
+    def prune(self, checkpoints: Checkpoints) -> None:
+        """Remove the checkpoints that `checkpoints` does not keep, and the samples that its newest ones contain."""
+        there = dict(self.checkpoints())
+        for updates in there.keys() - retained(there, checkpoints):
+            shutil.rmtree(there[updates])
+        oldest = min(sorted(there)[-checkpoints.keep :], default=0)
         for iteration, folder in _iterations(self.path / "samples"):
             if iteration < oldest:
                 shutil.rmtree(folder)

@@ -53,6 +53,7 @@ _AT_LEAST_ZERO = (
     "fleet.max_replacements",
     "evaluation.every",
     "evaluation.pictures",
+    "checkpoints.every",
     "checkpoints.min_free_gb",
 )
 _ABOVE_ZERO = ("model.lora.alpha", "objective.beta", "objective.advantage.clip", "learner.optimizer.eps")

@@ -216,6 +216,8 @@ class Deadlines(Part):
     """The embedding of one prompt."""
     fetch: Seconds = 120.0
     """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
+    upload: Seconds = 600.0
+    """Copying the last checkpoints when the run ends, if `checkpoints.upload` is set."""
 
 
 class Fleet(Part):
@@ -249,6 +251,11 @@ class Evaluation(Part):
 class Checkpoints(Part):
     keep: Positive = 2
     """Newest checkpoints kept; older ones are removed."""
+    every: int = 0
+    """Every n-th checkpoint is kept for good; 0: none is."""
+    upload: str = ""
+    """Path or fsspec URL (``s3://bucket/folder``) to which checkpoints are copied in the background, below the run's
+    name. Credentials belong into the provider's own environment variables or files, not here."""
     min_free_gb: float = 0.2
     """Free space the run folder's disk must have at the start, GB."""
 

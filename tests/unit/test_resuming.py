@@ -88,6 +88,10 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
     assert [updates for updates, _ in folder.checkpoints()] == [3]
     assert (folder.path / "checkpoints" / "iteration-000004.damaged" / "state.json").exists()
     assert len(folder.read_metrics()) == 4
+    (note,) = point.notes
+    assert note.startswith("the checkpoint after 4 updates is passed over: ")
+    assert "policy.safetensors is damaged" in note
+    assert note.endswith("; going on from the one after 3")
 
 
 def test_fewer_iterations_than_updates_are_refused_and_nothing_is_dropped(folder: RunFolder) -> None:

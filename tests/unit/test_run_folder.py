@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.journal import Journal
 from solrl_ray.records import SampleGroup
@@ -188,6 +188,16 @@ def test_metrics_rewind_to_what_the_checkpoint_contains(tmp_path: Path) -> None:
     assert [(r["event"][0], r["iteration"]) for r in kept] == [("e", 0), ("i", 0), ("i", 1), ("e", 2)]
 
 
+def test_pruning_keeps_every_nth_checkpoint_for_good_but_not_its_samples(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for updates in range(1, 10):
+        folder.checkpoint(updates).mkdir(parents=True)
+        (tmp_path / "samples" / f"iteration-{updates:06d}").mkdir(parents=True)
+        folder.prune(Checkpoints(keep=2, every=3))
+    assert [updates for updates, _ in folder.checkpoints()] == [3, 6, 8, 9]
+    assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000008", "iteration-000009"]
+
+
 def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for updates in range(1, 5):
@@ -196,6 +206,6 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
     (tmp_path / "checkpoints" / "iteration-000009.damaged").mkdir()
     (tmp_path / "checkpoints" / "iteration-new").mkdir()
     (tmp_path / "checkpoints" / "iteration-000008").write_text("a file")
-    folder.prune(keep=2)
+    folder.prune(Checkpoints(keep=2))
     assert [updates for updates, _ in folder.checkpoints()] == [3, 4]
     assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]

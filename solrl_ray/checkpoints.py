@@ -1,0 +1,143 @@
+"""Which checkpoints stay, and their copies elsewhere.
+
+    checkpoint ─► bounded queue ─► thread: data files, config.yaml, metrics.jsonl, then state.json ─► prune there
+
+The local folder is the truth and never waits for a copy. A copy is complete when its ``state.json`` is there, which
+holds the checksums of the rest. What was copied is a run folder: fetched back, ``--resume`` takes it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from solrl_ray.config.schema import Checkpoints
+from solrl_ray.errors import UserError
+
+MANIFEST = "state.json"
+WAITING = 4
+"""Checkpoints that may wait to be copied; a further one takes the place of the oldest."""
+
+
+def retained(updates: Iterable[int], checkpoints: Checkpoints) -> set[int]:
+    """Which of the checkpoints after so many `updates` stay: the newest `keep`, and every `every`-th for good."""
+    there = sorted(updates)
+    for_good = {n for n in there if checkpoints.every and n % checkpoints.every == 0}
+    return set(there[-checkpoints.keep :]) | for_good
+
+
+def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:
+    """The fsspec filesystem of a URL or local path, and the place in it.
+
+    Raises `UserError` naming `key` if no filesystem is known for it or its package is not installed.
+    """
+    try:
+        found, place = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise UserError(f"{key} is {url!r}, which needs a package that is not installed: {error}") from error
+    except ValueError as error:
+        raise UserError(f"{key} is {url!r}; it must be a path or a URL that fsspec knows: {error}") from error
+    return found, str(place)
+
+
+class Uploader:
+    """Copies finished checkpoints of one run in a thread of its own. A copy that fails is a message, no error."""
+
+    def __init__(self, run: Path, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
+        """
+        Args:
+            run: the run folder; its name is the folder's below `checkpoints.upload`.
+            say: takes a sentence about what went wrong, from the thread.
+        """
+        self._run = run
+        self._checkpoints = checkpoints
+        self._say = say
+        self._files, root = filesystem(checkpoints.upload)
+        self._place = posixpath.join(root, run.name)
+        self._waiting: deque[Path] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="checkpoint-upload", daemon=True)
+        self._thread.start()
+
+    def submit(self, checkpoint: Path) -> None:
+        """Have a finished checkpoint folder copied; returns at once."""
+        with self._changed:
+            if len(self._waiting) == WAITING:
+                skipped = self._waiting.popleft()
+                self._say(f"{skipped.name} is not copied to {self._shown}: copying is slower than training")
+            self._waiting.append(checkpoint)
+            self._changed.notify()
+
+    def close(self, *, seconds: float) -> None:
+        """Copy what still waits, for at most `seconds`, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self._say(f"the last checkpoints were not copied to {self._shown} within {seconds:g} s; they are here")
+
+    @property
+    def _shown(self) -> str:
+        return self._checkpoints.upload
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
+                checkpoint = self._waiting.popleft()
+            try:
+                self._copy(checkpoint)
+            except Exception as error:  # each filesystem has errors of its own, and training must go on
+                reason = " ".join(str(error).split()) or type(error).__name__
+                self._say(f"{checkpoint.name} was not copied to {self._shown}: {reason}")
+
+    def _copy(self, checkpoint: Path) -> None:
+        number = _number(checkpoint.name)
+        there = self._there()
+        # A run that was resumed from an earlier checkpoint makes the later ones again.
+        for later in (n for n in there if n >= number):
+            self._remove(there[later])
+        folder = posixpath.join(self._place, "checkpoints", checkpoint.name)
+        self._files.makedirs(folder, exist_ok=True)
+        for file in sorted(checkpoint.iterdir()):
+            if file.name != MANIFEST:
+                self._files.put_file(str(file), posixpath.join(folder, file.name))
+        for name in ("config.yaml", "metrics.jsonl"):
+            self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
+        self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
+        there = self._there()
+        for old in there.keys() - retained(there, self._checkpoints):
+            self._remove(there[old])
+
+    def _there(self) -> dict[int, str]:
+        """Updates → place of the checkpoints that were copied before."""
+        place = posixpath.join(self._place, "checkpoints")
+        self._files.invalidate_cache(place)
+        if not self._files.isdir(place):
+            return {}
+        named = ((_number(posixpath.basename(path.rstrip("/"))), path) for path in self._files.ls(place, detail=False))
+        return {number: path for number, path in named if number >= 0}
+
+    def _remove(self, folder: str) -> None:
+        """The manifest first: half a folder must not look like a checkpoint."""
+        manifest = posixpath.join(folder, MANIFEST)
+        if self._files.exists(manifest):
+            self._files.rm_file(manifest)
+        self._files.rm(folder, recursive=True)
+
+
+def _number(name: str) -> int:
+    """20 of ``iteration-000020``; -1 for another name."""
+    match = re.fullmatch(r"iteration-([0-9]{6,})", name)
+    return int(match[1]) if match else -1
