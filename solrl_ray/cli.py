@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import solrl_ray
 from solrl_ray.config import checks, continuation
@@ -50,6 +50,19 @@ def report(arguments: argparse.Namespace) -> int:
     from solrl_ray.report import build
 
     print(build(folder))
+    return 0
+
+
+def import_prompts(arguments: argparse.Namespace) -> int:
+    """Turn a prompt set into the files that a run reads."""
+    from solrl_ray import prompt_sets
+
+    heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
+    imported = prompt_sets.import_prompts(
+        arguments.source, name=arguments.name, heldout=heldout, column=arguments.column
+    )
+    files = prompt_sets.write_prompts(imported, arguments.out)
+    print(prompt_sets.report(imported, arguments.name, files))
     return 0
 
 
@@ -141,7 +154,21 @@ def parser() -> argparse.ArgumentParser:
     command = verbs.add_parser("report", help="build the report of a run folder again")
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
     command.set_defaults(run_verb=report)
+
+    _prompts_parser(verbs)
     return top
+
+
+def _prompts_parser(verbs: Any) -> None:
+    command = verbs.add_parser("prompts", help="prompt sets")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    action = actions.add_parser("import", help="make the prompt files of a run from a published set or a table")
+    action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
+    action.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for train and heldout .jsonl")
+    action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="which published set it is")
+    action.add_argument("--heldout", metavar="N|FILE", help="split off N prompts, or hold out those of FILE")
+    action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
+    action.set_defaults(run_verb=import_prompts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
