@@ -49,6 +49,7 @@ def train(
         check_resources(config)
         view = stack.enter_context(LiveView(plain=not live))
         path = folder.path.absolute()
+        folder.note_cluster(ray.get_runtime_context().gcs_address)
         actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
         controller = actor.remote(located(config), path, roles or Roles())
         stack.callback(ray.kill, controller)  # and with it all that it owns

@@ -55,6 +55,11 @@ class Controller:
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        run = self._config.run
+        return f"controller of {run.name}, {run.iterations} iterations"
+
     def progress(self) -> Progress:
         """A snapshot; answers from another thread while `run` is at work."""
         return self._telemetry.progress()
@@ -80,7 +85,7 @@ class Controller:
 
     def _open(self, point: ResumePoint) -> None:
         """Spawn every actor at once, then wait for those that the first step needs."""
-        self._telemetry.state("starting workers")
+        self._telemetry.state("starting workers", stage="start")
         self._selector = self._cast.selector()
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
@@ -97,7 +102,7 @@ class Controller:
     def _iterate(self, iteration: int) -> None:
         config = self._config
         self._telemetry.begin_iteration(iteration)
-        self._telemetry.state("exploring")
+        self._telemetry.state("exploring", stage="rollout")
         prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
         embeddings = self._embed(prompts)
         plan = IterationPlan(
@@ -110,7 +115,7 @@ class Controller:
             policy_digest=self._policy_digest,
         )
         rolled = self._rollout.run(plan, prompts, embeddings)
-        self._telemetry.state("learning")
+        self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
         update = self._learners.update(iteration, rolled.groups, [embeddings[p.id] for p in prompts])
         self._commit(iteration, rolled, update, learning)
@@ -121,7 +126,7 @@ class Controller:
         So an iteration's record begins where the one before ended, with checkpoint and publication of the revision
         that it explores with.
         """
-        self._telemetry.state("writing the checkpoint")
+        self._telemetry.state("writing the checkpoint", stage="checkpoint")
         seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
         explored = rolled.clocks["explore"].first
         if explored is not None:  # None if a resumed run had all candidates already
@@ -149,7 +154,7 @@ class Controller:
 
     def _publish(self, updates: int) -> None:
         """Make revision `updates` of the sampling policy, store it, and have both pools load it."""
-        self._telemetry.state(f"publishing revision {updates}")
+        self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
         revision = self._learners.revision("old")
         self._policy_digest = lora_digest(revision.factors)
@@ -187,7 +192,7 @@ class Controller:
 
     def _finish(self, seconds: float) -> None:
         self._evaluate_ema(self._config.run.iterations)
-        self._telemetry.state("writing the report")
+        self._telemetry.state("writing the report", stage="report")
         model = self._config.model
         convolutions = models.family(model).CONVOLUTIONS
         save_lora(self._folder.path / "lora", self._learners.factors("ema"), model.lora, convolutions)
@@ -198,9 +203,9 @@ class Controller:
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints")
             self._uploader.close(seconds=self._config.fleet.deadlines.upload)
-        self._telemetry.close()
         report.build(self._folder.path)
         self._telemetry.state("done")
+        self._telemetry.close()
 
     def _embed(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""

@@ -21,6 +21,10 @@ class Encoder:
         self._folder = folder
         self._cache: EmbeddingCache | None = None
 
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"encoder of {self._config.model.family} prompts"
+
     def start(self) -> None:
         """Load the text encoders."""
         torch.set_num_threads(1)  # an embedding must not depend on how many cores this node has

@@ -37,7 +37,7 @@ class Evaluator:
             embeddings: prompt id → reference of its embedding.
         """
         started = time.monotonic()
-        self._telemetry.state(f"evaluating {policy}")
+        self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
         holder = "ema" if policy == "ema" else "old"  # the base is revision 0 of the sampling policy
         ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, policy=holder))

@@ -19,6 +19,10 @@ class Explorer:
         self._name = name
         self._config = config
 
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"{self._name} previews in {self._config.rollout.preview.precision}"
+
     def start(self) -> Attestation:
         """Build the model, prove the kernel, and say what really runs (design law 5).
 
@@ -57,7 +61,7 @@ class Explorer:
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a micro-batch of candidates with exactly the unit's revision."""
-        started = time.perf_counter()
+        began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
         sampled = self._sampler(unit, prompt, embedding)
         return UnitResult(
@@ -66,4 +70,5 @@ class Explorer:
             worker=self._name,
             score_class=self._score_class,
             seconds=time.perf_counter() - started,
+            started=began,
         )

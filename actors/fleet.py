@@ -24,7 +24,7 @@ class Fleet:
         self._telemetry = telemetry
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
-        budget = Budget(config.fleet.max_replacements)
+        self._budget = budget = Budget(config.fleet.max_replacements)
         self.explorers = self._pool(cast.explorer, config.fleet.deadlines.preview, budget)
         self.regenerators = self._pool(cast.regenerator, config.fleet.deadlines.full, budget)
 
@@ -61,7 +61,11 @@ class Fleet:
             for event in pool.settle(ready):
                 self._note(pool, event)
                 happened.append(event)
-        self._telemetry.workers(self.explorers.states() | self.regenerators.states())
+        self._telemetry.workers(
+            self.explorers.states() | self.regenerators.states(),
+            census={"explorer": self.explorers.census(), "regenerator": self.regenerators.census()},
+            replacements_left=self._budget.left,
+        )
         return [event for event in happened if isinstance(event, Done | Lost)]
 
     def _note(self, pool: Pool, event: Event) -> None:
@@ -70,7 +74,11 @@ class Fleet:
             self._refuse_mixture(pool, event.attestation)
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
+            self._telemetry.proved(event.receipt, waited=event.waited)
+        elif isinstance(event, Done):
+            self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
         elif isinstance(event, Lost):
+            self._telemetry.lost(event.worker)
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
 
     def _refuse_mixture(self, pool: Pool, attested: Attestation) -> None:

@@ -26,6 +26,10 @@ class LearnerRank:
         self._rank = rank
         self._learner: Learner | None = None
 
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"learner-{self._rank} of {self._config.learner.world_size}"
+
     def start(self) -> str:
         """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
         self._device = prepare(self._config.fleet.learners)

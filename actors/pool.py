@@ -30,6 +30,8 @@ class Started:
 class Loaded:
     worker: str
     receipt: Receipt
+    waited: float
+    """Seconds that the worker had nothing to do but get these weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class _Member:
     handle: Any
     state: State = State.STARTING
     calls: dict[Any, _Call] = field(default_factory=dict)
+    idle_since: float = 0.0
+    """Since when it waits for weights, if it does."""
 
     @property
     def units(self) -> int:
@@ -123,6 +127,7 @@ class Pool:
         self._publication = (name, load)
         for member in self._members.values():
             member.state = advance(member.state, "outdated")
+            member.idle_since = time.monotonic()
             if member.state is State.STALE:
                 self._load(member)
 
@@ -172,6 +177,11 @@ class Pool:
             shown[name] = f"{units[0].stage} {units[0].prompt_id[:6]}" if units else member.state.value
         return shown
 
+    def census(self) -> dict[str, int]:
+        """State of a life → workers in it; every state but that of the dead, who are no members."""
+        states = [member.state for member in self._members.values()]
+        return {state.value: states.count(state) for state in State if state is not State.DEAD}
+
     def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
         member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
 
@@ -192,14 +202,16 @@ class Pool:
             return self._lose(name, member, error.reason)
         if call.kind == "start":
             member.state = advance(member.state, "started")
+            member.idle_since = time.monotonic()
             self._load(member)
             return Started(name, value)
         if call.kind == "load":
             latest = self._publication is not None and self._publication[0] == call.publication
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
-            return Loaded(name, value)
+            return Loaded(name, value, waited=time.monotonic() - member.idle_since)
         assert call.unit is not None
+        member.idle_since = time.monotonic()  # if it is outdated, it waits from now on
         return Done(name, call.unit, value, call.large)
 
     def _lose(self, name: str, member: _Member, reason: str) -> Lost:

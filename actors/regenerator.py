@@ -25,6 +25,8 @@ class GroupReport:
     prompt_id: str
     rewards: tuple[float, ...]
     seconds: float
+    started: float
+    """Seconds since 1970, by the worker's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,19 @@ class Evaluated:
     rewards: tuple[float, ...]
     images: torch.Tensor | None
     """float32 [n, 3, H, W] in [0, 1]; None unless they were asked for."""
+    seconds: float
+    started: float
+    """Seconds since 1970, by the worker's clock."""
 
 
 class Regenerator:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
+
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"{self._name} samples in {self._config.model.dtype}"
 
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
@@ -68,7 +77,7 @@ class Regenerator:
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         """Replay a selection's seeds with the current revision, which must be the unit's."""
-        started = time.perf_counter()
+        began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
         sampled = self._full(unit, prompt, embedding)
         group = SampleGroup(
@@ -81,18 +90,31 @@ class Regenerator:
             seconds=time.perf_counter() - started,
             worker=self._name,
         )
-        return GroupReport(prompt_id=group.prompt_id, rewards=group.rewards, seconds=group.seconds), group
+        report = GroupReport(prompt_id=group.prompt_id, rewards=group.rewards, seconds=group.seconds, started=began)
+        return report, group
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""
+        began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
         sampled = self._evaluate(unit, prompt, embedding)
         return Evaluated(
-            unit=unit, rewards=tuple(sampled.rewards.tolist()), images=sampled.images if pictures else None
+            unit=unit,
+            rewards=tuple(sampled.rewards.tolist()),
+            images=sampled.images if pictures else None,
+            seconds=time.perf_counter() - started,
+            started=began,
         )
 
     def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
         """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
+        began, started = time.time(), time.perf_counter()
         images = reference_pictures(self._config, unit, prompt)
         scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
-        return Evaluated(unit=unit, rewards=tuple(scores.float().cpu().tolist()), images=images if pictures else None)
+        return Evaluated(
+            unit=unit,
+            rewards=tuple(scores.float().cpu().tolist()),
+            images=images if pictures else None,
+            seconds=time.perf_counter() - started,
+            started=began,
+        )

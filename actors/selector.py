@@ -37,6 +37,10 @@ class Selector:
         self._book: IterationBook | None = None
         self._journal = self._folder.journal(0)
 
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"selector of {self._folder.path.name}"
+
     def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration, or go on with it where its journal ends.
 

@@ -1,22 +1,28 @@
-"""What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations."""
+"""What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
+
+Also what others watch it by: the metrics of `solrl_ray.instruments`, and the spans of its timeline.
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from actors.exporter import Exporter
 from solrl_ray.config.schema import Config
 from solrl_ray.files import replace_file
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, Progress
-from solrl_ray.records import Attestation
+from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.tensorboard import TensorBoardWriter
+from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
 from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.fleet import role_of
 
 MESSAGES = 8
 """Notable events that the live view can show."""
@@ -41,18 +47,39 @@ class Telemetry:
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = 0
+        self._spans: SpanWriter | None = None
+        self._stage: tuple[str, str, float] | None = None
+        """Words, stage and start of what is going on, if it is a stage of the timeline."""
+        self._lost: Counter[str] = Counter()
+        self._attested: dict[tuple[str, str], set[str]] = {}
+        """Role and tier → workers."""
+        self._exporter = Exporter(config.run.name)
 
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         self._iteration = len(iterations)
+        self._spans = SpanWriter(self._folder.path)
         if self._attestations_file.exists():
             for values in json.loads(self._attestations_file.read_text()):
                 self._keep(Attestation(**values))
 
-    def state(self, words: str) -> None:
-        """What is going on now."""
+    def state(self, words: str, *, stage: str = "") -> None:
+        """What is going on now, and as which stage the timeline shows it; that of before has ended."""
+        now = time.time()
+        if self._stage is not None:
+            said, name, started = self._stage
+            span = Span(
+                kind="stage",
+                name=said,
+                stage=name,
+                iteration=self._iteration,
+                started=started,
+                seconds=now - started,
+            )
+            self._record(span)
+        self._stage = (words, stage, now) if stage else None
         with self._lock:
             self._state = words
 
@@ -60,14 +87,53 @@ class Telemetry:
         with self._lock:
             self._iteration = iteration
             self._stages = {}
+        # Each time, and not once at the start: what is set in a process's first moments Ray never exports.
+        self._exporter.set("solrl_iteration", iteration)
+        self._exporter.set("solrl_iterations_planned", self._config.run.iterations)
 
     def stage(self, name: str, done: int, total: int) -> None:
         with self._lock:
             self._stages[name] = (done, total)
+        self._exporter.set("solrl_stage_done", done, stage=name)
+        self._exporter.set("solrl_stage_planned", total, stage=name)
 
-    def workers(self, states: dict[str, str]) -> None:
+    def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None:
+        """A worker has answered a unit, on which it computed from `started` (since 1970) for `seconds`."""
+        span = Span(
+            kind="unit",
+            name=unit.id,
+            stage=unit.stage,
+            iteration=unit.iteration,
+            started=started,
+            seconds=seconds,
+            worker=worker,
+        )
+        self._record(span)
+        self._exporter.observe("solrl_unit_seconds", seconds, stage=UNIT_STAGES[unit.stage])
+
+    def workers(self, states: dict[str, str], *, census: dict[str, dict[str, int]], replacements_left: int) -> None:
+        """Who does what.
+
+        Args:
+            states: worker → its unit or state, in words.
+            census: role → state → workers.
+        """
         with self._lock:
             self._workers = states
+        self._exporter.set("solrl_replacements_left", replacements_left)
+        for role, counts in census.items():
+            self._exporter.set("solrl_workers_lost", self._lost[role], role=role)
+            for state, count in counts.items():
+                self._exporter.set("solrl_workers", count, role=role, state=state)
+
+    def lost(self, worker: str) -> None:
+        self._lost[role_of(worker)] += 1
+
+    def proved(self, receipt: Receipt, *, waited: float) -> None:
+        """A worker's receipt was accepted, after it had waited for the weights for `waited` seconds."""
+        self._exporter.add("solrl_receipts", 1, role=receipt.role)
+        self._exporter.set("solrl_revision", receipt.revision, role=receipt.role)
+        self._exporter.observe("solrl_weights_wait_seconds", waited, role=receipt.role)
 
     def message(self, text: str) -> None:
         """A notable event: a lost worker, a replacement, a requeued unit."""
@@ -77,6 +143,10 @@ class Telemetry:
     def attested(self, attestation: Attestation) -> None:
         """Keep what a worker really runs, for the report (design law 5)."""
         self._keep(attestation)
+        role, tier = role_of(attestation.worker), attestation.tier
+        workers = self._attested.setdefault((role, tier), set())
+        workers.add(attestation.worker)
+        self._exporter.set("solrl_attested_workers", len(workers), role=role, tier=tier)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
         replace_file(self._attestations_file, content.encode())
 
@@ -95,6 +165,7 @@ class Telemetry:
             self._measured_here += 1
         if self._writer is not None:
             self._writer.iteration(metrics)
+        self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
         self._folder.append_metrics(metrics.as_dict())
@@ -102,6 +173,7 @@ class Telemetry:
             self.evaluations.append(metrics)
         if self._writer is not None:
             self._writer.evaluation(metrics, pictures)
+        self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
 
     def progress(self) -> Progress:
         with self._lock:
@@ -132,3 +204,32 @@ class Telemetry:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._spans is not None:
+            self._spans.close()
+            self._spans = None
+
+    def _export(self, metrics: IterationMetrics) -> None:
+        exporter = self._exporter
+        exporter.add("solrl_candidates", metrics.candidates)
+        exporter.add("solrl_samples", metrics.samples)
+        here = self.iterations[-self._measured_here :]
+        for name, value in (
+            ("solrl_iteration", metrics.iteration + 1),
+            ("solrl_requeued_units", sum(m.requeued_units for m in here)),
+            ("solrl_duplicate_results", sum(m.duplicate_results for m in here)),
+            ("solrl_reward_mean", metrics.reward_mean),
+            ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
+            ("solrl_rank_fidelity", metrics.spearman),
+            ("solrl_loss", metrics.loss),
+            ("solrl_policy_loss", metrics.policy_loss),
+            ("solrl_kl", metrics.kl),
+            ("solrl_gradient_norm", metrics.gradient_norm),
+            ("solrl_seconds_left", self._remaining() or 0.0),
+        ):
+            exporter.set(name, value)
+        for stage, seconds in metrics.seconds.items():
+            exporter.set("solrl_stage_seconds", seconds, stage=stage)
+
+    def _record(self, span: Span) -> None:
+        if self._spans is not None:
+            self._spans.write(span)

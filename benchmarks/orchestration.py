@@ -107,6 +107,7 @@ class SleepingExplorer(SleepingWorker):
             worker=self._name,
             score_class="sleep",
             seconds=self._seconds,
+            started=time.time() - self._seconds,
         )
 
 
@@ -126,10 +127,12 @@ class SleepingRegenerator(SleepingWorker):
             seconds=self._seconds,
             worker=self._name,
         )
-        return GroupReport(prompt_id=unit.prompt_id, rewards=rewards, seconds=self._seconds), group
+        return GroupReport(
+            prompt_id=unit.prompt_id, rewards=rewards, seconds=self._seconds, started=time.time() - self._seconds
+        ), group
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        return Evaluated(unit=unit, rewards=self.rewards(unit), images=None)
+        return Evaluated(unit=unit, rewards=self.rewards(unit), images=None, seconds=0.0, started=time.time())
 
 
 class SleepingLearner:

@@ -1,4 +1,4 @@
-"""The command line: ``solrl train``, ``solrl plan``, ``solrl report``.
+"""The command line: ``solrl train``, ``plan``, ``submit``, ``status``, ``trace``, ``report``.
 
 Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted.
 """
@@ -6,6 +6,7 @@ Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import solrl_ray
+from solrl_ray import access
 from solrl_ray.config import checks, continuation
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.files import replace_file
 
 RUN_FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -27,6 +30,7 @@ def train(arguments: argparse.Namespace) -> int:
     _print_plan(loaded)
     if arguments.dry_run:
         return 0
+    access.settle(local=_address(arguments) is None)
     from actors import commands
 
     return commands.train(
@@ -64,6 +68,82 @@ def import_prompts(arguments: argparse.Namespace) -> int:
     files = prompt_sets.write_prompts(imported, arguments.out)
     print(prompt_sets.report(imported, arguments.name, files))
     return 0
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Submit ``solrl train`` with the present folder to a cluster's Job server."""
+    resume = arguments.resume
+    here = Path.cwd().resolve()
+    files = [_inside(path, here) for path in arguments.config]
+    passed = [*files, *(part for text in arguments.set for part in ("--set", text))]
+    if resume is not None:
+        passed += ["--resume", *([resume] if resume else [])]
+    if resume:
+        if not Path(resume).is_absolute():
+            raise UserError(f"--resume is {resume}; a submitted run needs its folder's absolute path on the cluster.")
+        name = Path(resume).name
+    else:
+        loaded = _fresh(arguments)
+        name, root = loaded.config.run.name, loaded.config.run.root
+        if not Path(root).is_absolute():
+            raise UserError(
+                f"run.root is {root!r} ({loaded.sources.of('run.root')}); it must be an absolute path on a disk that "
+                "the cluster keeps, because a submitted job's own folder is removed."
+            )
+    access.settle(local=False)
+    from actors import jobs
+
+    address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if not address:
+        raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
+    return jobs.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print how a run is: from its controller if it is live, else from its folder."""
+    folder: Path | None = arguments.run
+    access.settle(local=False)
+    from rich.console import Console
+
+    from actors import watching
+    from solrl_ray.report import stored_progress
+    from solrl_ray.report.live import render
+    from solrl_ray.run_folder import RunFolder
+
+    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    progress = watching.live_progress(folder, address=address) if address else None
+    if progress is None and folder is not None:
+        progress = stored_progress(folder)
+    if progress is None:
+        where = f"on the cluster at {address}" if address else "known"
+        raise UserError(f"No live run is {where}; name a run folder, or with --address the cluster of a live run.")
+    Console().print(render(progress))
+    return 0
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """Write the timeline of a run folder as JSON for Perfetto."""
+    folder: Path = arguments.run
+    continuation.stored(folder)
+    from solrl_ray.report.trace import read_spans, timeline
+
+    target: Path = arguments.out or folder / "trace.json"
+    replace_file(target, json.dumps(timeline(read_spans(folder))).encode())
+    print(f"{target}: open it at ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+def _address(arguments: argparse.Namespace) -> str | None:
+    """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job."""
+    address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
+    return address
+
+
+def _inside(path: Path, folder: Path) -> str:
+    """`path` as the job will see it."""
+    if not path.resolve().is_relative_to(folder):
+        raise UserError(f"The configuration file {path} is outside of {folder}, which is what the job is given.")
+    return str(path.resolve().relative_to(folder))
 
 
 def _fresh(arguments: argparse.Namespace) -> Loaded:
@@ -150,6 +230,22 @@ def parser() -> argparse.ArgumentParser:
 
     command = verbs.add_parser("plan", parents=[configured], help="print the arithmetic of a run")
     command.set_defaults(run_verb=plan)
+
+    command = verbs.add_parser("submit", parents=[configured], help="train on a cluster, as a Ray job")
+    command.add_argument("--address", metavar="URL", help="the cluster's dashboard, such as http://head:8265")
+    command.add_argument("--resume", nargs="?", const="", metavar="RUN", help="continue a run, as for train")
+    command.add_argument("--no-wait", action="store_true", help="return once the job is submitted")
+    command.set_defaults(run_verb=submit)
+
+    command = verbs.add_parser("status", help="how a run is")
+    command.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
+    command.add_argument("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
+    command.set_defaults(run_verb=status)
+
+    command = verbs.add_parser("trace", help="write a run's timeline for Perfetto")
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
+    command.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
+    command.set_defaults(run_verb=trace)
 
     command = verbs.add_parser("report", help="build the report of a run folder again")
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")

@@ -76,6 +76,8 @@ class UnitResult:
     score_class: str
     """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""
     seconds: float
+    started: float = 0.0
+    """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

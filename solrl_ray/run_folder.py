@@ -33,6 +33,7 @@ _BEFORE_TRAINING = (
     "revisions",
     "samples",
     "tensorboard",
+    "spans.jsonl",
     "attestations.json",
 )
 """What a run writes before its first preview is journaled."""
@@ -116,6 +117,22 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def note_cluster(self, address: str) -> None:
+        """Say on which Ray cluster the process that writes here works."""
+        replace_file(self.path / "cluster", f"{address}\n".encode())
+
+    def live_cluster(self) -> str | None:
+        """The Ray cluster on which a process writes here now; None if none does."""
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            path = self.path / "cluster"
+            return path.read_text().strip() if path.is_file() else None
+        except OSError:
+            pass
+        return None
 
     def _claim(self, file: FileIO, *, deadline: float) -> None:
         while True:

@@ -3,6 +3,7 @@
 from solrl_ray.report.grids import contact_sheet, load_pictures, read_picture, save_pictures, write_picture
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import build
+from solrl_ray.report.stored import stored_progress
 from solrl_ray.report.summary import Summary, read_summary, summarize, write_summary
 from solrl_ray.report.tensorboard import TensorBoardWriter
 
@@ -16,6 +17,7 @@ __all__ = [
     "read_picture",
     "read_summary",
     "save_pictures",
+    "stored_progress",
     "summarize",
     "write_picture",
     "write_summary",

@@ -41,6 +41,11 @@ def advance(state: State, event: str) -> State:
         raise ValueError(f"a worker that is {state.value} cannot become {event}") from None
 
 
+def role_of(name: str) -> str:
+    """``explorer-2.1`` → ``explorer``."""
+    return name.partition("-")[0]
+
+
 def replacement_name(name: str) -> str:
     """Name of the worker that takes the place of `name`: ``explorer-2`` → ``explorer-2.1`` → ``explorer-2.2``."""
     slot, _, generation = name.partition(".")

@@ -1,0 +1,59 @@
+"""Asking a live run how it is, from another process of its cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors import waiting
+from actors.roles import namespace
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.metrics import Progress
+
+ANSWER_SECONDS = 30.0
+
+
+def live_progress(run: Path | None, *, address: str) -> Progress | None:
+    """A snapshot of the run in folder `run`, or of the only one on the cluster; None if it is not running there.
+
+    Raises:
+        UserError: no run was named, and the cluster has several.
+        RunError: no Ray answers at `address`, or it refuses this user's token.
+    """
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error")
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise RunError(f"the Ray cluster at {address} could not be joined: {waiting.first_line(error)}") from error
+    try:
+        controller = _controller(run)
+        if controller is None:
+            return None
+        progress: Progress = waiting.get(
+            controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS
+        )
+        return progress
+    except waiting.WorkerGone:  # it ended between being found and being asked
+        return None
+    finally:
+        ray.shutdown()
+
+
+def _controller(run: Path | None) -> Any | None:
+    spaces = sorted(
+        found["namespace"]
+        for found in ray.util.list_named_actors(all_namespaces=True)
+        if found["name"] == "controller" and found["namespace"].startswith("solrl-")
+    )
+    if run is not None:
+        spaces = [space for space in spaces if space == namespace(run)]
+    elif len(spaces) > 1:
+        raise UserError(f"{len(spaces)} runs are live ({', '.join(spaces)}); name the folder of one.")
+    if not spaces:
+        return None
+    try:
+        return ray.get_actor("controller", namespace=spaces[0])
+    except ValueError:  # it has ended since
+        return None

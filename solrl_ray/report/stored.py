@@ -1,0 +1,25 @@
+"""How a run is by its folder alone, when nobody is at work in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from solrl_ray.metrics import Progress
+from solrl_ray.report.data import read_run
+
+
+def stored_progress(folder: Path) -> Progress:
+    """The snapshot that a run folder gives. Raises UserError as `read_run` does."""
+    run = read_run(folder)
+    done, planned = len(run.iterations), run.config.run.iterations
+    return Progress(
+        run=run.config.run.name,
+        state="done" if run.finished else "not running; --resume goes on with it",
+        iteration=done,
+        iterations=planned,
+        stages={"iterations": (done, planned)},
+        train_rewards=tuple(record.reward_mean for record in run.iterations),
+        heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
+        spearman=tuple(record.spearman for record in run.iterations),
+        elapsed=sum(record.seconds["total"] for record in run.iterations),
+    )

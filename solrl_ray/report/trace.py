@@ -1,0 +1,144 @@
+"""When what was done: the spans of a run, and the timeline that Perfetto and chrome://tracing show of them.
+
+``spans.jsonl`` in the run folder has one object a line. A unit's span is measured by its worker, a stage's by the
+controller; clocks of different machines may differ. Nothing else reads this file: it is no part of the run's state,
+and a resumed run appends to it.
+
+Timeline: the Trace Event Format of Chrome, JSON object form, complete events (``ph: X``), times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from solrl_ray.errors import UserError
+
+FILE = "spans.jsonl"
+UNIT_STAGES = {"preview": "explore", "full": "regenerate", "evaluate": "evaluate"}
+"""Stage of a unit → stage of an iteration."""
+_STAGES, _WORKERS = 1, 2
+"""Process numbers of the two groups of tracks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    kind: Literal["unit", "stage"]
+    name: str
+    """Unit id, or what the controller said it was doing."""
+    stage: str
+    """``preview``, ``full``, ``evaluate`` of a unit; ``learn``, ``publish``, … of the controller."""
+    iteration: int
+    started: float
+    """Seconds since 1970."""
+    seconds: float
+    worker: str = ""
+    """Of a unit."""
+
+    @property
+    def ended(self) -> float:
+        return self.started + self.seconds
+
+
+class SpanWriter:
+    """Appends spans; each is with the operating system on return, which is enough for a timeline."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file: IO[str] = (folder / FILE).open("a")
+        self._file.write("\n")  # ends a line that a killed process left
+
+    def write(self, span: Span) -> None:
+        self._file.write(json.dumps(asdict(span)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_spans(folder: Path) -> list[Span]:
+    """All spans of a run, by start. A line that a killed process cut short is left out.
+
+    Raises:
+        UserError: the run has no spans.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(f"{folder} has no {FILE}: the run has not started its workers, or is of an older version.")
+    spans = [span for line in path.read_text().splitlines() if (span := _parsed(line)) is not None]
+    return sorted(spans, key=lambda span: (span.started, span.name))
+
+
+def _parsed(line: str) -> Span | None:
+    try:
+        return Span(**json.loads(line))
+    except (json.JSONDecodeError, TypeError):
+        return None
+
+
+def timeline(spans: Sequence[Span]) -> dict[str, Any]:
+    """The trace: one track a stage, one a worker; times count from the first span.
+
+    Stages of units (``explore``, ``regenerate``) reach from the first unit's start to the last one's end, an iteration
+    each; those of the controller are as it measured them.
+    """
+    zero = min((span.started for span in spans), default=0.0)
+    units = [span for span in spans if span.kind == "unit"]
+    stages = [span for span in spans if span.kind == "stage"] + _unit_stages(units)
+    events: list[dict[str, Any]] = []
+    for process, title, members, track_of in (
+        (_STAGES, "stages", stages, lambda span: span.stage),
+        (_WORKERS, "workers", units, lambda span: span.worker),
+    ):
+        events.append(_named("process_name", process, 0, title))
+        tracks: dict[str, list[Span]] = {}
+        for span in members:
+            tracks.setdefault(track_of(span), []).append(span)
+        for number, (track, on_it) in enumerate(sorted(tracks.items()), start=1):
+            events.append(_named("thread_name", process, number, track))
+            events += _complete(on_it, process, number, zero)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"zero": zero}}
+
+
+def _unit_stages(units: Iterable[Span]) -> list[Span]:
+    """What exploring and regenerating took, iteration by iteration; evaluations are stages of the controller."""
+    groups: dict[tuple[str, int], list[Span]] = {}
+    for span in units:
+        if span.stage != "evaluate":
+            groups.setdefault((UNIT_STAGES[span.stage], span.iteration), []).append(span)
+    return [
+        Span(
+            kind="stage",
+            name=f"{stage} {iteration}",
+            stage=stage,
+            iteration=iteration,
+            started=(first := min(span.started for span in group)),
+            seconds=max(span.ended for span in group) - first,
+        )
+        for (stage, iteration), group in groups.items()
+    ]
+
+
+def _complete(spans: list[Span], process: int, track: int, zero: float) -> list[dict[str, Any]]:
+    """Events of one track, none of which reaches into the next: the wall clock may be set back a little by NTP."""
+    ordered = sorted(spans, key=lambda span: span.started)
+    ends = [span.started for span in ordered[1:]] + [float("inf")]
+    return [
+        {
+            "ph": "X",
+            "name": span.name,
+            "cat": span.stage,
+            "pid": process,
+            "tid": track,
+            "ts": (span.started - zero) * 1e6,
+            "dur": (min(span.ended, end) - span.started) * 1e6,
+            "args": {"iteration": span.iteration},
+        }
+        for span, end in zip(ordered, ends, strict=True)
+    ]
+
+
+def _named(kind: str, process: int, track: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": {"name": name}}
