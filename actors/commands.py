@@ -12,6 +12,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors import waiting
 from actors.controller import Controller
+from actors.devices import settle_tier
 from actors.roles import Roles, namespace, on_this_node
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
@@ -47,6 +48,7 @@ def train(
         if connect(address):
             stack.callback(ray.shutdown)
         check_resources(config)
+        config = with_tier(config)
         view = stack.enter_context(LiveView(plain=not live))
         path = folder.path.absolute()
         folder.note_cluster(ray.get_runtime_context().gcs_address)
@@ -102,6 +104,26 @@ def check_resources(config: Config) -> None:
                 f"the actors ask for {wanted:g} {resource}s ({asked}), but the cluster has {there:g}; "
                 f"lower their count or {key}, or use a larger cluster"
             )
+
+
+def with_tier(config: Config) -> Config:
+    """The configuration with the tier that the explorers will run: `auto` is settled, others are checked.
+
+    Raises:
+        UserError: the explorers' device lacks the tier.
+    """
+    wanted, explorers = config.rollout.preview.precision, config.fleet.explorers
+    if explorers.num_gpus:
+        probe = ray.remote(num_cpus=explorers.num_cpus, num_gpus=explorers.num_gpus)(settle_tier)
+        what = "the test of what tiers the explorers' device has"
+        tier, device = waiting.get(probe.remote(config), what=what, seconds=config.fleet.deadlines.start)
+    else:
+        tier, device = settle_tier(config)
+    if tier == wanted:
+        return config
+    print(f"rollout.preview.precision {wanted} is {tier} on {device}", flush=True)
+    preview = config.rollout.preview.model_copy(update={"precision": tier})
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
 
 
 def located(config: Config) -> Config:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from solrl_ray.config.schema import Worker
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.errors import UserError
+from solrl_ray.quantization import capability
+from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
 
 
 def device_of(num_gpus: float) -> torch.device:
@@ -16,3 +19,21 @@ def prepare(worker: Worker) -> torch.device:
     """Fix this process's threads, which are part of the score class, and return its device."""
     torch.set_num_threads(worker.threads)
     return device_of(worker.num_gpus)
+
+
+def settle_tier(config: Config) -> tuple[str, str]:
+    """What `rollout.preview.precision` means on the device of an explorer, which this process must have.
+
+    Returns:
+        The tier, and the device's name.
+
+    Raises:
+        UserError: the device cannot run it, or another tier of `model.quantization.tiers`.
+    """
+    device = device_of(config.fleet.explorers.num_gpus)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("fleet.explorers.num_gpus asks for a GPU, but PyTorch finds none there; set it to 0 for CPUs")
+    tier = capability.resolve(config.rollout.preview.precision, device, config.model.dtype)
+    if tier not in UNQUANTIZED_TIERS:
+        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values())), device)
+    return tier, capability.device_name(device)

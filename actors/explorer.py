@@ -7,6 +7,7 @@ import time
 from actors.devices import prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
+from solrl_ray.compilation import compile_, compiles
 from solrl_ray.config.schema import Config
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
@@ -34,8 +35,14 @@ class Explorer:
         model = models.load(config.model, device, components={"transformer", "preview_decoder"})
         tier = preview.precision
         report = quantize_(model.transformer, tier, config.model.quantization)
+        checks = attestation.attest(model.transformer, tier, report)
+        checks["compiled"] = compile_(model.transformer, config.compile, device, tier)
         self._score_class = attestation.score_class(
-            device, tier, micro_batch=preview.micro_batch, threads=worker.threads
+            device,
+            tier,
+            micro_batch=preview.micro_batch,
+            threads=worker.threads,
+            compiled=checks["compiled"] if compiles(config.compile, device, tier) else "",
         )
         self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class)
         self._sampler = Sampler(
@@ -50,7 +57,7 @@ class Explorer:
             device=attestation.device_name(device),
             tier=tier,
             score_class=self._score_class,
-            checks=attestation.attest(model.transformer, tier, report),
+            checks=checks,
             quantized_layers=len(report.layers),
             skipped_layers=len(report.skipped),
         )

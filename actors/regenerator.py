@@ -10,6 +10,7 @@ import torch
 from actors.devices import prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
+from solrl_ray.compilation import compile_, compiles
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
 from solrl_ray.quantization import attestation
@@ -58,7 +59,15 @@ class Regenerator:
         self._reward = rewards.load(config.rewards, self._device)
         tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
         report = quantize_(model.transformer, tier, config.model.quantization)
-        score_class = attestation.score_class(self._device, tier, micro_batch=full.micro_batch, threads=worker.threads)
+        checks = attestation.attest(model.transformer, tier, report)
+        checks["compiled"] = compile_(model.transformer, config.compile, self._device, tier)
+        score_class = attestation.score_class(
+            self._device,
+            tier,
+            micro_batch=full.micro_batch,
+            threads=worker.threads,
+            compiled=checks["compiled"] if compiles(config.compile, self._device, tier) else "",
+        )
         self._weights = WeightHolder(self._name, "regenerator", config, model, score_class)
         self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch)
         self._evaluate = Sampler(config, model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples)
@@ -67,7 +76,7 @@ class Regenerator:
             device=attestation.device_name(self._device),
             tier=tier,
             score_class=score_class,
-            checks=attestation.attest(model.transformer, tier, report),
+            checks=checks,
             skipped_layers=len(report.skipped),
         )
 

@@ -20,6 +20,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
+from solrl_ray.quantization import capability
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
 from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS
 from solrl_ray.quantization.scope import plan as quantization_plan
@@ -157,12 +158,24 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
 
 def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> dict[str, str]:
     """Paths of the linears that explorers quantise → their tier."""
-    tier = config.rollout.preview.precision
+    wanted, key = config.rollout.preview.precision, f"({sources.of('rollout.preview.precision')})"
+    device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        # Nobody here knows what the explorers' cards can do; FP8 is the larger of what they may pack.
+        tier: str = "fp8" if wanted == "auto" else wanted
+    else:
+        tier = capability.resolve(wanted, device, config.model.dtype)
+        for own in dict.fromkeys((tier, *config.model.quantization.tiers.values())):
+            reason = capability.lacks(own, device)
+            if reason and tier not in UNQUANTIZED_TIERS:
+                where = capability.device_name(device)
+                raise UserError(
+                    f"rollout.preview.precision is {wanted!r} {key}, model.quantization.tiers "
+                    f"{config.model.quantization.tiers or 'not set'}: {reason}, and explorers run on {where}; there "
+                    f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+                )
     if tier not in TIERS:
-        raise UserError(
-            f"rollout.preview.precision is {tier!r} ({sources.of('rollout.preview.precision')}); this "
-            f"version runs {', '.join(TIERS)}."
-        )
+        raise UserError(f"rollout.preview.precision is {tier!r} {key}; this version runs {', '.join(TIERS)}.")
     quantized = quantization_plan(linears, tier, config.model.quantization).tiers
     if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(

@@ -39,6 +39,7 @@ FREE = (
     "run.iterations",
     "evaluation.every",
     "checkpoints",
+    "compile.cache",
     "run.root",
     "run.name",
 )

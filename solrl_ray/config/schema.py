@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
+Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 
 class Part(BaseModel):
@@ -112,7 +113,8 @@ class Preview(Part):
     """Solver steps of a preview."""
     micro_batch: Positive = 24
     """Images of one work unit: divides `rollout.pool`."""
-    precision: Tier = "nvfp4-emulated"
+    precision: Precision = "nvfp4-emulated"
+    """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
 
 
 class Full(Part):
@@ -248,6 +250,19 @@ class Evaluation(Part):
     """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
 
 
+class Compile(Part):
+    """How explorers and regenerators compile the transformer; part of the score class."""
+
+    enabled: bool | None = None
+    """Compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+    """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
+    cudagraphs: bool = False
+    """Capture each forward in a CUDA graph: gains where small batches leave the GPU waiting for launches."""
+    cache: str = ""
+    """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
+
+
 class Checkpoints(Part):
     keep: Positive = 2
     """Newest checkpoints kept; older ones are removed."""
@@ -270,4 +285,5 @@ class Config(Part):
     learner: Learner = Learner()
     fleet: Fleet = Fleet()
     evaluation: Evaluation = Evaluation()
+    compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,9 @@ from torch import nn
 
 from solrl_ray.errors import RunError
 from solrl_ray.noise import standard_normal
-from solrl_ray.quantization import nvfp4
-from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
-from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, QuantizationReport, quantized_layers
+from solrl_ray.quantization import capability, fp8, nvfp4
+from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.scope import LAYERS, UNQUANTIZED_TIERS, QuantizationReport, quantized_layers
 from solrl_ray.records import Address
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "solrl-ray")
@@ -36,16 +38,15 @@ def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str,
     if tier in UNQUANTIZED_TIERS:
         checks["arithmetic"] = _check_dtype(model, tier)
         return checks
-    checks["known-answer vectors"] = check_vectors(device)
-    checks["product against exact arithmetic"] = check_product(device)
-    return checks
+    checks["scope"] = report.sentence()
+    return checks | check_tiers(report.tiers, device)
 
 
-def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: int) -> str:
+def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: int, compiled: str = "") -> str:
     """Digest (16 hex digits) of all that fixes the bits of a score beside its unit.
 
     Two workers of one class answer a unit with the same bits; scores of different classes never mix in one
-    unit.
+    unit. `compiled` says how the forward is compiled; empty if it is not.
     """
     facts: dict[str, Any] = {
         "device": device_name(device),
@@ -57,17 +58,16 @@ def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: i
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+    if compiled:
+        facts["compiled"] = {"how": compiled, "triton": metadata.version("triton") if _installed("triton") else None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def device_name(device: torch.device) -> str:
     """``NVIDIA H200 (sm_90)``, or the CPU's model and the instruction set that torch's kernels use on it."""
-    if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
     if device.type == "cpu":
         return f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
-    return str(device)
+    return capability.device_name(device)
 
 
 def known_answers() -> list[dict[str, Any]]:
@@ -91,35 +91,127 @@ def check_vectors(device: torch.device) -> str:
     return f"{len(vectors)} of {len(vectors)}, variant {nvfp4.VARIANT}"
 
 
-def check_product(device: torch.device) -> str:
-    """Runs an emulated linear on addressed data with outliers against exact arithmetic of the same operands.
+def check_tiers(tiers: Iterable[str], device: torch.device) -> dict[str, str]:
+    """The self-test of each tier on a device: known answers, a product, and the kernel that computed it.
 
-    Operands have 6 significant bits, so float64 holds every product, and every sum of this length, exactly.
-    The allowance is what float32 accumulation in any order may lose: K roundings of the sum of magnitudes.
+    Raises:
+        RunError: a known answer is not met, a product is inexact, or the kernel is of another format.
+    """
+    checks: dict[str, str] = {}
+    formats = {LAYERS[tier].format for tier in tiers}
+    if "nvfp4" in formats:
+        checks["known-answer vectors"] = check_vectors(device)
+    if "fp8-row" in formats:
+        checks["FP8 rows"] = check_fp8_rows(device)
+    several = len(list(tiers)) > 1
+    for tier in tiers:
+        suffix = f", {tier}" if several else ""
+        checks[f"product against exact arithmetic{suffix}"] = check_product(device, tier)
+        if tier in _KERNELS and device.type == "cuda":
+            checks[f"kernel{suffix}"] = check_kernel(device, tier)
+    return checks
+
+
+def check_fp8_rows(device: torch.device) -> str:
+    """Quantises rows of many magnitudes on `device`. Raises `RunError` unless the bits are those of the CPU."""
+    magnitudes = torch.exp2(torch.linspace(-110, 110, _ROWS)).unsqueeze(1)
+    x = _addressed("activation", (_ROWS, _IN)) * magnitudes
+    x[0] = 0
+    wanted, found = fp8.quantize_rows(x), fp8.quantize_rows(x.to(device))
+    for name, one, other in zip(("codes", "scales"), wanted, found, strict=True):
+        if _hex(one.view(torch.uint8)) != _hex(other.view(torch.uint8)):
+            raise RunError(f"{name} of FP8 rows on {device} differ from the CPU's")
+    return f"{_ROWS} rows, bit for bit as on the CPU"
+
+
+def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
+    """Runs a tier's linear on addressed data with outliers against exact arithmetic of the same operands.
+
+    Operands have few significant bits, so float64 holds every product, and every sum of this length, exactly.
+    `TOLERANCE` says what is allowed, of the sum of magnitudes.
 
     Raises:
         RunError: an output is further off.
     """
+    x, layer = _product_layer(device, tier)
+    with torch.no_grad():
+        out = layer(x.to(device)).double().cpu()
+    exact, magnitude = exact_product(layer, x)
+    error = ((out - exact).abs() / magnitude).max().item()
+    allowed = TOLERANCE["cpu" if device.type == "cpu" else "cuda", tier](_IN)
+    if not error <= allowed:
+        raise RunError(f"the {tier} product on {device} is off by {error:.1e} of its magnitude, over {allowed:.1e}")
+    return f"{out.numel()} outputs, largest error {error:.1e} of the sum of magnitudes, allowed {allowed:.1e}"
+
+
+_EMULATED: Callable[[int], float] = lambda k: (k + 4) * 2.0**-24  # noqa: E731
+TOLERANCE: dict[tuple[str, str], Callable[[int], float]] = {
+    ("cpu", "nvfp4-emulated"): _EMULATED,
+    ("cuda", "nvfp4-emulated"): _EMULATED,
+    ("cuda", "nvfp4"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
+    ("cpu", "fp8"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
+    ("cuda", "fp8"): lambda k: (k / 32 + 1) * 2.0**-13 + 2.0**-8,
+}
+"""(Device, tier) → K → what a product of K terms may be off by, of the sum of magnitudes.
+
+Accumulation in float32 in any order loses at most K roundings; a bfloat16 output one more of 2^-9, doubled.
+FP8 tensor cores add 32 terms at a time to an accumulator that keeps 13 bits behind the largest of them.
+"""
+
+
+def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a quantised linear should return for x [rows, in], in float64 on the CPU, and the sum of magnitudes."""
+    held = {name: tensor.cpu() for name, tensor in layer.tensors().items()}
+    if layer.format == "nvfp4":
+        activation = nvfp4.quantize(nvfp4.pad_columns(x.cpu().float()))
+        weight = nvfp4.NVFP4Tensor(packed=held["packed"], scales=held["scales"], amax=held["amax"])
+        operand, other = activation.operand().double(), weight.operand().double()
+        alpha = float(np.float32(activation.amax.item()) * np.float32(weight.amax.item())) * nvfp4.ALPHA_UNIT
+    else:
+        codes, scale = fp8.quantize_rows(x.cpu().float())
+        operand = codes.double() * scale.double()
+        other = held["codes"].view(torch.float8_e4m3fn).double() * held["scale"].double().unsqueeze(1)
+        alpha = 1.0
+    bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.cpu()
+    exact = operand @ other.t() * alpha + bias.double()
+    return exact, operand.abs() @ other.abs().t() * alpha + bias.double().abs()
+
+
+_KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_q", "nvfp4": r"e2m1|fp4|f4|nvjet_o"}
+"""Tier → what the name of its matrix product's kernel contains (CUTLASS and cuBLAS name the operand type)."""
+
+
+def check_kernel(device: torch.device, tier: str) -> str:
+    """The kernel that a tier's product is really dispatched to, from the profiler.
+
+    Raises:
+        RunError: the matrix product's kernel is not of the tier's format.
+    """
+    x, layer = _product_layer(device, tier)
+    with torch.no_grad():
+        held = layer(x.to(device))
+        torch.cuda.synchronize(device)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            layer(x.to(device, held.dtype))
+            torch.cuda.synchronize(device)
+    names = [event.key for event in profile.key_averages() if event.device_type.name == "CUDA"]
+    if not names:
+        return "not to be seen: the profiler reports no kernel on this machine"
+    products = [name for name in names if re.search(r"gemm|cutlass|nvjet|matmul|mm_", name, re.IGNORECASE)]
+    fitting = [name for name in products if re.search(_KERNELS[tier], name, re.IGNORECASE)]
+    if not fitting:
+        raise RunError(f"tier {tier} on {device} dispatches no kernel of its format, but {products or names}")
+    return fitting[0][:120]
+
+
+def _product_layer(device: torch.device, tier: str) -> tuple[torch.Tensor, QuantizedLinear]:
     x, weight, bias = (_addressed(name, shape) for name, shape in _product_data().items())
     x[::7, ::31] *= 50
     linear = nn.Linear(_IN, _OUT)
     with torch.no_grad():
         linear.weight.copy_(weight)
         linear.bias.copy_(bias[0])
-    layer = EmulatedNVFP4Linear.from_linear(linear.to(device))
-    with torch.no_grad():
-        out = layer(x.to(device)).double().cpu()
-    activation = nvfp4.quantize(x)
-    quantized = layer.weight()
-    operand, held = activation.operand().double(), quantized.operand().double().cpu()
-    alpha = float(np.float32(activation.amax.item()) * np.float32(quantized.amax.item())) * nvfp4.ALPHA_UNIT
-    exact = operand @ held.t() * alpha + bias[0].double()
-    magnitude = operand.abs() @ held.abs().t() * alpha + bias[0].double().abs()
-    error = ((out - exact).abs() / magnitude).max().item()
-    allowed = (_IN + 4) * 2.0**-24
-    if not error <= allowed:
-        raise RunError(f"the emulated product on {device} is off by {error:.1e} of its magnitude, over {allowed:.1e}")
-    return f"{out.numel()} outputs, largest error {error:.1e} of the sum of magnitudes"
+    return x, LAYERS[tier].from_linear(linear.to(device))
 
 
 def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> str:
@@ -129,7 +221,7 @@ def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> st
             f"{len(found)} layers of the model are quantised, but {len(report.layers)} were reported for "
             f"tier {report.tier} and {tier} was asked for"
         )
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear | EmulatedNVFP4Linear)]
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear | QuantizedLinear)]
     counts = Counter(type(module).__name__ for module in linear)
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
 

@@ -31,12 +31,16 @@ def check(tiers: Iterable[str], device: torch.device) -> None:
     for tier in tiers:
         reason = lacks(tier, device)
         if reason:
-            there = [other for other in QUANTIZED_TIERS if not lacks(other, device)]
             raise UserError(
                 f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there "
-                f"rollout.preview.precision and model.quantization.tiers may be {', '.join(there)}, or "
+                f"rollout.preview.precision and model.quantization.tiers may be {', '.join(available(device))}, or "
                 "unquantised bf16 or float32"
             )
+
+
+def available(device: torch.device) -> list[str]:
+    """The quantised tiers that `device` can run."""
+    return [tier for tier in QUANTIZED_TIERS if not lacks(tier, device)]
 
 
 def resolve(tier: str, device: torch.device, dtype: str) -> str:

@@ -67,7 +67,7 @@ def test_a_product_that_loses_precision_fails(monkeypatch: pytest.MonkeyPatch) -
         return exact(self, x).to(torch.bfloat16).float()
 
     monkeypatch.setattr(EmulatedNVFP4Linear, "forward", through_bfloat16)
-    with pytest.raises(RunError, match="the emulated product on cpu is off by"):
+    with pytest.raises(RunError, match="the nvfp4-emulated product on cpu is off by"):
         attestation.check_product(CPU)
 
 

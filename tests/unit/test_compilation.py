@@ -1,0 +1,78 @@
+"""What is compiled, and that compiled blocks compute what they are told and take new weights without recompiling."""
+
+import copy
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from solrl_ray.compilation import blocks, cache_folder, compile_, compiles
+from solrl_ray.config.schema import Compile, QuantizationScope
+from solrl_ray.errors import UserError
+from solrl_ray.quantization.formats import pack
+from solrl_ray.quantization.scope import quantize_, quantized_layers
+from tests.unit.test_quantization_scope import SKIP, inputs, transformer
+
+CPU = torch.device("cpu")
+ON = Compile(enabled=True)
+
+
+def test_gpus_compile_and_cpus_do_not_unless_told() -> None:
+    assert compiles(Compile(), torch.device("cuda"), "fp8")
+    assert not compiles(Compile(), CPU, "fp8")
+    assert compiles(ON, CPU, "float32")
+    assert not compiles(Compile(enabled=False), torch.device("cuda"), "bf16")
+
+
+def test_the_emulation_keeps_its_bits_and_is_not_compiled() -> None:
+    model = transformer()
+    assert compile_(model, ON, CPU, "nvfp4-emulated") == "no: tier nvfp4-emulated keeps the reference's bits"
+    assert all(block._compiled_call_impl is None for block in blocks(model))
+
+
+def test_the_blocks_are_the_members_of_the_transformers_lists() -> None:
+    assert [type(block).__name__ for block in blocks(transformer())] == [
+        "FluxTransformerBlock",
+        "FluxSingleTransformerBlock",
+    ]
+
+
+def test_a_model_without_blocks_and_graphs_without_a_gpu_are_refused() -> None:
+    with pytest.raises(UserError, match="Linear has no list of blocks to compile"):
+        compile_(nn.Linear(2, 2), ON, CPU, "float32")
+    with pytest.raises(UserError, match="no CUDA graphs on cpu"):
+        compile_(transformer(), Compile(enabled=True, cudagraphs=True), CPU, "float32")
+
+
+def test_compiled_code_is_kept_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder(str(tmp_path)) == tmp_path
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder("") == tmp_path / "cache" / "solrl_ray" / "compiled"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"compile\.cache: the folder .*file/below cannot be made"):
+        compile_(transformer(), Compile(enabled=True, cache=str(tmp_path / "file" / "below")), CPU, "float32")
+
+
+def test_five_revisions_are_taken_without_compiling_again() -> None:
+    model = transformer()
+    quantize_(model, "fp8", QuantizationScope(skip=SKIP), without_kernels=True)
+    eager = copy.deepcopy(model)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    for block in blocks(model):
+        block.compile(fullgraph=True, dynamic=False, backend=counter)
+    seen: list[torch.Tensor] = []
+    with torch.no_grad():
+        for revision in range(5):
+            for index, (name, layer) in enumerate(quantized_layers(model).items()):
+                generator = torch.Generator().manual_seed(100 * revision + index)
+                weight = torch.randn(layer.out_features, layer.in_features, generator=generator) / 8
+                layer.load(pack("fp8-row", weight))
+                quantized_layers(eager)[name].load(layer.tensors())
+            seen.append(model(**inputs()).sample)
+            assert torch.equal(seen[-1], eager(**inputs()).sample)
+            assert counter.frame_count == 2  # one graph a kind of block, in the first revision
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
