@@ -21,6 +21,7 @@ from solrl_ray.noise import standard_normal
 from solrl_ray.quantization import capability, fp8, nvfp4
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.scope import LAYERS, UNQUANTIZED_TIERS, QuantizationReport, quantized_layers
+from solrl_ray.quantization.transformer_engine import engine_codes
 from solrl_ray.records import Address
 
 _LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "solrl-ray")
@@ -101,6 +102,8 @@ def check_tiers(tiers: Iterable[str], device: torch.device) -> dict[str, str]:
     formats = {LAYERS[tier].format for tier in tiers}
     if "nvfp4" in formats:
         checks["known-answer vectors"] = check_vectors(device)
+    if "nvfp4" in tiers:
+        checks["Transformer Engine's codes"] = check_engine_codes(device)
     if "fp8-row" in formats:
         checks["FP8 rows"] = check_fp8_rows(device)
     several = len(list(tiers)) > 1
@@ -110,6 +113,17 @@ def check_tiers(tiers: Iterable[str], device: torch.device) -> dict[str, str]:
         if tier in _KERNELS and device.type == "cuda":
             checks[f"kernel{suffix}"] = check_kernel(device, tier)
     return checks
+
+
+def check_engine_codes(device: torch.device) -> str:
+    """Quantises an activation with Transformer Engine. Raises `RunError` unless the bits are those of `nvfp4`."""
+    x = _addressed("activation", (_ROWS, _IN)).to(torch.bfloat16)
+    reference = nvfp4.quantize(x)
+    wanted = {"packed": reference.packed, "scales": reference.scales, "amax": reference.amax}
+    for name, tensor in zip(wanted, engine_codes(x.to(device)), strict=True):
+        if _hex(tensor) != _hex(wanted[name]):
+            raise RunError(f"Transformer Engine's {name} on {device} are not those of variant {nvfp4.VARIANT}")
+    return f"{x.numel()} values, bit for bit variant {nvfp4.VARIANT}"
 
 
 def check_fp8_rows(device: torch.device) -> str:

@@ -15,9 +15,14 @@ from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.transformer_engine import EngineNVFP4Linear
 
 UNQUANTIZED_TIERS = ("float32", "bf16")
-LAYERS: dict[str, type[QuantizedLinear]] = {"nvfp4-emulated": EmulatedNVFP4Linear, "fp8": FP8Linear}
+LAYERS: dict[str, type[QuantizedLinear]] = {
+    "nvfp4": EngineNVFP4Linear,
+    "fp8": FP8Linear,
+    "nvfp4-emulated": EmulatedNVFP4Linear,
+}
 TIERS = (*UNQUANTIZED_TIERS, *LAYERS)
 """The tiers that this version runs."""
 DIVISORS = {"fp8": (16, 16), "nvfp4": (32, 16)}
