@@ -11,11 +11,17 @@ from pathlib import Path
 
 import torch
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderTiny,
     FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
     FluxPipeline,
     FluxTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
@@ -27,6 +33,12 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
+    GemmaTokenizer,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -166,6 +178,105 @@ def build_sd3(folder: Path, *, t5: bool = True, dual_attention: bool = True, see
             text_encoder_3=_t5(tokenizer_3, width=64) if t5 else None,
             tokenizer_3=tokenizer_3 if t5 else None,
         )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def build_sana(folder: Path, *, seed: int = 3) -> Path:
+    """Write a SANA-class pipeline in float32, whose stock call takes multiples of 32 pixels, and return its folder."""
+    pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *string.ascii_lowercase, *string.digits]
+    tokenizer = GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=64)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        text_encoder = Gemma2Model(
+            Gemma2Config(
+                vocab_size=len(tokenizer),
+                hidden_size=32,
+                intermediate_size=32,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=16,
+                pad_token_id=0,
+            )
+        )
+        transformer = SanaTransformer2DModel(
+            in_channels=4,
+            out_channels=4,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            num_cross_attention_heads=2,
+            cross_attention_head_dim=16,
+            cross_attention_dim=32,
+            caption_channels=32,
+            sample_size=8,
+        )
+        vae = AutoencoderDC(
+            latent_channels=4,
+            attention_head_dim=8,
+            encoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+            decoder_block_types=("ResBlock", "ResBlock", "EfficientViTBlock"),
+            encoder_block_out_channels=(8, 8, 16),
+            decoder_block_out_channels=(8, 8, 16),
+            encoder_layers_per_block=(1, 1, 1),
+            decoder_layers_per_block=(1, 1, 1),
+            encoder_qkv_multiscales=((), (), (5,)),
+            decoder_qkv_multiscales=((), (), (5,)),
+            downsample_block_type="Conv",
+            upsample_block_type="interpolate",
+            scaling_factor=0.41,
+        )
+        scheduler = FlowMatchEulerDiscreteScheduler()
+        pipeline = SanaPipeline(tokenizer, text_encoder, vae, transformer, scheduler)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}0"
+
+
+def build_flux2_klein(folder: Path, *, seed: int = 4) -> Path:
+    """Write a FLUX.2-klein-class pipeline in float32 and return its folder."""
+    pieces = ["<|endoftext|>", "Ġ", *string.ascii_lowercase, *string.digits]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=64, chat_template=CHAT)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        text_encoder = Qwen3ForCausalLM(
+            Qwen3Config(
+                vocab_size=len(tokenizer),
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=27,  # the pipeline takes the 9th, 18th and 27th
+                num_attention_heads=2,
+                num_key_value_heads=1,
+                head_dim=8,
+            )
+        )
+        transformer = Flux2Transformer2DModel(
+            in_channels=16,
+            num_layers=1,
+            num_single_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            joint_attention_dim=48,
+            timestep_guidance_channels=32,
+            axes_dims_rope=(4, 4, 4, 4),
+            guidance_embeds=False,
+        )
+        vae = AutoencoderKLFlux2(
+            down_block_types=("DownEncoderBlock2D", "DownEncoderBlock2D"),
+            up_block_types=("UpDecoderBlock2D", "UpDecoderBlock2D"),
+            block_out_channels=(8, 8),
+            layers_per_block=1,
+            latent_channels=4,
+            norm_num_groups=4,
+        )
+        vae.bn.running_mean.normal_()
+        vae.bn.running_var.uniform_(0.5, 2.0)
+        scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+        pipeline = Flux2KleinPipeline(scheduler, vae, text_encoder, tokenizer, transformer)
     pipeline.save_pretrained(folder)
     return folder
 

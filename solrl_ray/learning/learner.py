@@ -37,6 +37,7 @@ from solrl_ray.learning.batches import (
 from solrl_ray.learning.engine import MOMENTS, Engine
 from solrl_ray.learning.passes import Pass, passes_over
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.advantages import advantages as group_advantages
 from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss
@@ -96,6 +97,7 @@ class Learner:
         self._failed = False
         full = sigmas(config.model.schedule, config.rollout.full.steps, model.image_tokens)
         self._grid = full[:-1].to(torch.float32)
+        attention.choose_for_training()
         if config.learner.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
         adapters.attach(model.transformer, config.model.lora, config.run.seed)

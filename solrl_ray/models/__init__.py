@@ -15,6 +15,8 @@ __all__ = ["DiffusionModel", "family", "load"]
 
 FAMILIES = {
     "flux": "solrl_ray.models.flux:Flux",
+    "flux2_klein": "solrl_ray.models.flux2_klein:Flux2Klein",
+    "sana": "solrl_ray.models.sana:Sana",
     "sd3": "solrl_ray.models.sd3:StableDiffusion3",
 }
 """``model.family`` → module and class, imported when first asked for."""

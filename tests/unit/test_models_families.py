@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import Flux2KleinPipeline, SanaPipeline, StableDiffusion3Pipeline
 from torch import Tensor
 
 from solrl_ray import models
@@ -40,8 +40,8 @@ class Family:
     """What the stock pipeline's `encode_prompt` makes of a text, by our names."""
     limits: dict[str, int]
     """Tokens that each tokenizer keeps."""
-    timestep: float
-    """The stock scheduler's timestep at sigma 1."""
+    given: Callable[[Tensor], Tensor] = lambda latents: latents
+    """Our latents as the stock call takes them."""
     resolution: int = tiny.RESOLUTION
 
     def config(self, path: Path, **changes: Any) -> Model:
@@ -59,11 +59,11 @@ class Family:
 
     def draw(self, pipeline: Any, latents: Tensor, **arguments: Any) -> Tensor:
         images: Tensor = pipeline(
-            TEXTS,
+            prompt=TEXTS,
             height=self.resolution,
             width=self.resolution,
             num_inference_steps=3,
-            latents=latents.clone(),
+            latents=self.given(latents.clone()),
             max_sequence_length=tiny.T5_TOKENS,
             output_type="pt",
             **(self.call | arguments),
@@ -76,6 +76,16 @@ def encoded_by_sd3(pipeline: Any, text: str) -> dict[str, Tensor]:
     return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
 
+def encoded_by_sana(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, mask, _, _ = pipeline.encode_prompt(text, False, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
+
+
+def encoded_by_klein(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, _ = pipeline.encode_prompt(text, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence}
+
+
 FAMILIES = [
     Family(
         name="sd3",
@@ -85,7 +95,27 @@ FAMILIES = [
         call={"guidance_scale": 1.0},
         encoded=encoded_by_sd3,
         limits={"tokenizer": tiny.CLIP_TOKENS, "tokenizer_2": tiny.CLIP_TOKENS, "tokenizer_3": tiny.T5_TOKENS},
-        timestep=1000.0,
+    ),
+    Family(
+        name="sana",
+        build=tiny.build_sana,
+        pipeline=SanaPipeline,
+        # The feed-forward too, whose factors are saved as convolutions.
+        targets=["to_q", "to_k", "to_v", "to_out.0", "conv_inverted", "conv_point"],
+        call={"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False},
+        encoded=encoded_by_sana,
+        limits={"tokenizer": tiny.T5_TOKENS},
+        resolution=32,
+    ),
+    Family(
+        name="flux2_klein",
+        build=tiny.build_flux2_klein,
+        pipeline=Flux2KleinPipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"],
+        call={"guidance_scale": 1.0},
+        encoded=encoded_by_klein,
+        given=lambda latents: latents.transpose(1, 2).unflatten(2, (4, 4)),
+        limits={"tokenizer": tiny.T5_TOKENS},
     ),
 ]
 
@@ -127,7 +157,6 @@ def sampled(model: DiffusionModel, start: Tensor, sigmas: Tensor) -> Tensor:
 def test_sampling_and_decoding_equal_the_stock_pipeline(family: Family, path: Path, model: DiffusionModel) -> None:
     stock, start = family.stock(path), noise(2, *model.latent_shape)
     expected = family.draw(stock, start)
-    assert stock.scheduler.timesteps[0] == family.timestep
     images = sampled(model, start, stock.scheduler.sigmas)
     assert images.shape == (2, 3, family.resolution, family.resolution)
     assert images.dtype == torch.float32

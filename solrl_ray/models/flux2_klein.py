@@ -1,0 +1,71 @@
+"""FLUX.2 [klein], through the parts of a diffusers `Flux2KleinPipeline` checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+from torch import Tensor
+from torch.nn import functional
+
+from solrl_ray.models.base import DiffusionModel
+
+
+class Flux2Klein(DiffusionModel):
+    """Latents are packed as in the pipeline: [B, tokens, 128], a token is a 2x2 patch, row by row.
+
+    Text: three hidden layers of Qwen3 side by side, the prompt inside its chat template, padding not masked.
+    The timestep is sigma, rounded to the transformer's dtype. Patches are normalised by the running statistics of a
+    batch norm in the autoencoder.
+    """
+
+    FAMILY = "flux2_klein"
+    PIPELINE = Flux2KleinPipeline
+    TRANSFORMER = Flux2Transformer2DModel
+    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLFlux2": AutoencoderKLFlux2}
+    ENCODERS = ("text_encoder",)
+    LONGEST = 512
+    PATCH = 2
+    BLOCKS = ("transformer_blocks", "single_transformer_blocks")
+
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
+        self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))
+        one, side = torch.arange(1), torch.arange(self._grid)
+        self._image_ids = torch.cartesian_prod(one, side, side, one).to(self.device)
+
+    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
+        """``prompt_embeds`` [1, max_sequence_length, 3 · width]."""
+        sequence, _ = pipeline.encode_prompt(
+            text, device=self.device, max_sequence_length=self.config.max_sequence_length
+        )
+        return {"prompt_embeds": sequence}
+
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        sequence = embedding["prompt_embeds"]
+        text_ids = functional.pad(torch.arange(sequence.shape[1], device=self.device)[:, None], (3, 0))
+        velocity: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigmas.to(self.dtype),
+            guidance=None,
+            encoder_hidden_states=sequence,
+            txt_ids=text_ids,
+            img_ids=self._image_ids,
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def _unpacked(self, latents: Tensor) -> Tensor:
+        return latents.transpose(1, 2).unflatten(2, (self._grid, self._grid))
+
+    def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
+        mean, variance = decoder.bn.running_mean.float(), decoder.bn.running_var.float()
+        deviation = torch.sqrt(variance + decoder.config["batch_norm_eps"])
+        return functional.pixel_shuffle(latents * deviation[:, None, None] + mean[:, None, None], self.PATCH)
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        template = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+        return super()._token_counts(tokenizer, [tokenizer.apply_chat_template(chat, **template) for chat in chats])

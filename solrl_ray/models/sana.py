@@ -1,0 +1,111 @@
+"""SANA, through the parts of a diffusers `SanaPipeline` checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import AutoencoderDC, AutoencoderTiny, SanaPipeline, SanaTransformer2DModel
+from diffusers.models.transformers.sana_transformer import GLUMBConv
+from torch import Tensor, nn
+
+from solrl_ray.models.base import DiffusionModel
+
+TIMESTEPS = 1000
+"""Of the diffusion time that the transformer was trained with."""
+
+
+class Sana(DiffusionModel):
+    """Latents [B, 32, H/32, W/32].
+
+    Text: Gemma, with the mask of its padding, and without the pipeline's default "complex human instruction" before
+    the prompt, as Sol-RL trains: call the stock pipeline with ``complex_human_instruction=None``. The timestep is
+    sigma · 1000 · the checkpoint's `timestep_scale`, in float32. The 1×1 convolutions of the feed-forward are linears
+    here (`LinearGLU`), which is what quantises and takes LoRA factors everywhere else.
+
+    The stock layers differ from the published training checkpoint's: separate `to_q`, `to_k`, `to_v` instead of one
+    `qkv` and one `kv`, so each has a LoRA factor A of its own, and the width of none exceeds the published
+    limit for quantisation.
+    """
+
+    FAMILY = "sana"
+    PIPELINE = SanaPipeline
+    TRANSFORMER = SanaTransformer2DModel
+    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderDC": AutoencoderDC, "AutoencoderTiny": AutoencoderTiny}
+    ENCODERS = ("text_encoder",)
+    LONGEST = 300
+    PATCH = 1
+    CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
+
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
+        self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)
+        self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
+
+    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
+        """``prompt_embeds`` [1, max_sequence_length, width], ``prompt_attention_mask`` [1, max_sequence_length]."""
+        sequence, mask, _, _ = pipeline.encode_prompt(
+            text,
+            do_classifier_free_guidance=False,
+            device=self.device,
+            max_sequence_length=self.config.max_sequence_length,
+        )
+        return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
+
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        velocity: Tensor = self.transformer(
+            latents,
+            encoder_hidden_states=embedding["prompt_embeds"],
+            encoder_attention_mask=embedding["prompt_attention_mask"],
+            timestep=sigmas * self._timesteps,
+            return_dict=False,
+        )[0]
+        # A checkpoint that also predicts a variance has it in the second half of the channels.
+        return velocity[:, : self.latent_shape[0]]
+
+    @classmethod
+    def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        for name, module in list(transformer.named_modules()):
+            if isinstance(module, GLUMBConv):
+                parent, _, leaf = name.rpartition(".")
+                setattr(transformer.get_submodule(parent), leaf, LinearGLU(module))
+        return transformer
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        # As the pipeline prepares a text.
+        return super()._token_counts(tokenizer, [text.lower().strip() for text in texts])
+
+
+class LinearGLU(nn.Module):
+    """SANA's feed-forward with its 1×1 convolutions as linears of the same weights and the same paths."""
+
+    def __init__(self, stock: GLUMBConv) -> None:
+        """Takes over the weights of `stock`. Raises `ValueError` if it has what SANA's blocks do not use."""
+        super().__init__()
+        if stock.norm is not None or stock.residual_connection:
+            raise ValueError("a feed-forward with its own norm or residual is not SANA's")
+        self.nonlinearity = stock.nonlinearity
+        self.conv_inverted = as_linear(stock.conv_inverted)
+        self.conv_depth = stock.conv_depth
+        self.conv_point = as_linear(stock.conv_point)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """[B, C, H, W] to the same shape. Channels come last in memory, so that permuting copies nothing."""
+        hidden = self.nonlinearity(self.conv_inverted(hidden_states.permute(0, 2, 3, 1)))
+        hidden = self.conv_depth(hidden.permute(0, 3, 1, 2))
+        hidden, gate = torch.chunk(hidden, 2, dim=1)
+        hidden = hidden * self.nonlinearity(gate)
+        result: Tensor = self.conv_point(hidden.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return result
+
+
+def as_linear(convolution: nn.Conv2d) -> nn.Linear:
+    """The linear over channels that a 1×1 convolution is; shares its memory."""
+    if convolution.kernel_size != (1, 1) or convolution.groups != 1:
+        raise ValueError(f"a convolution of {convolution.kernel_size}, groups {convolution.groups} is no linear")
+    linear = nn.Linear(convolution.in_channels, convolution.out_channels, bias=False, device="meta")
+    linear.weight = nn.Parameter(convolution.weight.detach()[:, :, 0, 0])
+    if convolution.bias is not None:
+        linear.bias = nn.Parameter(convolution.bias.detach())
+    return linear
