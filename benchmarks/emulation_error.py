@@ -3,7 +3,7 @@
     python benchmarks/emulation_error.py [--outputs 1000000] [--device cpu] [--out FOLDER]
 
 Exact arithmetic: operands hold few significant bits, so float64 has every product and every sum exactly; with alpha and
-the bias it rounds far below bfloat16. Compared for random layers of several K (normal activations with outlier channels):
+the bias it rounds far below bfloat16. Compared for random layers of several K, normal activations, outlier channels:
 
 * ``float32 operands``: `EmulatedNVFP4Linear` as it runs on a CPU;
 * ``bfloat16 operands``: its scheme on a GPU, bfloat16 operands and float32 accumulation. On a CPU that is worked out in

@@ -146,6 +146,17 @@ def _inside(path: Path, folder: Path) -> str:
     return str(path.resolve().relative_to(folder))
 
 
+def doctor(arguments: argparse.Namespace) -> int:
+    """Test what this machine can do; status 1 if a tier that its devices should have fails its self-test."""
+    from solrl_ray.doctor import examine
+
+    failed = 0
+    for finding in examine(arguments.root):
+        failed += finding.state == "FAILS"
+        print(f"{finding.part:<10} {finding.what:<20} {finding.state:<6} {finding.detail}", flush=True)
+    return RUN_FAILED if failed else 0
+
+
 def _fresh(arguments: argparse.Namespace) -> Loaded:
     if not arguments.config:
         raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
@@ -252,6 +263,9 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run_verb=report)
 
     _prompts_parser(verbs)
+    command = verbs.add_parser("doctor", help="test what this machine can do: devices, precision tiers, storage")
+    command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs are kept")
+    command.set_defaults(run_verb=doctor)
     return top
 
 
