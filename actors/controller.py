@@ -32,6 +32,7 @@ from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.resuming import ResumePoint, resume_point
+from solrl_ray.revisions.publication import Publications
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import iteration_metrics
@@ -49,6 +50,7 @@ class Controller:
         self._store = RevisionStore(folder / "revisions")
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
+        self._publications = Publications(config.publish)
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         self._embeddings: dict[str, Any] = {}
@@ -142,6 +144,7 @@ class Controller:
             seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
             busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
             factors=state.default,
+            publication=self._fleet.publication_counts,
         )
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
@@ -156,12 +159,12 @@ class Controller:
         """Make revision `updates` of the sampling policy, store it, and have both pools load it."""
         self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
-        revision = self._learners.revision("old")
-        self._policy_digest = lora_digest(revision.factors)
-        self._store.save(revision)
+        self._newest = self._publications.publish(self._learners.revision("old"))
+        self._policy_digest = lora_digest(self._newest.revision.factors)
+        self._store.save(self._newest)
         self._store.prune(keep=REVISIONS_KEPT)
-        self._fleet.publish(self._fleet.explorers, revision, self._probe)
-        self._fleet.publish(self._fleet.regenerators, revision, self._probe)
+        self._fleet.publish(self._fleet.explorers, self._newest, self._probe)
+        self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
 
     # Evaluation
 
@@ -178,11 +181,12 @@ class Controller:
         if due and not self._evaluated("ema", updates):
             self._evaluate_ema(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
-            self._fleet.publish(self._fleet.regenerators, self._learners.revision("old"), self._probe)
+            self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
 
     def _evaluate_ema(self, updates: int) -> None:
         if not self._evaluated("ema", updates):
-            self._fleet.publish(self._fleet.regenerators, self._learners.revision("ema"), self._probe)
+            average = self._publications.publish(self._learners.revision("ema"))
+            self._fleet.publish(self._fleet.regenerators, average, self._probe)
             self._evaluator.run("ema", updates, self._heldout, self._embed(self._heldout))
 
     def _evaluated(self, policy: str, updates: int) -> bool:

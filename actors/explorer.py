@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 
 from actors.devices import prepare
-from actors.weights import WeightHolder
+from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compiles
 from solrl_ray.config.schema import Config
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, UnitResult, WorkUnit
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
+from solrl_ray.revisions.container import Buffer
 from solrl_ray.rollout import Sampler
 
 
@@ -34,8 +35,10 @@ class Explorer:
         device = prepare(worker)
         model = models.load(config.model, device, components={"transformer", "preview_decoder"})
         tier = preview.precision
+        kept = base_to_keep(model.transformer, config)
         report = quantize_(model.transformer, tier, config.model.quantization)
         checks = attestation.attest(model.transformer, tier, report)
+        make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, device, tier)
         self._score_class = attestation.score_class(
             device,
@@ -44,7 +47,7 @@ class Explorer:
             threads=worker.threads,
             compiled=checks["compiled"] if compiles(config.compile, device, tier) else "",
         )
-        self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class)
+        self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class, quantized_base=kept)
         self._sampler = Sampler(
             config,
             model,
@@ -62,9 +65,9 @@ class Explorer:
             skipped_layers=len(report.skipped),
         )
 
-    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
+    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Swap a revision in, in place, and prove it."""
-        return self._weights.load(payload, probe)
+        return self._weights.load(payload, probe, full)
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a micro-batch of candidates with exactly the unit's revision."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import ray
 
 from actors import waiting
-from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Started
+from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Refused, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation
-from solrl_ray.revisions.payload import Revision
+from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
 
 
@@ -24,6 +25,7 @@ class Fleet:
         self._telemetry = telemetry
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
+        self._counts: dict[str, float] = {}
         self._budget = budget = Budget(config.fleet.max_replacements)
         self.explorers = self._pool(cast.explorer, config.fleet.deadlines.preview, budget)
         self.regenerators = self._pool(cast.regenerator, config.fleet.deadlines.full, budget)
@@ -35,15 +37,32 @@ class Fleet:
         for index in range(self._config.fleet.regenerators.count):
             self.regenerators.open(f"regenerator-{index}")
 
-    def publish(self, pool: Pool, revision: Revision, probe: Any) -> None:
-        """Have a pool load `revision`; each worker counts again only after its receipt.
+    def publish(self, pool: Pool, publication: Publication, probe: Any) -> None:
+        """Have a pool load a revision; each worker counts again only after its receipt.
 
         Args:
             probe: reference of the prompt embedding of the probe forward.
         """
-        self._receipts.expect(revision)
-        payload = ray.put(revision.to_bytes())
-        pool.publish(revision.name, lambda handle: handle.load_revision.remote(payload, probe))
+        manifest = publication.revision.manifest
+        self._receipts.expect(manifest)
+        parcel = _Parcel(publication, EXPLORER if pool is self.explorers else REGENERATOR)
+        if pool is self.explorers:
+            self._counts = {
+                "bytes": float(parcel.size()),
+                "snapshot": float(publication.kind == "snapshot"),
+                "bumped": float(len(manifest.bumped)),
+                "resyncs": 0.0,
+                "load_seconds": 0.0,
+            }
+        pool.publish(
+            publication.name,
+            lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
+        )
+
+    @property
+    def publication_counts(self) -> dict[str, float]:
+        """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
+        return dict(self._counts)
 
     def events(self, *, seconds: float) -> list[Done | Lost]:
         """What happened in both pools, waiting at most `seconds` for something to.
@@ -75,6 +94,11 @@ class Fleet:
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
             self._telemetry.proved(event.receipt, waited=event.waited)
+            if pool is self.explorers:
+                self._counts["load_seconds"] = max(self._counts["load_seconds"], event.receipt.seconds)
+        elif isinstance(event, Refused):
+            self._counts["resyncs"] += 1
+            self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")
         elif isinstance(event, Done):
             self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
         elif isinstance(event, Lost):
@@ -99,3 +123,27 @@ class Fleet:
             deadlines=self._config.fleet.deadlines,
             budget=budget,
         )
+
+
+class _Parcel:
+    """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
+
+    def __init__(self, publication: Publication, role: str) -> None:
+        self._publication = publication
+        self._role = role
+        self._refs: dict[bool, Any] = {}
+        self._sizes: dict[bool, int] = {}
+
+    def ref(self, *, full: bool) -> Any:
+        full = full and self._publication.has_whole(self._role)
+        if full not in self._refs:
+            content = self._publication.payload(self._role, full=full)
+            self._sizes[full] = len(content)
+            # An array is read where it lies in the object store; bytes would be copied into each worker.
+            self._refs[full] = ray.put(np.frombuffer(content, np.uint8))
+        return self._refs[full]
+
+    def size(self) -> int:
+        """Bytes of the payload for workers that hold the revision before."""
+        self.ref(full=False)
+        return self._sizes[False]

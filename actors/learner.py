@@ -16,8 +16,9 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner, UpdateMetrics
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.revisions.payload import Policy, Revision
-from solrl_ray.revisions.publish import Publisher
+from solrl_ray.revisions.manifest import Policy
+from solrl_ray.revisions.payload import Revision
+from solrl_ray.revisions.publish import Part, Publisher, assemble
 
 
 class LearnerRank:
@@ -35,8 +36,7 @@ class LearnerRank:
         self._device = prepare(self._config.fleet.learners)
         model = self._config.model
         self._model = models.load(model, self._device, components={"transformer"})
-        precision = self._config.rollout.preview.precision
-        self._publisher = Publisher.for_model(self._model.transformer, model, precision)
+        self._publisher = Publisher.for_model(self._model.transformer, self._config)
         return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
@@ -73,9 +73,15 @@ class LearnerRank:
         state = self._joined.state()
         return state if self._rank == 0 else None
 
-    def revision(self, policy: Policy) -> Revision:
-        """The policy as it is now, ready to be published."""
-        return self._publisher.build(self._joined.revision, self._joined.factors(policy), policy=policy)
+    def part(self, policy: Policy) -> Part:
+        """This rank's share of the policy as it is now, merged and quantised."""
+        return self._publisher.part(
+            self._joined.revision,
+            self._joined.factors(policy),
+            policy=policy,
+            rank=self._rank,
+            world_size=self._config.learner.world_size,
+        )
 
     def factors(self, policy: Policy) -> dict[str, Any]:
         """A policy's LoRA factors by name, float32 on the CPU."""
@@ -117,18 +123,16 @@ class LearnerGroup:
         return state
 
     def revision(self, policy: Policy) -> Revision:
-        revision: Revision = self._first("revision", policy)
-        return revision
+        """The policy as it is now, ready to be published; the ranks share the work."""
+        parts = self._all("part", policy, seconds=self._config.fleet.deadlines.publish)
+        return assemble(parts, self._config.model.lora)
 
     def factors(self, policy: Policy) -> dict[str, Any]:
-        factors: dict[str, Any] = self._first("factors", policy)
-        return factors
-
-    def _first(self, method: str, policy: Policy) -> Any:
-        """Ask rank 0 for something that is the same on all ranks."""
-        ref = getattr(self._ranks[0], method).remote(policy)
+        """LoRA factors by name; they are the same on all ranks."""
         seconds = self._config.fleet.deadlines.publish
-        return waiting.get(ref, what=f"the {method} of policy {policy}", seconds=seconds)
+        what = f"the factors of policy {policy}"
+        factors: dict[str, Any] = waiting.get(self._ranks[0].factors.remote(policy), what=what, seconds=seconds)
+        return factors
 
     def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
         refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]

@@ -16,7 +16,7 @@ import ray
 from actors import waiting
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
-from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
 
 
@@ -32,6 +32,14 @@ class Loaded:
     receipt: Receipt
     waited: float
     """Seconds that the worker had nothing to do but get these weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A worker could not take a revision as it was sent; it has been sent the whole of it."""
+
+    worker: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +59,9 @@ class Lost:
     replacement: str
 
 
-Event = Started | Loaded | Done | Lost
+Event = Started | Loaded | Refused | Done | Lost
+Load = Callable[[Any, bool], Any]
+"""Makes the call that has a worker load a revision: ``load(handle, full)``."""
 
 
 @dataclass(slots=True)
@@ -68,6 +78,8 @@ class _Call:
 class _Member:
     handle: Any
     state: State = State.STARTING
+    proved: bool = False
+    """Whether it ever held a revision, which a delta may be against."""
     calls: dict[Any, _Call] = field(default_factory=dict)
     idle_since: float = 0.0
     """Since when it waits for weights, if it does."""
@@ -114,7 +126,7 @@ class Pool:
         self._deadlines = deadlines
         self._budget = budget
         self._members: dict[str, _Member] = {}
-        self._publication: tuple[str, Callable[[Any], Any]] | None = None
+        self._publication: tuple[str, Load] | None = None
 
     def open(self, name: str) -> None:
         """Add a worker: it starts, attests, then loads the present revision."""
@@ -122,14 +134,17 @@ class Pool:
         self._members[name] = member
         self._call(member, member.handle.start.remote(), "start", self._deadlines.start)
 
-    def publish(self, name: str, load: Callable[[Any], Any]) -> None:
-        """Have everybody load the weights called `name` after the units they hold; `load(handle)` makes the call."""
+    def publish(self, name: str, load: Load) -> None:
+        """Have everybody load the weights called `name` after the units they hold.
+
+        The call and its payload travel while those units are still at work, so that nobody waits for them.
+        """
         self._publication = (name, load)
         for member in self._members.values():
             member.state = advance(member.state, "outdated")
             member.idle_since = time.monotonic()
             if member.state is State.STALE:
-                self._load(member)
+                self._load(member, full=not member.proved)
 
     def slots(self) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first."""
@@ -185,11 +200,11 @@ class Pool:
     def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
         member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
 
-    def _load(self, member: _Member) -> None:
+    def _load(self, member: _Member, *, full: bool) -> None:
         if self._publication is not None:
             name, load = self._publication
             seconds = self._deadlines.publish + self._unit_seconds * member.units
-            self._call(member, load(member.handle), "load", seconds, publication=name)
+            self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
     def _settle(self, name: str, member: _Member, ref: Any) -> Event:
         call = member.calls.pop(ref)
@@ -203,10 +218,15 @@ class Pool:
         if call.kind == "start":
             member.state = advance(member.state, "started")
             member.idle_since = time.monotonic()
-            self._load(member)
+            self._load(member, full=True)
             return Started(name, value)
         if call.kind == "load":
             latest = self._publication is not None and self._publication[0] == call.publication
+            if isinstance(value, Refusal):
+                if latest:
+                    self._load(member, full=True)
+                return Refused(name, value.reason)
+            member.proved = True
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)

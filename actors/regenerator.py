@@ -15,7 +15,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, WorkUnit
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, WorkUnit
+from solrl_ray.revisions.container import Buffer
 from solrl_ray.rollout import Sampler
 
 
@@ -80,9 +81,9 @@ class Regenerator:
             skipped_layers=len(report.skipped),
         )
 
-    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
+    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Merge a revision into the weights, in place, and prove it."""
-        return self._weights.load(payload, probe)
+        return self._weights.load(payload, probe, full)
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         """Replay a selection's seeds with the current revision, which must be the unit's."""

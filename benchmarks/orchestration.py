@@ -44,8 +44,10 @@ from solrl_ray.records import (
     UnitResult,
     WorkUnit,
 )
-from solrl_ray.revisions.payload import Policy, Revision
-from solrl_ray.revisions.publish import Publisher
+from solrl_ray.revisions.container import Buffer
+from solrl_ray.revisions.manifest import Policy
+from solrl_ray.revisions.payload import read
+from solrl_ray.revisions.publish import Part, Publisher
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -77,8 +79,8 @@ class SleepingWorker:
     def start(self) -> Attestation:
         return Attestation(worker=self._name, device="none", tier="sleep", score_class="sleep", checks={})
 
-    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
-        revision = Revision.from_bytes(payload)
+    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt:
+        revision = read(payload).manifest
         expected = revision.expected[self.role]
         return Receipt(
             worker=self._name,
@@ -141,7 +143,7 @@ class SleepingLearner:
     def __init__(self, config: Config, rank: int) -> None:
         self._seconds = float(config.run.name.split("-")[-1])
         self._updates = 0
-        self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, quantized={MODULE: "nvfp4"})
+        self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, formats={MODULE: "nvfp4"})
         rank_of_lora = config.model.lora.rank
         self._factors = {
             f"{MODULE}.lora_A": torch.ones(rank_of_lora, 32),
@@ -192,8 +194,8 @@ class SleepingLearner:
     def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return self._factors
 
-    def revision(self, policy: Policy) -> Revision:
-        return self._publisher.build(self._updates, self._factors, policy=policy)
+    def part(self, policy: Policy) -> Part:
+        return self._publisher.part(self._updates, self._factors, policy=policy)
 
 
 def ideal_seconds(explorers: int, regenerators: int, stage: float) -> float:

@@ -43,6 +43,10 @@ class IterationMetrics:
     passes: int = 0
     """Forward and backward passes of learner rank 0."""
     expected_passes: int = 0
+    publication: dict[str, float] = field(default_factory=dict)
+    """Of the revision that was explored with, as explorers got it: ``bytes`` of the payload, ``snapshot`` (1 or 0),
+    ``bumped`` (modules whose amax grew), ``resyncs`` (workers that had to be sent the whole), ``load_seconds`` (the
+    slowest worker's)."""
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -134,9 +134,20 @@ class Receipt:
     bound_modules: int
     """How many LoRA-touched modules were overwritten."""
     buffer_digest: str
-    """SHA-256 over the touched modules' buffers, in name order."""
+    """`revisions.checksums.tensors_digest` of the touched modules' buffers."""
     probe_digest: str
-    """SHA-256 over the output of one fixed forward."""
+    """Digest of the output of one fixed forward."""
+    seconds: float = 0.0
+    """What verifying, swapping in and proving took; the worker was idle meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A worker's answer to a revision that it cannot take as it was sent: it needs the whole packed weights."""
+
+    worker: str
+    reason: str
+    """In words: a delta against another state, a damaged payload, weights that came out otherwise here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,13 @@ def iteration_metrics(
     seconds: dict[str, float],
     busy_seconds: dict[str, float],
     factors: Mapping[str, torch.Tensor],
+    publication: Mapping[str, float] | None = None,
 ) -> IterationMetrics:
     """Args:
     closed: the selector's end of the iteration.
     rewards: full-precision rewards of each prompt's regenerated seeds, in prompt and selection order.
     factors: LoRA factors of the trained policy after the update.
+    publication: of the revision that was explored with.
     """
     full = np.array(rewards, dtype=np.float64)
     proxy = np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)
@@ -62,4 +64,5 @@ def iteration_metrics(
         lora_digest=lora_digest(factors),
         passes=update.passes,
         expected_passes=describe(config).backwards,
+        publication=dict(publication or {}),
     )

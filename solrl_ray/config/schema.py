@@ -236,6 +236,16 @@ class Fleet(Part):
     deadlines: Deadlines = Deadlines()
 
 
+class Publish(Part):
+    """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
+
+    mode: Literal["packed", "lora", "branch"] = "packed"
+    """``packed``: quantised by the learner ranks, same bytes for all. ``lora``: explorers merge and quantise
+    themselves and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it."""
+    snapshot_every: Positive = 10
+    """``packed``: every n-th revision travels whole, those between as deltas."""
+
+
 class Evaluation(Part):
     every: int = 0
     """Iterations between evaluations on held-out prompts; 0: only before the first and after the last."""
@@ -284,6 +294,7 @@ class Config(Part):
     objective: Objective = Objective()
     learner: Learner = Learner()
     fleet: Fleet = Fleet()
+    publish: Publish = Publish()
     evaluation: Evaluation = Evaluation()
     compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()

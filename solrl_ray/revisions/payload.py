@@ -1,226 +1,130 @@
-"""A policy revision: an immutable record, its checksums, and its one-file form for the wire.
+"""A policy revision and what travels of it; ``docs/revisions.md`` has the format byte by byte.
 
-The wire form is a safetensors file whose metadata holds the manifest. Per touched module it has
+A payload is a safetensors file with the revision's whole manifest and those of its tensors that its receiver needs,
+each either raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``.
 
 =================  ======================  =====================================================
 name               dtype, shape            what it is
 =================  ======================  =====================================================
 ``<m>.lora_A``     float32 [rank, in]      factors of the policy
 ``<m>.lora_B``     float32 [out, rank]
-``<m>.packed``     uint8 [out, K/2]        merged weight in NVFP4 (`nvfp4.NVFP4Tensor`), if explorers
-``<m>.scales``     uint8 [out, K/16]       quantise this module; K is `in` padded to 32
-``<m>.amax``       float32 []
-``<m>.codes``      uint8 [out, in]         the same in FP8 (`quantization.fp8`), if explorers run that tier
-``<m>.scale``      float32 [out]
+``<m>.<tensor>``   by the module's format  merged weight as explorers hold it (`quantization.formats`)
 =================  ======================  =====================================================
-
-The manifest states the policy, the format (variant, nibble order), the LoRA scaling, the base it was merged
-into, SHA-256 of every tensor, and what every receiver must end with. It carries its own checksum.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
 
-import safetensors.torch
 import torch
 
-from solrl_ray.errors import RunError
-from solrl_ray.quantization import nvfp4
+from solrl_ray.revisions import container, delta
+from solrl_ray.revisions.checksums import stamp
+from solrl_ray.revisions.container import Buffer, Unusable
+from solrl_ray.revisions.manifest import Manifest, is_factor, module_of
 
-FORMAT = "solrl-revision-1"
-NIBBLE_ORDER = "low-first"
-FACTORS = ("lora_A", "lora_B")
-Policy = Literal["old", "default", "ema"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What a receiver must hold after it has taken a revision."""
-
-    modules: int
-    """LoRA-touched modules overwritten."""
-    digest: str
-    """`tensors_digest` of their buffers."""
+WHAT = "the revision's payload"
+DELTA_SUFFIX = ".xor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Revision:
-    """One version of a policy. Tensors are on the CPU; nobody changes them."""
+    """A whole revision. Tensors are on the CPU; nobody changes them."""
 
-    revision: int
-    """Updates that made this policy."""
-    parent: int | None
-    """The revision before; None for the first."""
-    policy: Policy = "old"
-    """``old`` is the sampling policy; the others are published for evaluation only."""
-    lora_rank: int
-    lora_alpha: float
-    targets: tuple[str, ...]
-    """Module-name suffixes that LoRA was attached to."""
-    base_digest: str
-    """`tensors_digest` of the touched modules' base weights."""
-    factors: dict[str, torch.Tensor]
-    packed: dict[str, dict[str, torch.Tensor]]
-    """Module path → merged weight as explorers hold it, by the names of `quantization.formats`."""
-    bumped: tuple[str, ...] = ()
-    """Modules that outgrew their frozen amax, which was doubled for them."""
-    expected: dict[str, Expected]
-    """By the receiver's role: ``explorer``, ``regenerator``."""
+    manifest: Manifest
+    tensors: dict[str, torch.Tensor]
+    """Exactly those that the manifest states."""
 
     @property
     def name(self) -> str:
-        """``revision-000020`` for the sampling policy, ``ema-000020`` for another one."""
-        return f"{'revision' if self.policy == 'old' else self.policy}-{self.revision:06d}"
+        return self.manifest.name
 
     @property
-    def scaling(self) -> float:
-        return self.lora_alpha / self.lora_rank
+    def factors(self) -> dict[str, torch.Tensor]:
+        """LoRA factors by name, float32."""
+        return {name: tensor for name, tensor in self.tensors.items() if is_factor(name)}
 
     @property
-    def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that LoRA touches, sorted."""
-        return touched_modules(self.factors)
-
-    def factor_tensors(self) -> dict[str, torch.Tensor]:
-        return dict(sorted(self.factors.items()))
-
-    def packed_tensors(self) -> dict[str, torch.Tensor]:
-        """The packed weights as plain tensors, by the names of the wire form."""
-        tensors: dict[str, torch.Tensor] = {}
-        for module, weight in sorted(self.packed.items()):
-            tensors.update(packed_buffers(module, weight))
-        return tensors
-
-    def manifest(self) -> str:
-        """The manifest as canonical JSON: equal revisions have equal manifests, byte for byte."""
-        tensors = self.factor_tensors() | self.packed_tensors()
-        body: dict[str, Any] = {
-            "format": FORMAT,
-            "revision": self.revision,
-            "parent": self.parent,
-            "policy": self.policy,
-            "variant": nvfp4.VARIANT,
-            "nibble_order": NIBBLE_ORDER,
-            "lora": {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": list(self.targets)},
-            "base_digest": self.base_digest,
-            "bumped": list(self.bumped),
-            "expected": {role: asdict(expected) for role, expected in self.expected.items()},
-            "tensors": {name: tensors_digest({name: tensor}) for name, tensor in tensors.items()},
-        }
-        return _canonical({"manifest": body, "sha256": _sha256(_canonical(body).encode())})
-
-    def digest(self) -> str:
-        """SHA-256 over everything a revision states and carries."""
-        return _sha256(self.manifest().encode())
-
-    def to_bytes(self) -> bytes:
-        tensors = self.factor_tensors() | self.packed_tensors()
-        return safetensors.torch.save(tensors, metadata={"manifest": self.manifest()})
-
-    @classmethod
-    def from_bytes(cls, payload: bytes) -> Revision:
-        """Reads the wire form back, refusing whatever is not exactly what was written.
-
-        Raises:
-            RunError: naming the first tensor that is cut off, missing or altered, or the manifest.
-        """
-        manifest = _read_header(payload)
-        return cls.from_parts(manifest, safetensors.torch.load(payload))
-
-    @classmethod
-    def from_parts(cls, manifest: str, tensors: Mapping[str, torch.Tensor]) -> Revision:
-        """A revision from its manifest and tensors. Raises `RunError` as `from_bytes` does."""
-        body = _read_manifest(manifest)
-        _check_tensors(body["tensors"], tensors)
-        packed: dict[str, dict[str, torch.Tensor]] = {}
-        for name in sorted(tensors):
-            module, _, kind = name.rpartition(".")
-            if kind not in FACTORS:
-                packed.setdefault(module, {})[kind] = tensors[name]
-        lora = body["lora"]
-        return cls(
-            revision=body["revision"],
-            parent=body["parent"],
-            policy=body["policy"],
-            lora_rank=lora["rank"],
-            lora_alpha=lora["alpha"],
-            targets=tuple(lora["targets"]),
-            base_digest=body["base_digest"],
-            factors={n: t for n, t in sorted(tensors.items()) if n.rpartition(".")[2] in FACTORS},
-            packed=packed,
-            bumped=tuple(body["bumped"]),
-            expected={role: Expected(**expected) for role, expected in body["expected"].items()},
-        )
+    def packed(self) -> dict[str, torch.Tensor]:
+        """Tensors of the quantised weights by name."""
+        return {name: tensor for name, tensor in self.tensors.items() if not is_factor(name)}
 
 
-def touched_modules(factors: Iterable[str]) -> tuple[str, ...]:
-    """Module paths of factor names ``<module>.lora_A`` and ``<module>.lora_B``, sorted."""
-    return tuple(sorted({name.rsplit(".", 1)[0] for name in factors}))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Payload:
+    """What a receiver was sent: verified as far as that goes without the parent's tensors."""
+
+    manifest: Manifest
+    tensors: dict[str, torch.Tensor]
+    """Those that were sent raw; views of the payload."""
+    deltas: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensor name → zstd frame, uint8."""
+    parent: str = ""
+    """`Manifest.packed_digest` of the revision that the deltas are against; empty without deltas."""
 
 
-def packed_buffers(module: str, weight: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A packed weight's tensors by their names in a revision."""
-    return {f"{module}.{name}": tensor for name, tensor in weight.items()}
+def encode(
+    manifest: Manifest,
+    tensors: Mapping[str, torch.Tensor],
+    deltas: Mapping[str, torch.Tensor] | None = None,
+    *,
+    parent: str = "",
+) -> bytes:
+    """The payload with the given part of a revision's tensors, and `deltas` against `parent`."""
+    named = {name + DELTA_SUFFIX: frame for name, frame in (deltas or {}).items()}
+    metadata = {"manifest": manifest.to_json()} | ({"parent": parent} if named else {})
+    return container.write({**tensors, **named}, metadata)
 
 
-def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over name, dtype, shape and bytes of each tensor, in name order."""
-    digest = hashlib.sha256()
+def read(buffer: Buffer) -> Payload:
+    """Reads a payload, refusing whatever is not exactly what was written.
+
+    Raises:
+        Unusable: naming the first tensor that is cut off, foreign or altered, or the manifest.
+    """
+    metadata, found = container.read(buffer, WHAT)
+    manifest = Manifest.from_json(metadata.get("manifest", ""))
+    deltas = {n.removesuffix(DELTA_SUFFIX): t for n, t in found.items() if n.endswith(DELTA_SUFFIX)}
+    tensors = {n: t for n, t in found.items() if not n.endswith(DELTA_SUFFIX)}
+    for name in sorted(deltas.keys() | tensors.keys()):
+        if name not in manifest.tensors:
+            raise Unusable(f"{WHAT} has tensor {name!r}, which its manifest does not state")
+    check(manifest, tensors)
+    if bool(deltas) != ("parent" in metadata):
+        raise Unusable(f"{WHAT} has {len(deltas)} deltas and names {'a' if 'parent' in metadata else 'no'} parent")
+    return Payload(manifest=manifest, tensors=tensors, deltas=deltas, parent=metadata.get("parent", ""))
+
+
+def check(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises `Unusable` naming the first tensor that does not have its stated checksum."""
     for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        if manifest.tensors.get(name) != stamp(tensor):
+            raise Unusable(f"tensor {name!r} of {WHAT} does not have the checksum its manifest states")
 
 
-def _read_header(payload: bytes) -> str:
-    """The manifest in a safetensors file's metadata, after checking that no tensor is cut off."""
-    start = 8 + int.from_bytes(payload[:8], "little")
-    if len(payload) < max(start, 8):
-        raise RunError(f"the revision's payload of {len(payload)} bytes is cut off inside its manifest")
-    try:
-        header = json.loads(payload[8:start])
-        manifest = header.pop("__metadata__")["manifest"]
-        ends = {name: entry["data_offsets"][1] for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"the manifest of the revision's payload is unreadable: {error}") from error
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
-        if start + end > len(payload):
-            raise RunError(f"the revision's payload of {len(payload)} bytes is cut off inside tensor {name!r}")
-    if len(payload) != start + max(ends.values(), default=0):
-        raise RunError(f"the revision's payload of {len(payload)} bytes is longer than its manifest says")
-    return str(manifest)
+def deltas_between(new: Revision, old: Revision) -> dict[str, torch.Tensor]:
+    """Deltas of the packed tensors of `new` for which they are smaller than the tensor itself."""
+    frames = {
+        name: delta.encode(tensor, old.tensors[name]) for name, tensor in new.packed.items() if name in old.tensors
+    }
+    return {name: frame for name, frame in frames.items() if frame is not None}
 
 
-def _read_manifest(manifest: str) -> dict[str, Any]:
-    try:
-        parsed = json.loads(manifest)
-        body, stated = parsed["manifest"], parsed["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"the manifest of the revision is unreadable: {error}") from error
-    if _sha256(_canonical(body).encode()) != stated:
-        raise RunError("the manifest of the revision does not have the checksum it states")
-    found = (body["format"], body["variant"], body["nibble_order"])
-    if found != (FORMAT, nvfp4.VARIANT, NIBBLE_ORDER):
-        raise RunError(f"the revision is in format {found}, not {(FORMAT, nvfp4.VARIANT, NIBBLE_ORDER)}")
-    return dict(body)
+def packed_from(
+    payload: Payload, parent: Mapping[str, torch.Tensor], modules: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """The packed tensors of `modules` that a payload carries, with deltas applied to the tensors of `parent`.
 
-
-def _check_tensors(stated: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> None:
-    for name in sorted(stated.keys() | tensors.keys()):
-        if name not in tensors:
-            raise RunError(f"the revision lacks tensor {name!r}, which its manifest states")
-        if stated.get(name) != tensors_digest({name: tensors[name]}):
-            raise RunError(f"tensor {name!r} of the revision does not have the checksum its manifest states")
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+    Raises:
+        Unusable: a delta that is damaged or was made against other tensors.
+    """
+    wanted = set(modules)
+    found = {n: t for n, t in payload.tensors.items() if not is_factor(n) and module_of(n) in wanted}
+    for name, frame in payload.deltas.items():
+        if module_of(name) not in wanted:
+            continue
+        if name not in parent:
+            raise Unusable(f"the delta of tensor {name!r} is against a tensor that is not held here")
+        found[name] = delta.decode(frame, parent[name], name, payload.manifest.tensors[name])
+    return found

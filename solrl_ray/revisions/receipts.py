@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import Receipt
-from solrl_ray.revisions.payload import Expected, Revision
+from solrl_ray.revisions.manifest import Expected, Manifest
 
 REMEMBERED = 4
 """Revisions whose late receipts can still be judged."""
 
 
-def check(receipts: Iterable[Receipt], revision: Revision) -> None:
+def check(receipts: Iterable[Receipt], revision: Manifest) -> None:
     """Judges all receipts of one revision.
 
     Raises:
@@ -39,7 +39,7 @@ class ReceiptBook:
         self._expected: dict[tuple[str, int], dict[str, Expected]] = {}
         self._probes: dict[tuple[tuple[str, int], str, str], tuple[str, str]] = {}
 
-    def expect(self, revision: Revision) -> None:
+    def expect(self, revision: Manifest) -> None:
         """From now on receipts for `revision` are judged; the oldest revisions are forgotten."""
         name = (revision.policy, revision.revision)
         self._expected.pop(name, None)  # the newest stands last

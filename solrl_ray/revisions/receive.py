@@ -1,4 +1,9 @@
-"""How a worker takes a revision: every touched buffer overwritten in place, then read back and digested."""
+"""How a worker takes a revision: new weights are made and proved aside, then written in place, then read back.
+
+    payload ─► verify ─► decode deltas | merge and quantise ─► compare checksums ─► swap ─► digest for the receipt
+
+Until the swap nothing has changed, so that a payload that cannot be used leaves the worker as it was.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,17 @@ import torch
 from torch import nn
 
 from solrl_ray.errors import RunError
+from solrl_ray.quantization.formats import Format, pack
 from solrl_ray.quantization.layers import QuantizedLinear
-from solrl_ray.revisions.payload import Revision, packed_buffers, tensors_digest
-from solrl_ray.revisions.publish import merge_module
+from solrl_ray.revisions.branch import BranchLinear
+from solrl_ray.revisions.checksums import stamp, tensors_digest
+from solrl_ray.revisions.container import Unusable
+from solrl_ray.revisions.manifest import Manifest, module_of
+from solrl_ray.revisions.payload import Payload, packed_from
+from solrl_ray.revisions.publish import branch_factors, merge_module, touched_linears
+
+Layer = nn.Linear | QuantizedLinear | BranchLinear
+Tensors = dict[str, torch.Tensor]
 
 
 class Receiver:
@@ -20,95 +33,118 @@ class Receiver:
     that compiled graphs over them stay valid.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, quantized_base: Mapping[str, torch.Tensor] | None = None) -> None:
+        """
+        Args:
+            quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
+                (`quantized_bases`); needed to take a revision that carries factors alone.
+        """
         self._model = model
-        self._base: dict[str, torch.Tensor] | None = None
+        self._quantized_base = dict(quantized_base or {})
+        self._base: Tensors | None = None
+        self._base_digest = ""
 
-    def apply(self, revision: Revision) -> tuple[int, str]:
-        """Takes a revision; returns how many modules were overwritten and `tensors_digest` of what they hold
-        now.
+    def apply(self, payload: Payload) -> tuple[int, str]:
+        """Takes a revision; returns how many modules were overwritten and `tensors_digest` of what they hold now.
 
         Raises:
+            Unusable: a delta against another state, or weights that came out otherwise than published. Nothing
+                was changed; the same revision's whole packed weights would do.
             RunError: nothing to overwrite, a module that the model lacks or holds otherwise, another base.
         """
+        manifest = payload.manifest
+        if not manifest.modules:
+            raise RunError(f"{manifest.name} touches no module: nothing would be published")
+        layers = {module: touched_layer(self._model, module) for module in manifest.modules}
+        self._remember_base(manifest, layers)
+        self._check_mergeable(payload, layers)
+        staged = self._stage(payload, layers)
+        held: Tensors = {}
+        for module, layer in layers.items():
+            held |= self._swap(payload, module, layer, staged.get(module, {}))
+        return len(layers), tensors_digest(held)
+
+    def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
+        """Copies of the weights of touched, unquantised modules; taken before any revision is applied."""
         if self._base is None:
-            self._base = base_copies(self._model, revision)
-        if any(isinstance(self._model.get_submodule(module), QuantizedLinear) for module in revision.modules):
-            return apply_packed(self._model, revision, self._base)
-        return apply_merged(self._model, revision, self._base)
+            linears = {m: layer for m, layer in layers.items() if isinstance(layer, nn.Linear)}
+            self._base = {module: linear.weight.detach().clone() for module, linear in linears.items()}
+            if len(linears) == len(layers):  # a worker that quantises some never holds the rest of the base
+                self._base_digest = tensors_digest({f"{m}.weight": weight for m, weight in self._base.items()})
+        if self._base_digest not in ("", manifest.base_digest):
+            raise RunError(f"{manifest.name} was made for other base weights than this worker's")
 
+    def _check_mergeable(self, payload: Payload, layers: Mapping[str, Layer]) -> None:
+        for module in (m for m, layer in layers.items() if isinstance(layer, nn.Linear)):
+            if f"{module}.lora_A" not in payload.tensors:
+                raise RunError(f"{payload.manifest.name} packs {module}, which this worker holds unquantised")
+            if self._base is None or module not in self._base:
+                raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
 
-def base_copies(model: nn.Module, revision: Revision) -> dict[str, torch.Tensor]:
-    """Copies of the weights of touched, unquantised modules; taken before any revision is applied."""
-    layers = {module: touched_layer(model, module) for module in revision.modules}
-    return {module: layer.weight.detach().clone() for module, layer in layers.items() if isinstance(layer, nn.Linear)}
+    @torch.no_grad()
+    def _stage(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
+        """What every quantised layer is to hold, proved. Merged weights need no stage: a receipt proves them."""
+        quantized = {m: layer for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
+        current: Tensors = {}
+        if payload.deltas:
+            current = {f"{m}.{n}": t for m, layer in quantized.items() for n, t in layer.tensors().items()}
+        staged: dict[str, Tensors] = {}
+        for name, tensor in packed_from(payload, current, quantized).items():
+            staged.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
+        for module, layer in quantized.items():
+            if module not in staged:
+                staged[module] = self._requantized(payload, module, layer.format)
+        return staged
 
-
-@torch.no_grad()
-def apply_packed(model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Takes a revision into a quantised model: packed bytes, or merged weights where a touched layer is not
-    quantised.
-
-    `base_weights` are needed for the latter only. Returns and raises as `Receiver.apply`.
-    """
-    _check_touches(revision)
-    held: dict[str, torch.Tensor] = {}
-    for module in revision.modules:
-        layer = touched_layer(model, module)
-        if isinstance(layer, nn.Linear):
-            if module in revision.packed:
-                raise RunError(f"{revision.name} packs {module}, which this worker holds unquantised")
-            held[f"{module}.weight"] = _merge_into(layer, module, revision, base_weights)
-            continue
-        if module not in revision.packed:
-            raise RunError(f"{revision.name} does not pack {module}, which this worker holds quantised")
+    @torch.no_grad()
+    def _swap(self, payload: Payload, module: str, layer: Layer, staged: Tensors) -> Tensors:
+        """Writes a layer's new weights into its buffers; returns these by their names in a revision."""
+        manifest, factors = payload.manifest, payload.tensors
         try:
-            layer.load(revision.packed[module])
+            if isinstance(layer, nn.Linear):
+                assert self._base is not None
+                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
+                return {f"{module}.weight": layer.weight}
+            if isinstance(layer, BranchLinear):
+                layer.load(*branch_factors(module, factors, manifest.scaling, layer.lora_a.dtype))
+            else:
+                layer.load(staged)
         except ValueError as error:
-            raise RunError(f"{revision.name} does not fit {module}: {error}") from error
-        held.update(packed_buffers(module, layer.tensors()))
-    return len(revision.modules), tensors_digest(held)
+            raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
+        return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
+
+    def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
+        """A packed weight from factors, which must come out as it was published."""
+        manifest = payload.manifest
+        if module not in manifest.formats:
+            raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
+        if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
+            raise Unusable(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
+        base = self._quantized_base[module]
+        merged = merge_module(base, module, payload.tensors, manifest.scaling)
+        tensors = pack(format, merged, manifest.amax.get(module))
+        for name, tensor in tensors.items():
+            if manifest.tensors.get(f"{module}.{name}") != stamp(tensor):
+                raise Unusable(f"{module}.{name} of {manifest.name} came out otherwise here than it was published")
+        return tensors
 
 
-@torch.no_grad()
-def apply_merged(model: nn.Module, revision: Revision, base_weights: Mapping[str, torch.Tensor]) -> tuple[int, str]:
-    """Takes a revision into a full-precision model: factors merged in float64, rounded once to the weight's
-    dtype.
-
-    Returns and raises as `Receiver.apply`.
-    """
-    _check_touches(revision)
-    if tensors_digest(base_weights) != revision.base_digest:
-        raise RunError(f"{revision.name} was made for other base weights than this worker's")
-    held: dict[str, torch.Tensor] = {}
-    for module in revision.modules:
-        layer = touched_layer(model, module)
-        if not isinstance(layer, nn.Linear):
-            raise RunError(f"{module} is quantised, but only full-precision weights can be merged into")
-        held[f"{module}.weight"] = _merge_into(layer, module, revision, base_weights)
-    return len(revision.modules), tensors_digest(held)
+def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
+    """Bfloat16 copies, by path, of the touched weights that `quantized` names; taken before `quantize_`."""
+    linears = touched_linears(model, targets)
+    return {
+        path: linear.weight.detach().to(torch.bfloat16, copy=True)
+        for path, linear in linears.items()
+        if path in quantized
+    }
 
 
-def touched_layer(model: nn.Module, module: str) -> nn.Linear | QuantizedLinear:
+def touched_layer(model: nn.Module, module: str) -> Layer:
     """The layer at a touched module's path. Raises `RunError` if the model has no linear there."""
     try:
         layer = model.get_submodule(module)
     except AttributeError as error:
         raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
-    if not isinstance(layer, nn.Linear | QuantizedLinear):
+    if not isinstance(layer, nn.Linear | QuantizedLinear | BranchLinear):
         raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
     return layer
-
-
-def _merge_into(
-    layer: nn.Linear, module: str, revision: Revision, base_weights: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
-    if module not in base_weights:
-        raise RunError(f"{revision.name} touches {module}, whose base this worker did not keep")
-    layer.weight.copy_(merge_module(module, base_weights[module], revision.factors, revision.scaling))
-    return layer.weight
-
-
-def _check_touches(revision: Revision) -> None:
-    if not revision.modules:
-        raise RunError(f"{revision.name} touches no module: nothing would be published")

@@ -23,10 +23,12 @@ from solrl_ray.records import (
     Prompt,
     PromptEmbedding,
     Receipt,
+    Refusal,
     SampleGroup,
     UnitResult,
     WorkUnit,
 )
+from solrl_ray.revisions.container import Buffer
 from solrl_ray.scheduling.ledger import Outcome
 from tests.small import digests, small_config, summary
 
@@ -55,9 +57,9 @@ class KilledBeforeItWorks(Explorer):
         kill_once(self._config, "start")
         return super().start()
 
-    def load_revision(self, payload: bytes, probe: PromptEmbedding) -> Receipt:
-        receipt = super().load_revision(payload, probe)
-        if receipt.revision == 1:
+    def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+        receipt = super().load_revision(payload, probe, full)
+        if isinstance(receipt, Receipt) and receipt.revision == 1:
             kill_once(self._config, "load")
         return receipt
 

@@ -1,0 +1,68 @@
+"""What proves that tensors are the stated ones: a CRC-32C each, and one SHA-256 over those.
+
+CRC-32C runs at memory speed, so that a worker can prove gigabytes of weights in every iteration; it guards
+against accidents, not against forgery.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import torch
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""Types of tensors by their names in safetensors files."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a tensor must be."""
+
+    dtype: str
+    """As safetensors calls it: ``F32``, ``U8``, …"""
+    shape: tuple[int, ...]
+    crc32c: int
+    """CRC-32C (Castagnoli, RFC 3720 appendix B.4) over the tensor's bytes, row by row, little-endian."""
+
+
+def stamp(tensor: torch.Tensor) -> Stamp:
+    """The stamp of what a tensor holds now, on whatever device."""
+    return Stamp(_NAMES[tensor.dtype], tuple(tensor.shape), google_crc32c.value(raw_bytes(tensor)))
+
+
+def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor's bytes, uint8 [n]; a view where the tensor is contiguous and on the CPU."""
+    array: np.ndarray = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return array
+
+
+def stamps_digest(stamps: Mapping[str, Stamp]) -> str:
+    """SHA-256, in hex, over the line ``<name> <dtype> <shape> <crc32c>`` of each tensor, in name order.
+
+    The shape is written ``4,48``, the CRC as eight hex digits.
+    """
+    lines = [
+        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {stamp.crc32c:08x}\n"
+        for name, stamp in sorted(stamps.items())
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """`stamps_digest` of what the tensors hold now."""
+    return stamps_digest({name: stamp(tensor) for name, tensor in tensors.items()})
