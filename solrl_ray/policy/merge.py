@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+_CACHE_BYTES = {"cuda": 24 << 20}
+"""Rows are merged in blocks whose sums stay in the device's cache while the rank is run through; 1 MiB on a CPU."""
+
 
 @torch.no_grad()
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
@@ -29,10 +32,15 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
         raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
     a = lora_a.to(base.device, torch.float64)
     b = lora_b.to(base.device, torch.float64)
-    total = torch.zeros(base.shape, dtype=torch.float64, device=base.device)
-    for r in range(rank):
-        total.addcmul_(b[:, r : r + 1], a[r : r + 1, :])
-    return round_once(total.mul_(scaling).add_(base.to(torch.float64)), base.dtype)
+    merged = torch.empty_like(base)
+    rows = max(1, _CACHE_BYTES.get(base.device.type, 1 << 20) // (8 * max(1, base.shape[1])))
+    for start in range(0, base.shape[0], rows):
+        block = slice(start, start + rows)
+        total = torch.zeros(base[block].shape, dtype=torch.float64, device=base.device)
+        for r in range(rank):
+            total.addcmul_(b[block, r : r + 1], a[r : r + 1, :])
+        merged[block] = round_once(total.mul_(scaling).add_(base[block].to(torch.float64)), base.dtype)
+    return merged
 
 
 def round_once(value: Tensor, dtype: torch.dtype) -> Tensor:
