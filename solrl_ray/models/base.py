@@ -71,8 +71,6 @@ class DiffusionModel(ABC):
     """Largest `model.max_sequence_length` that the stock pipeline takes."""
     PATCH: ClassVar[int]
     """Latent cells a side of one image token."""
-    BLOCKS: ClassVar[tuple[str, ...]] = ("transformer_blocks",)
-    """Attributes of the transformer that hold its repeated blocks."""
     CONVOLUTIONS: ClassVar[tuple[str, ...]] = ()
     """Ends of the paths of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
 
@@ -154,10 +152,6 @@ class DiffusionModel(ABC):
     @property
     def transformer(self) -> nn.Module:
         return self._module("transformer")
-
-    def blocks(self) -> list[nn.Module]:
-        """The transformer's repeated blocks, in the order of a forward: what is compiled one by one."""
-        return [block for name in self.BLOCKS for block in getattr(self.transformer, name)]
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:

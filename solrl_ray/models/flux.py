@@ -29,7 +29,6 @@ class Flux(DiffusionModel):
     ENCODERS = ("text_encoder", "text_encoder_2")
     LONGEST = 512
     PATCH = PATCH
-    BLOCKS = ("transformer_blocks", "single_transformer_blocks")
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))

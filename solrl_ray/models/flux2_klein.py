@@ -28,7 +28,6 @@ class Flux2Klein(DiffusionModel):
     ENCODERS = ("text_encoder",)
     LONGEST = 512
     PATCH = 2
-    BLOCKS = ("transformer_blocks", "single_transformer_blocks")
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))

@@ -128,6 +128,12 @@ def test_metrics_say_what_was_learned_from(build: Build) -> None:
     assert metrics.loss == metrics.policy_loss
 
 
+def test_a_learner_attends_without_cudnn(build: Build) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    build()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_old_and_ema_follow_the_trained_policy_and_nothing_else_moves(build: Build) -> None:
     learner = build(objective={"old_decay": {"kind": "linear", "slope": 0.25, "cap": 0.5}})
     transformer = learner._model.transformer

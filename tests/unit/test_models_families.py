@@ -14,13 +14,17 @@ from diffusers import Flux2KleinPipeline, SanaPipeline, StableDiffusion3Pipeline
 from torch import Tensor
 
 from solrl_ray import models
+from solrl_ray.compilation import blocks
 from solrl_ray.config.schema import Decoding, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import check_base, save_lora
+from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding
+from solrl_ray.revisions.publish import Publisher
+from solrl_ray.revisions.receive import Receiver
 from tests import tiny
 
 TEXTS = ["a red square", "two blue circles"]
@@ -191,8 +195,8 @@ def test_sizes_before_loading_are_those_of_the_loaded_model(family: Family, path
     assert (bare.latent_shape, bare.image_tokens) == (model.latent_shape, model.image_tokens)
 
 
-def test_blocks_hold_every_layer_that_lora_trains(family: Family, model: DiffusionModel) -> None:
-    inside = {id(module) for block in model.blocks() for module in block.modules()}
+def test_every_layer_that_lora_trains_is_in_a_block_that_is_compiled(family: Family, model: DiffusionModel) -> None:
+    inside = {id(module) for block in blocks(model.transformer) for module in block.modules()}
     named = model.transformer.named_modules()
     targets = [module for name, module in named if name.endswith(tuple(f".{end}" for end in family.targets))]
     assert targets
@@ -259,15 +263,54 @@ def test_a_lora_of_another_base_is_refused_before_weights_are_loaded(
         check_base("lora", {"blocks.0.qkv.lora_A": a}, skeleton)
 
 
+def random_factors(model: DiffusionModel) -> dict[str, Tensor]:
+    """Attaches adapters to the model for their names and shapes."""
+    adapters.attach(model.transformer, model.config.lora, run_seed=1)
+    factors = adapters.factors(model.transformer, "default")
+    return {name: noise(*factor.shape, seed=i) * 0.2 for i, (name, factor) in enumerate(factors.items())}
+
+
+def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path: Path) -> None:
+    learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
+    publisher = Publisher.for_model(learner.transformer, learner.config, "nvfp4-emulated")
+    revision = publisher.build(1, random_factors(learner))
+    assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
+    latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)
+    with torch.no_grad():
+        before = regenerator.velocity(latents, 0.5, batch)
+        for role, model in (("regenerator", regenerator), ("explorer", explorer)):
+            bound, digest = Receiver(model.transformer).apply(revision)
+            assert (bound, digest) == (revision.expected[role].modules, revision.expected[role].digest)
+        exact, preview = (model.velocity(latents, 0.5, batch) for model in (regenerator, explorer))
+    moved = (exact - before).norm()
+    assert moved > 0.02 * before.norm()
+    # The preview follows the policy, up to the error of four bits.
+    assert (preview - exact).norm() < 0.5 * exact.norm()
+
+
+def test_gradient_checkpointing_changes_no_gradient(family: Family, path: Path) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = models.load(family.config(path), "cpu")
+        adapters.attach(model.transformer, model.config.lora, run_seed=1)
+        batch = batch_of(model, TEXTS)
+        if checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+        model.velocity(noise(2, *model.latent_shape), torch.tensor([0.3, 0.9]), batch).square().mean().backward()
+        trained = adapters.parameters(model.transformer, "default").values()
+        gradients.append([parameter.grad for parameter in trained])
+    assert any(gradient.abs().max() > 0 for gradient in gradients[0])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-4)
+
+
 def test_a_lora_saved_by_us_loads_in_the_stock_pipeline_as_what_we_merge(
     family: Family, path: Path, tmp_path: Path
 ) -> None:
     model = models.load(family.config(path), "cpu")
     lora = model.config.lora
     weights = {name: module.weight for name, module in model.transformer.named_modules() if hasattr(module, "weight")}
-    adapters.attach(model.transformer, lora, run_seed=1)
-    factors = adapters.factors(model.transformer, "default")
-    factors = {name: noise(*factor.shape, seed=i) * 0.2 for i, (name, factor) in enumerate(factors.items())}
+    factors = random_factors(model)
     save_lora(tmp_path / "lora", factors, lora, type(model).CONVOLUTIONS)
 
     stock, start = family.stock(path), noise(2, *model.latent_shape)
