@@ -41,8 +41,9 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
         UserError: there is nothing to compile, or CUDA graphs are asked for on another device.
     """
     if not compiles(settings, device, tier):
-        why = f"tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else "compile.enabled"
-        return f"no: {why}"
+        if tier in EAGER_TIERS:
+            return f"no: tier {tier} keeps the reference's bits"
+        return f"no: compile.enabled is {'false' if settings.enabled is False else 'not true, and this is no GPU'}"
     if settings.cudagraphs and device.type != "cuda":
         raise UserError(f"compile.cudagraphs is true, but there are no CUDA graphs on {device}; set it to false")
     found = blocks(transformer)

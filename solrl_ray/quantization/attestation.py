@@ -191,7 +191,7 @@ def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor
     return exact, operand.abs() @ other.abs().t() * alpha + bias.double().abs()
 
 
-_KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_q", "nvfp4": r"e2m1|fp4|f4|nvjet_o"}
+_KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_(sm\d+_)?q", "nvfp4": r"e2m1|fp4|f4|nvjet_(sm\d+_)?o"}
 """Tier → what the name of its matrix product's kernel contains (CUTLASS and cuBLAS name the operand type)."""
 
 
