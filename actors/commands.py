@@ -19,6 +19,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
 from solrl_ray.run_folder import RunFolder
+from solrl_ray.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
 
@@ -41,8 +42,10 @@ def train(
         UserError: bad input, before any training state is touched.
         RunError: the run cannot go on; the run folder can be resumed.
     """
-    folder = RunFolder.of(config)
-    folder.create(config, resume=resume)
+    folder, first = RunFolder.of(config), None
+    if config.run.init and not resume:
+        config, first = warm_start(config)
+    folder.create(config, resume=resume, first=first)
     folder.unlock()  # the controller claims it: the process that writes
     with ExitStack() as stack:
         if connect(address):

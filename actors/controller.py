@@ -70,7 +70,7 @@ class Controller:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
         self._folder.lock(seconds=30.0)
-        point = resume_point(self._folder, iterations=self._config.run.iterations)
+        point = resume_point(self._folder, iterations=self._config.run.iterations, init=self._config.run.init)
         self._telemetry.resume(point.iterations, point.evaluations)
         for note in point.notes:
             self._telemetry.message(note)
@@ -169,11 +169,18 @@ class Controller:
     # Evaluation
 
     def _evaluate_start(self) -> None:
-        """Revision 0 is the base model: LoRA's B is zero."""
+        """Revision 0 is the base model, for LoRA's B is zero; unless it came from elsewhere: then it is measured too."""
         if self._config.evaluation.reference and not self._evaluated("real", 0):
             self._evaluator.run("real", 0, self._heldout, {})
+        if not self._config.run.init:
+            if not self._evaluated("base", 0):
+                self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout))
+            return
         if not self._evaluated("base", 0):
-            self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout))
+            self._fleet.publish(self._fleet.regenerators, self._learners.revision("base"), self._probe)
+            self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout), holder="base")
+        self._evaluate_ema(0)
+        self._fleet.publish(self._fleet.regenerators, self._learners.revision("old"), self._probe)
 
     def _evaluate_on_the_way(self, updates: int) -> None:
         every = self._config.evaluation.every

@@ -28,18 +28,20 @@ class Evaluator:
         self._telemetry = telemetry
 
     def run(
-        self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]
+        self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], *, holder: str = ""
     ) -> EvaluationMetrics:
         """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures.
 
         Args:
             updates: updates done so far; also the revision that the regenerators hold.
             embeddings: prompt id → reference of its embedding.
+            holder: the policy that the regenerators were given; else EMA's, or the sampling policy, whose revision 0
+                is the base.
         """
         started = time.monotonic()
         self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
-        holder = "ema" if policy == "ema" else "old"  # the base is revision 0 of the sampling policy
+        holder = holder or ("ema" if policy == "ema" else "old")
         ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, policy=holder))
         pool, pictured = self._fleet.regenerators, self._pictured(prompts)
         rewards: dict[str, tuple[float, ...]] = {}

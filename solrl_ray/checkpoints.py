@@ -12,7 +12,7 @@ import posixpath
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import fsspec
 
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
+from solrl_ray.learning.state import LearnerState
 
 MANIFEST = "state.json"
 WAITING = 4
@@ -31,6 +32,35 @@ def retained(updates: Iterable[int], checkpoints: Checkpoints) -> set[int]:
     there = sorted(updates)
     for_good = {n for n in there if checkpoints.every and n % checkpoints.every == 0}
     return set(there[-checkpoints.keep :]) | for_good
+
+
+def newest_state(
+    checkpoints: Sequence[tuple[int, Path]], run: Path
+) -> tuple[int, LearnerState | None, tuple[str, ...]]:
+    """The newest checkpoint that verifies, and a note on each damaged one that was passed over; 0 and None for none.
+
+    Args:
+        checkpoints: (updates, folder), oldest first.
+        run: the folder to name in an error.
+
+    Raises:
+        UserError: there are some, and all are damaged.
+    """
+    damaged: list[tuple[int, str]] = []
+    for updates, path in reversed(checkpoints):
+        try:
+            state = LearnerState.load(path)
+        except (UserError, OSError) as error:
+            damaged.append((updates, str(error)))
+            continue
+        notes = (
+            f"the checkpoint after {number} updates is passed over: {reason}; going on from the one after {updates}"
+            for number, reason in damaged
+        )
+        return updates, state, tuple(notes)
+    if damaged:
+        raise UserError(f"no checkpoint of {run} can be read: {damaged[0][1]}")
+    return 0, None, ()
 
 
 def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -158,9 +159,14 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def _fresh(arguments: argparse.Namespace) -> Loaded:
-    if not arguments.config:
+    files, overrides = arguments.config, arguments.set
+    init: str = getattr(arguments, "init", "")
+    if init:
+        files = files or [(continuation.origin(Path(init)) or Path(init)) / continuation.FILE]
+        overrides = [f"run.init={json.dumps(init)}", "run.init_digest=''", *overrides]
+    if not files:
         raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
-    loaded = load_with_sources(arguments.config, arguments.set)
+    loaded = load_with_sources(files, overrides)
     checks.check(loaded.config, loaded.sources)
     return loaded
 
@@ -179,6 +185,7 @@ def _resumed(arguments: argparse.Namespace) -> Loaded:
     else:
         raise UserError("--resume needs a run folder or the run's configuration files.")
     was = continuation.stored(folder)
+    loaded = replace(loaded, config=continuation.carried(loaded.config, was))
     checks.check(loaded.config, loaded.sources)
     continuation.check(loaded.config, was, folder, loaded.sources)
     for note in continuation.notes(loaded.config, was):
@@ -233,6 +240,14 @@ def parser() -> argparse.ArgumentParser:
         const="",
         metavar="RUN",
         help="continue the run in this folder, or the run that CONFIG names",
+    )
+    command.add_argument(
+        "--from",
+        dest="init",
+        default="",
+        metavar="RUN|LORA",
+        help="begin with the policy of a run, one of its checkpoints or a LoRA file; without CONFIG, with the "
+        "configuration of that run: --from runs/demo --set run.name=fork",
     )
     command.add_argument("--dry-run", action="store_true", help="check everything, print the arithmetic, stop")
     command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")

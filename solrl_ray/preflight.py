@@ -27,6 +27,7 @@ from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS
 from solrl_ray.quantization.scope import plan as quantization_plan
 from solrl_ray.records import Prompt
 from solrl_ray.rewards import REGISTERED, import_callable
+from solrl_ray.warm_start import warm_start
 
 GIGABYTE = 10**9
 
@@ -54,6 +55,8 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     _rewards(config, sources)
     facts = model_facts(config, sources)
     _space(config, sources)
+    if config.run.init and not config.run.init_digest:  # once it has begun, a run has it in its own folder
+        warm_start(config, sources)
     if config.checkpoints.upload:
         filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
     return Inputs(train=train, heldout=heldout, facts=facts, notes=_truncation(config, train + heldout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from solrl_ray.checkpoints import newest_state
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
@@ -24,18 +25,22 @@ class ResumePoint:
     """What the user should know: checkpoints that were passed over because they are damaged."""
 
 
-def resume_point(folder: RunFolder, *, iterations: int) -> ResumePoint:
+def resume_point(folder: RunFolder, *, iterations: int, init: str = "") -> ResumePoint:
     """Find it, and drop what lies beyond it. A new run begins at 0.
 
     Args:
         iterations: how many the run shall have.
+        init: what the run was warm-started from: then it has a checkpoint of 0 updates.
 
     Raises:
-        UserError: more updates than `iterations` have been made. Nothing was dropped.
+        UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing
+            was dropped.
         RunError: metrics of an iteration that a checkpoint contains are missing. Nothing was dropped.
     """
-    updates, state, notes = _newest(folder)
+    updates, state, notes = newest_state(folder.checkpoints(), folder.path)
     folder.check_length(iterations, updates)
+    if init and state is None:
+        raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
     folder.drop_beyond(updates)
@@ -60,22 +65,3 @@ def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], 
             f"but the newest checkpoint is after {updates} updates"
         )
     return iterations, evaluations
-
-
-def _newest(folder: RunFolder) -> tuple[int, LearnerState | None, tuple[str, ...]]:
-    """The newest checkpoint that verifies, and a note on each damaged one that was passed over, unless all are."""
-    damaged: list[tuple[int, str]] = []
-    for updates, path in reversed(folder.checkpoints()):
-        try:
-            state = LearnerState.load(path)
-        except (UserError, OSError) as error:
-            damaged.append((updates, str(error)))
-            continue
-        notes = (
-            f"the checkpoint after {number} updates is passed over: {reason}; going on from the one after {updates}"
-            for number, reason in damaged
-        )
-        return updates, state, tuple(notes)
-    if damaged:
-        raise UserError(f"no checkpoint of {folder.path} can be read: {damaged[0][1]}")
-    return 0, None, ()

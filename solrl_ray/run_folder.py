@@ -22,6 +22,7 @@ from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.files import make_folder, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup
 
@@ -53,11 +54,14 @@ class RunFolder:
 
     # Who may write
 
-    def create(self, config: Config, *, resume: bool) -> None:
+    def create(self, config: Config, *, resume: bool, first: LearnerState | None = None) -> None:
         """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`.
 
         A run counts as begun once something was journaled or trained; what an attempt left that ended before is
         cleared away, so that the corrected command can be given again.
+
+        Args:
+            first: the state that a warm-started run begins with.
 
         Raises:
             UserError: a new run into a folder that has one, a resume of a folder that has none or has more updates
@@ -76,6 +80,8 @@ class RunFolder:
                 self._start_over(config)
             remove_partial(self.path)
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
+            if first is not None:
+                first.save(self.checkpoint(0))
         except OSError as error:
             self.unlock()
             raise self._unwritable(error) from None
@@ -155,7 +161,7 @@ class RunFolder:
             )
 
     def _start_over(self, config: Config) -> None:
-        if self.checkpoints() or any((self.path / "journal").glob("*.jsonl")):
+        if any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl")):
             raise UserError(
                 f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
                 "continue it with --resume or choose another name with --set run.name=…"
@@ -164,6 +170,7 @@ class RunFolder:
             return  # what else may be here is not ours
         for name in _BEFORE_TRAINING:
             _remove(self.path / name)
+        _remove(self.checkpoint(0))
 
     def _unwritable(self, error: OSError) -> UserError:
         where = f" ({error.filename})" if error.filename else ""

@@ -21,6 +21,14 @@ def stored(run_folder: Path) -> Config:
     return load([run_folder / FILE])
 
 
+def origin(path: Path) -> Path | None:
+    """The run folder that `path` is, or is a checkpoint of; None if it is neither."""
+    if (path / FILE).is_file():
+        return path
+    run = path.absolute().parent.parent
+    return run if (path / "state.json").is_file() and (run / FILE).is_file() else None
+
+
 def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> str | None:
     """The first dotted key, in the schema's order, whose values differ; keys under `free` may differ."""
     left, right = _leaves(one), _leaves(other)
@@ -54,6 +62,13 @@ _SPLITS_SUMS = (
     "learner.world_size",
     "learner.zero_stage",
 )
+
+
+def carried(given: Config, was: Config) -> Config:
+    """`given` with what the run wrote down itself when it began."""
+    if given.run.init_digest:
+        return given
+    return given.model_copy(update={"run": given.run.model_copy(update={"init_digest": was.run.init_digest})})
 
 
 def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> None:

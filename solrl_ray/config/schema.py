@@ -30,6 +30,10 @@ class Run(Part):
     """The run seed: part of every random address."""
     iterations: Positive = 20
     """Iterations (policy updates) to train."""
+    init: str = ""
+    """Where the first policy comes from: a run folder, a checkpoint folder of one, or a LoRA file; else the base."""
+    init_digest: str = ""
+    """LoRA digest of the trained factors in `init`: written down when the run begins; if given, it must hold."""
 
 
 class Lora(Part):

@@ -286,8 +286,10 @@ class Learner:
         self._ema.update(self._parameters, ema_decay(self._updates, self._config.learner.ema_cap))
         adapters.decay_(self._model.transformer, old_decay(self._config.objective.old_decay, self._updates))
 
-    def factors(self, name: Literal["default", "old", "ema"]) -> dict[str, torch.Tensor]:
-        """LoRA factors by name, float32 copies on the CPU."""
+    def factors(self, name: Literal["default", "old", "ema", "base"]) -> dict[str, torch.Tensor]:
+        """LoRA factors by name, float32 copies on the CPU; those of ``base`` have B = 0."""
+        if name == "base":
+            return adapters.base_factors(self.factors("default"))
         if name == "ema":
             return {key: value.cpu() for key, value in self._ema.factors.items()}
         return {key: value.cpu() for key, value in adapters.factors(self._model.transformer, name).items()}

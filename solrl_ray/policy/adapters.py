@@ -124,6 +124,11 @@ def factors(transformer: nn.Module, adapter: Adapter) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in parameters(transformer, adapter).items()}
 
 
+def base_factors(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The factors of a policy that is the base: B is zero."""
+    return {name: torch.zeros_like(f) if name.endswith(".lora_B") else f for name, f in factors.items()}
+
+
 @torch.no_grad()
 def load_factors(transformer: nn.Module, adapter: Adapter, new: Mapping[str, Tensor]) -> None:
     """Overwrite an adapter's factors in place (same storage).

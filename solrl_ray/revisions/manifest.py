@@ -20,7 +20,7 @@ LAYOUT: dict[str, Any] = {
     "swizzled": False,
 }
 """How packed weights lie in memory, whatever a receiver's kernel wants: it rearranges them itself."""
-Policy = Literal["old", "default", "ema"]
+Policy = Literal["old", "default", "ema", "base"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
