@@ -169,7 +169,7 @@ class Controller:
     # Evaluation
 
     def _evaluate_start(self) -> None:
-        """Revision 0 is the base model, for LoRA's B is zero; unless it came from elsewhere: then it is measured too."""
+        """Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are measured."""
         if self._config.evaluation.reference and not self._evaluated("real", 0):
             self._evaluator.run("real", 0, self._heldout, {})
         if not self._config.run.init:
@@ -177,10 +177,11 @@ class Controller:
                 self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout))
             return
         if not self._evaluated("base", 0):
-            self._fleet.publish(self._fleet.regenerators, self._learners.revision("base"), self._probe)
+            base = self._publications.publish(self._learners.revision("base"))
+            self._fleet.publish(self._fleet.regenerators, base, self._probe)
             self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout), holder="base")
         self._evaluate_ema(0)
-        self._fleet.publish(self._fleet.regenerators, self._learners.revision("old"), self._probe)
+        self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
 
     def _evaluate_on_the_way(self, updates: int) -> None:
         every = self._config.evaluation.every

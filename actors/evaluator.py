@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from actors.fleet import Fleet
 from actors.pool import Done
+from actors.regenerator import Evaluated
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import evaluation_metrics, evaluation_units
 from solrl_ray.metrics import EvaluationMetrics
-from solrl_ray.records import Prompt
+from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Ledger
+
+
+def collect(
+    fleet: Fleet,
+    telemetry: Telemetry,
+    units: Sequence[WorkUnit],
+    method: str,
+    arguments: Callable[[WorkUnit], tuple[Any, ...]],
+) -> dict[str, Evaluated]:
+    """Have the regenerators do every unit, whoever is lost on the way; prompt id → answer.
+
+    Args:
+        method: the regenerator's; it is called with the unit and its `arguments`.
+    """
+    ledger, pool = Ledger(units), fleet.regenerators
+    found: dict[str, Evaluated] = {}
+    while not ledger.complete:
+        for worker in pool.slots():
+            unit = ledger.lease(worker)
+            if unit is None:
+                break
+            pool.give(worker, unit, method, unit, *arguments(unit))
+        for event in fleet.events(seconds=1.0):
+            if not isinstance(event, Done):
+                ledger.release(event.worker)
+                continue
+            ledger.finish(event.unit.id, repr(event.value.rewards))
+            found[event.unit.prompt_id] = event.value
+        telemetry.stage("evaluate", ledger.done, len(ledger))
+    return found
 
 
 class Evaluator:
@@ -42,32 +73,19 @@ class Evaluator:
         self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
         holder = holder or ("ema" if policy == "ema" else "old")
-        ledger = Ledger(evaluation_units(self._config, prompts, updates=updates, policy=holder))
-        pool, pictured = self._fleet.regenerators, self._pictured(prompts)
-        rewards: dict[str, tuple[float, ...]] = {}
-        images: dict[str, torch.Tensor] = {}
-        while not ledger.complete:
-            for worker in pool.slots():
-                unit = ledger.lease(worker)
-                if unit is None:
-                    break
-                prompt = by_id[unit.prompt_id]
-                if policy == "real":
-                    pool.give(worker, unit, "score_reference", unit, prompt, prompt in pictured)
-                else:
-                    embedding = embeddings[unit.prompt_id]
-                    pool.give(worker, unit, "evaluate", unit, prompt, embedding, prompt in pictured)
-            for event in self._fleet.events(seconds=1.0):
-                if not isinstance(event, Done):
-                    ledger.release(event.worker)
-                    continue
-                ledger.finish(event.unit.id, repr(event.value.rewards))
-                rewards[event.unit.prompt_id] = event.value.rewards
-                if event.value.images is not None:
-                    images[event.unit.prompt_id] = event.value.images
-            self._telemetry.stage("evaluate", ledger.done, len(ledger))
+        units = evaluation_units(self._config, prompts, updates=updates, policy=holder)
+        pictured = self._pictured(prompts)
+
+        def arguments(unit: WorkUnit) -> tuple[Any, ...]:
+            prompt = by_id[unit.prompt_id]
+            embedding = () if policy == "real" else (embeddings[prompt.id],)
+            return prompt, *embedding, prompt in pictured
+
+        method = "score_reference" if policy == "real" else "evaluate"
+        found = collect(self._fleet, self._telemetry, units, method, arguments)
+        images = {key: evaluated.images for key, evaluated in found.items() if evaluated.images is not None}
         metrics = evaluation_metrics(
-            {prompt.id: rewards[prompt.id] for prompt in prompts},
+            {prompt.id: found[prompt.id].rewards for prompt in prompts},
             updates=updates,
             policy=policy,
             seconds=time.monotonic() - started,

@@ -17,6 +17,8 @@ from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, WorkUnit
 from solrl_ray.revisions.container import Buffer
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, WorkUnit
+from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout import Sampler
 
 
@@ -40,6 +42,8 @@ class Evaluated:
     seconds: float
     started: float
     """Seconds since 1970, by the worker's clock."""
+    columns: tuple[tuple[float, ...], ...] = ()
+    """Scores by each of several rewards, if the worker has them apart."""
 
 
 class Regenerator:
@@ -57,7 +61,7 @@ class Regenerator:
         worker, full, evaluation = config.fleet.regenerators, config.rollout.full, config.evaluation
         self._device = prepare(worker)
         model = models.load(config.model, self._device, components={"transformer", "vae"})
-        self._reward = rewards.load(config.rewards, self._device)
+        self._reward = self._load_reward()
         tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
         report = quantize_(model.transformer, tier, config.model.quantization)
         checks = attestation.attest(model.transformer, tier, report)
@@ -80,6 +84,9 @@ class Regenerator:
             checks=checks,
             skipped_layers=len(report.skipped),
         )
+
+    def _load_reward(self) -> Reward:
+        return rewards.load(self._config.rewards, self._device)
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Merge a revision into the weights, in place, and prove it."""

@@ -35,11 +35,15 @@ class Cast:
     Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
     """
 
-    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+    def __init__(self, config: Config, folder: Path, roles: Roles, *, scope: str = "") -> None:
+        """
+        Args:
+            scope: the namespace; default: the run's own.
+        """
         self._config = config
         self._folder = folder
         self._roles = roles
-        self._namespace = namespace(folder)
+        self._namespace = scope or namespace(folder)
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")

@@ -58,6 +58,39 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score policies of a run folder on held-out prompts."""
+    run: Path = arguments.run
+    continuation.stored(run)
+    overrides = [
+        f"{key}={json.dumps(value)}"
+        for key, value in (
+            ("prompts.heldout", arguments.prompts),
+            ("evaluation.samples", arguments.samples),
+            ("evaluation.steps", arguments.steps),
+            ("rollout.solver", arguments.solver),
+        )
+        if value is not None
+    ]
+    file = run / continuation.FILE
+    loaded = load_with_sources([file], [*overrides, *arguments.set])
+    _check_system()
+    from actors import evaluation
+    from solrl_ray import evaluation_request as asked
+    from solrl_ray import preflight
+
+    policies = asked.policies_of(arguments.policies)
+    config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
+    checks.check(config, loaded.sources)
+    preflight.check(config, loaded.sources)
+    state = asked.state_of(run, arguments.updates)
+    out = arguments.out or asked.free_folder(run, state.updates)
+    request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+    print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
+    return 0
+
+
 def import_prompts(arguments: argparse.Namespace) -> int:
     """Turn a prompt set into the files that a run reads."""
     from solrl_ray import prompt_sets
@@ -281,7 +314,25 @@ def parser() -> argparse.ArgumentParser:
     command = verbs.add_parser("doctor", help="test what this machine can do: devices, precision tiers, storage")
     command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs are kept")
     command.set_defaults(run_verb=doctor)
+    _eval_parser(verbs)
     return top
+
+
+def _eval_parser(verbs: Any) -> None:
+    command = verbs.add_parser("eval", help="score a run's policies on held-out prompts with any rewards")
+    command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
+    command.add_argument("--policies", default="base,ema", metavar="LIST", help="of base, lora, ema; default: base,ema")
+    command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="FILE", help="YAML files with rewards")
+    command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")
+    command.add_argument("--samples", type=int, metavar="N", help="images a prompt, at fixed addresses")
+    command.add_argument("--steps", type=int, metavar="N", help="solver steps")
+    command.add_argument("--solver", metavar="NAME", help="euler or dpm2; default: the run's")
+    command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, as for train")
+    command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
+    command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
+    command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
+    command.set_defaults(run_verb=evaluate)
 
 
 def _prompts_parser(verbs: Any) -> None:

@@ -5,15 +5,41 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Reward
 from solrl_ray.errors import UserError
+from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics import EvaluationMetrics
+from solrl_ray.policy.adapters import base_factors
 from solrl_ray.records import Address, Prompt, WorkUnit
+from solrl_ray.revisions.manifest import Policy
 from solrl_ray.rollout import addresses
+
+
+HOLDERS: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
+"""Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
+
+
+def policy_factors(state: LearnerState, policy: str) -> Tensors:
+    """The factors of a policy in `HOLDERS`; the base's have B = 0."""
+    if policy == "base":
+        return base_factors(state.default)
+    factors: Tensors = getattr(state, HOLDERS[policy])
+    return factors
+
+
+def reward_names(rewards: Sequence[Reward]) -> list[str]:
+    """A short name for each reward, all of them different: its kind, with path and place where that is not enough."""
+    names: list[str] = []
+    for position, reward in enumerate(rewards):
+        same = [other for other in rewards if other.kind == reward.kind]
+        name = reward.kind if len(same) == 1 else f"{reward.kind} {Path(reward.path).name}".strip()
+        names.append(name if name not in names else f"{name} {position + 1}")
+    return names
 
 
 def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:

@@ -1,0 +1,161 @@
+"""``solrl eval``: the policies of a run folder against any rewards, on regenerators of its own.
+
+    checkpoint ─► merger: a revision a policy ─► scorers: base, then LoRA, then EMA at the same addresses ─► table, page
+
+No learner and no explorer is started, and a run that is live elsewhere is only read from.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors import commands, waiting
+from actors.evaluator import collect
+from actors.fleet import Fleet
+from actors.learner import LearnerRank
+from actors.roles import Cast, Roles, namespace, on_this_node
+from actors.scorer import Scorer
+from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Config, Worker, WorkerPool
+from solrl_ray.evaluation import HOLDERS, evaluation_metrics, evaluation_units, policy_factors, reward_names
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.metrics import EvaluationMetrics, Progress
+from solrl_ray.prompts import read_prompts
+from solrl_ray.records import Prompt
+from solrl_ray.report import LiveView
+from solrl_ray.report.comparison import Comparison, write_comparison
+from solrl_ray.report.grids import save_pictures
+from solrl_ray.revisions.manifest import Policy
+from solrl_ray.revisions.payload import Revision
+from solrl_ray.revisions.publication import Publications
+from solrl_ray.revisions.publish import assemble
+from solrl_ray.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is evaluated. How (prompts, samples, steps, solver, rewards) the configuration says."""
+
+    run: Path
+    out: Path
+    policies: tuple[str, ...]
+    """Keys of `HOLDERS`."""
+
+
+class Merger(LearnerRank):
+    """Has the base weights, so it can say what a receiver of any policy must end with. It learns nothing."""
+
+    def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
+        part = self._publisher.part(updates, factors, policy=policy, rank=0, world_size=1)
+        return assemble([part], self._config.model.lora)
+
+
+ROLES = Roles(regenerator=Scorer, learner=Merger)
+
+
+def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
+    """Evaluate on a cluster (`address`) or on a local Ray; returns the page. Raises as `commands.train` does."""
+    with ExitStack() as stack:
+        if commands.connect(address):
+            stack.callback(ray.shutdown)
+        idle = Worker()
+        commands.check_resources(
+            config.model_copy(
+                update={"fleet": config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": idle})}
+            )
+        )
+        view = stack.enter_context(LiveView(plain=not live))
+        request.out.mkdir(parents=True, exist_ok=True)
+        name = namespace(request.out)
+        actor = on_this_node(Evaluation, "evaluation", name, max_concurrency=4)
+        evaluation = actor.remote(commands.located(config), state, request)
+        stack.callback(ray.kill, evaluation)
+        commands._follow(evaluation, view, config)
+    return request.out / "evaluation.html"
+
+
+class Evaluation:
+    """The controller of one evaluation."""
+
+    def __init__(self, config: Config, state: LearnerState, request: Request) -> None:
+        self._config, self._state, self._request = config, state, request
+        self._telemetry = Telemetry(config, RunFolder(request.out))
+        self._cast = Cast(config, request.run, ROLES, scope=namespace(request.out))
+        self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+
+    def progress(self) -> Progress:
+        """A snapshot; answers from another thread while `run` is at work."""
+        return self._telemetry.progress()
+
+    def run(self) -> None:
+        self._telemetry.state("merging policies")
+        revisions = self._merged()
+        self._telemetry.state("starting workers")
+        fleet = Fleet(self._config, self._cast, self._telemetry)
+        for index in range(self._config.fleet.regenerators.count):
+            fleet.regenerators.open(f"regenerator-{index}")
+        embeddings = self._embedded()
+        results = {}
+        for policy, revision in revisions.items():
+            self._telemetry.state(f"evaluating {policy}")
+            publication = Publications(self._config.publish).publish(revision)
+            fleet.publish(fleet.regenerators, publication, embeddings[self._prompts[0].id])
+            results[policy] = self._evaluate(fleet, policy, embeddings)
+        comparison = Comparison.of(self._config, results, self._prompts, updates=self._state.updates)
+        write_comparison(self._request.out, comparison)
+        self._telemetry.state("done")
+
+    def _merged(self) -> dict[str, Revision]:
+        """Every policy as a revision, by a process that is gone before the scorers take its place."""
+        deadlines = self._config.fleet.deadlines
+        merger = self._cast.learner(0)
+        waiting.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
+        revisions = {}
+        for policy in self._request.policies:
+            factors = policy_factors(self._state, policy)
+            ref = merger.merge.remote(self._state.updates, factors, HOLDERS[policy])
+            revisions[policy] = waiting.get(ref, what=f"merging {policy}", seconds=deadlines.publish)
+        ray.kill(merger)
+        return revisions
+
+    def _embedded(self) -> dict[str, Any]:
+        deadlines = self._config.fleet.deadlines
+        encoder = self._cast.encoder()
+        waiting.get(encoder.start.remote(), what="the start of the encoder", seconds=deadlines.start)
+        refs = {prompt.id: encoder.embed.remote(prompt) for prompt in self._prompts}
+        seconds = deadlines.encode * len(refs)
+        waiting.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
+        self._encoder = encoder  # what it made lives as long as it does
+        return refs
+
+    def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, EvaluationMetrics]:
+        """Reward name → its metrics; pictures are written on the way."""
+        shown = {prompt.id for prompt in self._prompts[: self._config.evaluation.pictures]}
+        units = evaluation_units(
+            self._config, self._prompts, updates=self._state.updates, policy=HOLDERS[policy]
+        )
+        by_id = {prompt.id: prompt for prompt in self._prompts}
+
+        def arguments(prompt: Prompt) -> tuple[Any, ...]:
+            return prompt, embeddings[prompt.id], prompt.id in shown
+
+        found = collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
+        save_pictures(
+            self._request.out / policy,
+            {(key, n): image for key in shown for n, image in enumerate(found[key].images)},
+        )
+        return {
+            name: evaluation_metrics(
+                {prompt.id: found[prompt.id].columns[position] for prompt in self._prompts},
+                updates=self._state.updates,
+                policy=policy,
+                seconds=0.0,
+                captions={},
+            )
+            for position, name in enumerate(reward_names(self._config.rewards))
+        }
