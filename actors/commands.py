@@ -58,7 +58,7 @@ def train(
         actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
         controller = actor.remote(located(config), path, roles or Roles())
         stack.callback(ray.kill, controller)  # and with it all that it owns
-        _follow(controller, view, config)
+        follow(controller, view, config)
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
 
@@ -147,7 +147,7 @@ def located(config: Config) -> Config:
     )
 
 
-def _follow(controller: Any, view: LiveView, config: Config) -> None:
+def follow(controller: Any, view: LiveView, config: Config) -> None:
     """Show progress until the run has ended; raises what ended it."""
     run = controller.run.remote()
     while True:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 
 from actors import commands, waiting
 from actors.evaluator import collect
 from actors.fleet import Fleet
 from actors.learner import LearnerRank
+from actors.regenerator import Evaluated
 from actors.roles import Cast, Roles, namespace, on_this_node
 from actors.scorer import Scorer
 from actors.telemetry import Telemetry
@@ -75,8 +77,14 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
         actor = on_this_node(Evaluation, "evaluation", name, max_concurrency=4)
         evaluation = actor.remote(commands.located(config), state, request)
         stack.callback(ray.kill, evaluation)
-        commands._follow(evaluation, view, config)
+        commands.follow(evaluation, view, config)
     return request.out / "evaluation.html"
+
+
+def _images(evaluated: Evaluated) -> torch.Tensor:
+    """The pictures of a unit that was asked for them, float32 [n, 3, H, W]."""
+    assert evaluated.images is not None
+    return evaluated.images
 
 
 class Evaluation:
@@ -136,9 +144,7 @@ class Evaluation:
     def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, EvaluationMetrics]:
         """Reward name → its metrics; pictures are written on the way."""
         shown = {prompt.id for prompt in self._prompts[: self._config.evaluation.pictures]}
-        units = evaluation_units(
-            self._config, self._prompts, updates=self._state.updates, policy=HOLDERS[policy]
-        )
+        units = evaluation_units(self._config, self._prompts, updates=self._state.updates, policy=HOLDERS[policy])
         by_id = {prompt.id: prompt for prompt in self._prompts}
 
         def arguments(prompt: Prompt) -> tuple[Any, ...]:
@@ -147,7 +153,7 @@ class Evaluation:
         found = collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
         save_pictures(
             self._request.out / policy,
-            {(key, n): image for key in shown for n, image in enumerate(found[key].images)},
+            {(key, n): image for key in shown for n, image in enumerate(_images(found[key]))},
         )
         return {
             name: evaluation_metrics(

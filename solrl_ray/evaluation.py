@@ -19,7 +19,6 @@ from solrl_ray.records import Address, Prompt, WorkUnit
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.rollout import addresses
 
-
 HOLDERS: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
 """Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
 

@@ -132,7 +132,8 @@ def write_comparison(folder: Path, comparison: Comparison) -> None:
             comparison.policies]  # fmt: skip
     table = markup.table(["", *comparison.rewards], rows, numbers=range(1, len(comparison.rewards) + 1))
     body = (
-        f"<header><h1>{markup.escape(comparison.run)}: evaluation</h1><p>{markup.escape(comparison.line())}</p></header>"
+        f"<header><h1>{markup.escape(comparison.run)}: evaluation</h1>"
+        f"<p>{markup.escape(comparison.line())}</p></header>"
         f'<div class="card scroll">{table}</div>{pictures}'
     )
     page = template.substitute(
@@ -161,10 +162,14 @@ def _pictures(folder: Path, comparison: Comparison) -> tuple[str, bool]:
                 alt = f"{policy}, sample {n}, {first} {score}"
                 rows += f'<figure><img src="{uri}" alt="{markup.escape(alt)}"><figcaption>{score}</figcaption></figure>'
         if rows:
-            cards.append(
-                f'<div class="card"><p class="caption">{markup.escape(caption)}</p><div class="pictures">{rows}</div></div>'
-            )
+            title = f'<p class="caption">{markup.escape(caption)}</p>'
+            cards.append(f'<div class="card">{title}<div class="pictures">{rows}</div></div>')
     if not cards:
         return "", True
-    note = f"A column is one seed: the same noise for every policy. Numbers are {first}. {LOSSLESS} pixels and more: JPEG."
-    return f'<h2>Pictures</h2><p class="note">{markup.escape(note)}</p><div class="prompts">{"".join(cards)}</div>', small
+    note = (
+        f"A column is one seed: the same noise for every policy. Numbers are {first}. {LOSSLESS} pixels and more: JPEG."
+    )
+    return (
+        f'<h2>Pictures</h2><p class="note">{markup.escape(note)}</p><div class="prompts">{"".join(cards)}</div>',
+        small,
+    )

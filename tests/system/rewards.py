@@ -1,4 +1,4 @@
-"""Rewards that fail, for tests of how a run ends then."""
+"""Rewards of a user's own: some that fail, for tests of how a run ends then, and one that does not."""
 
 from __future__ import annotations
 
@@ -13,3 +13,7 @@ def nan(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
 
 def one_too_few(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     return torch.zeros(len(prompts) - 1)
+
+
+def brightness(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+    return images.mean(dim=(1, 2, 3))
