@@ -17,7 +17,6 @@ from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, WorkUnit
 from solrl_ray.revisions.container import Buffer
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout import Sampler
 
