@@ -11,6 +11,8 @@ from actors.devices import prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compiles
+from solrl_ray.config.checks import needs_trajectory
+from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
 from solrl_ray.quantization import attestation
@@ -73,8 +75,11 @@ class Regenerator:
             compiled=checks["compiled"] if compiles(config.compile, self._device, tier) else "",
         )
         self._weights = WeightHolder(self._name, "regenerator", config, model, score_class)
-        self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch)
-        self._evaluate = Sampler(config, model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples)
+        record = needs_trajectory(config)
+        self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch, record=record)
+        self._evaluate = Sampler(
+            config, model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples, sampler=Ode()
+        )
         return Attestation(
             worker=self._name,
             device=attestation.device_name(self._device),
@@ -103,6 +108,7 @@ class Regenerator:
             indices=unit.indices,
             rewards=tuple(sampled.rewards.tolist()),
             latents=sampled.latents,
+            trajectory=sampled.trajectory,
             seconds=time.perf_counter() - started,
             worker=self._name,
         )

@@ -104,6 +104,16 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """Consecutive states of a stochastic sampler, for objectives that learn from its transitions."""
+
+    states: torch.Tensor
+    """float32 [samples, transitions + 1, *latent_shape], on the CPU."""
+    first_step: int
+    """Step of the full schedule that the first transition is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup:
     """The regenerated samples of one prompt: all that a learner may see of a rollout."""
 
@@ -116,6 +126,8 @@ class SampleGroup:
     """Rewards of the full-precision images, one per index."""
     latents: torch.Tensor
     """Clean latents x0, float32 [len(indices), *latent_shape], on the CPU."""
+    trajectory: Trajectory | None = None
+    """Only if the objective needs it."""
     seconds: float = 0.0
     worker: str = ""
     stage_seconds: dict[str, float] = field(default_factory=dict)

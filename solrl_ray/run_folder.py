@@ -24,7 +24,7 @@ from solrl_ray.files import make_folder, remove_partial, replace_file, sync_fold
 from solrl_ray.journal import Journal
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics
-from solrl_ray.records import SampleGroup
+from solrl_ray.records import SampleGroup, Trajectory
 
 RESUME_PATIENCE = 20.0
 """How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
@@ -238,7 +238,11 @@ class RunFolder:
             "worker": group.worker,
             "stage_seconds": group.stage_seconds,
         }
-        content = safetensors.torch.save({"latents": group.latents}, metadata={"group": json.dumps(header)})
+        tensors = {"latents": group.latents}
+        if group.trajectory is not None:
+            header["first_step"] = group.trajectory.first_step
+            tensors["states"] = group.trajectory.states
+        content = safetensors.torch.save(tensors, metadata={"group": json.dumps(header)})
         replace_file(self._group_path(group.iteration, group.prompt_id), content)
 
     def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
@@ -246,6 +250,9 @@ class RunFolder:
         with safe_open(self._group_path(iteration, prompt_id), framework="pt") as file:
             header = json.loads(file.metadata()["group"])
             latents: torch.Tensor = file.get_tensor("latents")
+            trajectory = None
+            if "first_step" in header:
+                trajectory = Trajectory(states=file.get_tensor("states"), first_step=header["first_step"])
         return SampleGroup(
             iteration=iteration,
             revision=header["revision"],
@@ -253,6 +260,7 @@ class RunFolder:
             indices=tuple(header["indices"]),
             rewards=tuple(header["rewards"]),
             latents=latents,
+            trajectory=trajectory,
             seconds=header["seconds"],
             worker=header["worker"],
             stage_seconds=header["stage_seconds"],

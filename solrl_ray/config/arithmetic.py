@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import textwrap
 from dataclasses import dataclass
-from decimal import Decimal
 
+from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
+from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
 
 FLOAT32_BYTES = 4
@@ -232,11 +233,14 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
 
 
 def trained_timesteps(config: Config) -> int:
-    """Timesteps of the full schedule on which each sample is trained: floor(fraction · steps), at least 1.
-
-    As in `objectives.timesteps.timestep_count`. Decimal, because in binary 0.29 · 100 is below 29.
-    """
-    return max(1, int(Decimal(repr(config.objective.timestep_fraction)) * config.rollout.full.steps))
+    """Noise levels or stored transitions on which each sample is trained, one pass each."""
+    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.full.steps
+    if isinstance(objective, Awm):
+        return objective.timesteps
+    if isinstance(objective, DiffusionNft):
+        return share_of(steps, objective.timestep_fraction)
+    stored = 0 if isinstance(sampler, Ode) else sampler.recorded(steps)
+    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpo) else stored
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:

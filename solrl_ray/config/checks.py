@@ -10,16 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.problems import show
+from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 
 def value_of(config: Config, key: str) -> Any:
-    """The value of a dotted key; a whole number picks an entry of a list."""
+    """The value of a dotted key; a whole number picks an entry of a list. None if this kind of section lacks it."""
     value: Any = config
     for name in key.split("."):
-        value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name)
+        value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name, None)
     return value
 
 
@@ -72,7 +74,8 @@ def _ranges(config: Config) -> Iterator[Problem]:
     )
     for keys, holds, right in rules:
         for key in keys:
-            if not holds(value_of(config, key)):
+            value = value_of(config, key)
+            if value is not None and not holds(value):
                 yield Problem(key, right)
 
 
@@ -108,6 +111,59 @@ def _rollout(config: Config) -> Iterator[Problem]:
         )
 
 
+def _objective(config: Config) -> Iterator[Problem]:
+    objective, sampler, rollout = config.objective, config.rollout.sampler, config.rollout
+    if needs_trajectory(config) and isinstance(sampler, Ode):
+        yield Problem(
+            "rollout.sampler.kind",
+            f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
+            "transitions of a stochastic sampler",
+        )
+    if isinstance(objective, Awm):
+        levels = share_of(rollout.full.steps, objective.timestep_fraction) - objective.skip_first
+        if objective.timesteps > levels:
+            yield Problem(
+                "objective.timesteps",
+                f"at most {levels}, the steps of rollout.full that objective.timestep_fraction leaves",
+            )
+    if rollout.prompts % config.learner.updates:
+        yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
+
+
+def _sampler(config: Config) -> Iterator[Problem]:
+    sampler, preview, full = config.rollout.sampler, config.rollout.preview, config.rollout.full
+    if isinstance(sampler, Ode):
+        return
+    if full.steps < 2:
+        yield Problem("rollout.full.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
+    if preview.steps > full.steps:
+        yield Problem(
+            "rollout.preview.steps",
+            f"at most rollout.full.steps, which is {full.steps}: with a stochastic sampler a preview takes some of the "
+            "full trajectory's noise levels",
+        )
+    if isinstance(sampler, Cps) and preview.steps != full.steps:
+        yield Problem(
+            "rollout.preview.steps",
+            f"equal to rollout.full.steps, which is {full.steps}: the noise of cps is no Brownian path, so fewer steps "
+            "would lead elsewhere and could not rank",
+        )
+    if sampler.window is not None:
+        low, high = sampler.window.range
+        if not low < high < full.steps:
+            yield Problem(
+                "rollout.sampler.window.range",
+                f"two rising numbers of at most {full.steps - 1}, for the last of rollout.full.steps stays without",
+            )
+        elif sampler.window.size > high - low:
+            yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
+
+
+def needs_trajectory(config: Config) -> bool:
+    """Whether the objective learns from stored transitions, and not from the clean latents alone."""
+    return isinstance(config.objective, FlowGrpo | DanceGrpo)
+
+
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
         module, colon, function = reward.kind.partition(":")
@@ -130,6 +186,6 @@ def check(config: Config, sources: Sources | None = None) -> None:
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _rewards, _evaluation):
+    for rules in (_names, _ranges, _rollout, _sampler, _objective, _rewards, _evaluation):
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

@@ -16,12 +16,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from solrl_ray.config import problems, yaml12
+from solrl_ray.config import objectives, problems, samplers, yaml12
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 Key = tuple[str | int, ...]
 INCLUDE = "include"
+KINDS: dict[Key, str] = {("objective",): objectives.DEFAULT, ("rollout", "sampler"): samplers.DEFAULT}
+"""Sections whose keys depend on their ``kind`` → the kind of one that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,18 @@ class _Tree:
         for name, value in part.items():
             key = (*at, name)
             if isinstance(value, dict) and isinstance(into.get(name), dict):
+                self._start_anew(key, into[name], value.get("kind"))
                 self._merge(into[name], value, key, source)
             else:
                 into[name] = copy.deepcopy(value)
                 self._mark(key, value, source)
+
+    def _start_anew(self, key: Key, section: dict[str, Any], kind: Any) -> None:
+        """Drop a section's keys if it becomes another kind, whose keys are others; a method replaces a method."""
+        if kind is None or key not in KINDS or section.get("kind", KINDS[key]) == kind:
+            return
+        section.clear()
+        self._mark(key, section, self.origins[key])
 
     def _mark(self, key: Key, value: Any, source: str) -> None:
         for old in [old for old in self.origins if old[: len(key)] == key]:
@@ -86,8 +96,11 @@ class _Tree:
             holder[_index(holder, names)] = copy.deepcopy(value)
             self._mark(key, value, source)
         elif isinstance(value, dict) and isinstance(holder.get(names[-1]), dict):
+            self._start_anew(key, holder[names[-1]], value.get("kind"))
             self._merge(holder[names[-1]], value, key, source)
         else:
+            if names[-1] == "kind":
+                self._start_anew(key[:-1], holder, value)
             holder[names[-1]] = copy.deepcopy(value)
             self._mark(key, value, source)
 

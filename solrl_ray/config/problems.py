@@ -6,9 +6,9 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from solrl_ray.config.schema import Config
 
@@ -54,21 +54,26 @@ def sentence(
     """One of a validation's errors as a sentence: a misspelt key if there is one, else the first."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
-    too_short = detail["type"] == "missing" and _in_list(detail["loc"], values)
-    key = detail["loc"][:-1] if too_short else detail["loc"]
+    where = _without_tags(detail["loc"])
+    if detail["type"] == "union_tag_invalid":
+        where = (*where, "kind")
+    too_short = detail["type"] == "missing" and _in_list(where, values)
+    key = where[:-1] if too_short else where
     if detail["type"] == "extra_forbidden":
-        text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key)}"
+        text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
     elif detail["type"] == "missing" and not too_short:
         text = f"The key {dotted(key)} is missing from {', '.join(map(str, files))}."
     else:
-        wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"])
+        wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"], values)
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
     return text
 
 
-def _wanted(kind: str, context: dict[str, Any], key: Sequence[str | int], message: str) -> str:
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"a section with the keys {', '.join(_section(key))}"
+def _wanted(kind: str, context: dict[str, Any], key: Sequence[str | int], message: str, values: dict[str, Any]) -> str:
+    if kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+        return f"a section with the keys {', '.join(_section(key, values))}"
+    if kind == "union_tag_invalid":
+        return f"one of {context['expected_tags']}"
     return _WANTED[kind].format(**context) if kind in _WANTED else f"otherwise ({message})"
 
 
@@ -94,15 +99,52 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def _section(key: Sequence[str | int]) -> list[str]:
-    """Names of the fields in the section that `key` names; empty if there is none."""
+def _tags(annotation: Any) -> Iterator[str]:
+    """The kinds that a section may be of; none if its keys are always the same."""
+    for inner in get_args(annotation):
+        if isinstance(inner, Tag):
+            yield inner.tag
+        yield from _tags(inner)
+
+
+def _without_tags(location: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Where an error is, as the user wrote it: pydantic puts the kind of a section between its name and its keys."""
+    key: list[str | int] = []
+    sections: list[type[BaseModel]] = [Config]
+    kinds: set[str] = set()
+    for part in location:
+        if part in kinds:
+            kinds = set()
+            continue
+        key.append(part)
+        if isinstance(part, int):
+            continue
+        found = [section.model_fields[part] for section in sections if part in section.model_fields]
+        sections = [model for field in found for model in _models(field.annotation)]
+        kinds = {tag for field in found for tag in _tags(field.annotation)}
+    return tuple(key)
+
+
+def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:
+    """Names of the fields in the section that `key` names; empty if there is none.
+
+    Where a section may be of several kinds, `values` says of which it is.
+    """
     section: type[BaseModel] | None = Config
-    for part in key:
+    for position, part in enumerate(key):
         if isinstance(part, int):
             continue
         found = section.model_fields.get(part) if section else None
-        section = next(_models(found.annotation), None) if found else None
+        section = _chosen(found.annotation, _at(values, key[: position + 1])) if found else None
     return list(section.model_fields) if section else []
+
+
+def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
+    """Of the sections that an annotation holds the one of the value's kind, else the first."""
+    models = list(_models(annotation))
+    kind = value.get("kind") if isinstance(value, dict) else None
+    fitting = [m for m in models if "kind" in m.model_fields and kind in get_args(m.model_fields["kind"].annotation)]
+    return next(iter(fitting or models), None)
 
 
 def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -110,14 +152,16 @@ def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     for name, info in section.model_fields.items():
         yield prefix + name
         for inner in _models(info.annotation):
-            index = "" if info.annotation is inner else "0."
+            index = "0." if get_origin(info.annotation) is list else ""
             yield from keys(inner, f"{prefix}{name}.{index}")
 
 
-def _suggestion(key: Sequence[str | int]) -> str:
-    name, here = str(key[-1]), _section(key[:-1])
+def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
+    name, here = str(key[-1]), _section(key[:-1], values)
     elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
     near = difflib.get_close_matches(name, here, n=1, cutoff=0.6)
+    if dotted(key) in elsewhere:
+        return f"this kind of {dotted(key[:-1])} has the keys {', '.join(here)}."
     if dotted(key) in _MEANT:
         return f"did you mean {_MEANT[dotted(key)]}?"
     if near:

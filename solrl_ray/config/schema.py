@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Positive = Annotated[int, Field(ge=1)]
+from solrl_ray.config.objectives import DiffusionNft, Objective
+from solrl_ray.config.part import Part, Positive
+from solrl_ray.config.samplers import Ode, Sampler
+
 Seconds = Annotated[float, Field(gt=0)]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
-
-
-class Part(BaseModel):
-    """A section of the configuration: immutable, no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Run(Part):
@@ -45,7 +42,7 @@ class Lora(Part):
 
 
 class QuantizationScope(Part):
-    skip: list[str] = []
+    skip: list[str] = Field(default_factory=list)
     """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
     min_features: int = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
@@ -136,35 +133,10 @@ class Rollout(Part):
     keep: Positive = 24
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
     solver: Literal["euler", "dpm2"] = "dpm2"
+    """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
+    sampler: Sampler = Ode()
     preview: Preview = Preview()
     full: Full = Full()
-
-
-class OldDecay(Part):
-    """How the sampling policy follows the trained one: old <- d·old + (1 - d)·default after every update."""
-
-    kind: Literal["copy", "linear"] = "linear"
-    """``copy``: d = 0. ``linear``: d = min(slope · updates, cap)."""
-    slope: float = 0.001
-    cap: float = 0.5
-
-
-class Advantage(Part):
-    std: Literal["global", "group", "none"] = "global"
-    """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, or 1."""
-    clip: float = 5.0
-
-
-class Objective(Part):
-    kind: Literal["diffusion_nft"] = "diffusion_nft"
-    beta: float = 1.0
-    """NFT mixing coefficient."""
-    kl: float = 1e-4
-    """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
-    timestep_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of the full schedule's steps on which each sample is trained."""
-    advantage: Advantage = Advantage()
-    old_decay: OldDecay = OldDecay()
 
 
 class Optimizer(Part):
@@ -180,6 +152,8 @@ class Learner(Part):
     zero_stage: Literal[1, 2] = 1
     micro_batch: Positive = 12
     """Samples of one forward and backward."""
+    updates: Positive = 1
+    """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
     gradient_clip: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     gradient_checkpointing: bool = False
@@ -295,7 +269,7 @@ class Config(Part):
     prompts: Prompts
     rewards: Annotated[list[Reward], Field(min_length=1)]
     rollout: Rollout = Rollout()
-    objective: Objective = Objective()
+    objective: Objective = DiffusionNft()
     learner: Learner = Learner()
     fleet: Fleet = Fleet()
     publish: Publish = Publish()

@@ -10,46 +10,41 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from solrl_ray.errors import RunError
+from solrl_ray.objectives.base import MicroBatch
 from solrl_ray.records import SampleGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """Samples of one forward. Every field has one entry per sample."""
-
-    prompt_ids: tuple[str, ...]
-    indices: tuple[int, ...]
-    """Candidate indices inside their prompts' pools."""
-    x0: torch.Tensor
-    """Clean latents, float32 [B, *latent_shape], on the CPU."""
-    advantages: torch.Tensor
-    """float64 [B], unclipped."""
-    weights: torch.Tensor
-    """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
-
-
 def check_groups(
-    groups: Sequence[SampleGroup], *, iteration: int, revision: int, latent_shape: tuple[int, ...]
+    groups: Sequence[SampleGroup],
+    *,
+    iteration: int,
+    revision: int,
+    latent_shape: tuple[int, ...],
+    transitions: int = 0,
 ) -> None:
     """Refuse what must not be learned from.
 
+    Args:
+        transitions: how many the trajectory of each sample must have; 0 if the objective needs none.
+
     Raises:
         RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes,
-        values
-            that are not finite; the message names the prompt.
+            values that are not finite, no trajectories where they are needed; the message names the prompt.
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
     seen: set[str] = set()
     for group in groups:
         problem = _problem(group, iteration, revision, latent_shape)
+        if problem is None and transitions:
+            problem = _trajectory_problem(group, (len(group.indices), transitions + 1, *latent_shape))
         if problem is None and group.prompt_id in seen:
             problem = "come twice"
         if problem is not None:
@@ -77,6 +72,17 @@ def _problem(group: SampleGroup, iteration: int, revision: int, latent_shape: tu
     return None
 
 
+def _trajectory_problem(group: SampleGroup, wanted: tuple[int, ...]) -> str | None:
+    if group.trajectory is None:
+        return "came without the trajectories that the objective learns from"
+    states = group.trajectory.states
+    if states.dtype != torch.float32 or tuple(states.shape) != wanted:
+        return f"have trajectories {states.dtype} {tuple(states.shape)}, not torch.float32 {wanted}"
+    if not bool(torch.isfinite(states).all()):
+        return "have trajectories that are not finite"
+    return None
+
+
 def rewards_and_groups(groups: Sequence[SampleGroup]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Rewards in sample order, float64 [n], and each sample's group: its prompt's position, int64 [n]."""
     rewards = [reward for group in groups for reward in group.rewards]
@@ -97,7 +103,7 @@ def rank_batches(
     Args:
         advantages: one per sample, in sample order.
     """
-    samples = [(g.prompt_id, index, g.latents[k]) for g in groups for k, index in enumerate(g.indices)]
+    samples = [(group, k) for group in groups for k in range(len(group.indices))]
     if len(samples) != len(advantages):
         raise ValueError(f"{len(samples)} samples but {len(advantages)} advantages")
     slots = slots_of(len(samples), micro_batch, world_size)
@@ -105,16 +111,33 @@ def rank_batches(
     for start in range(rank * micro_batch, slots, world_size * micro_batch):
         slot = range(start, start + micro_batch)
         chosen = [min(i, len(samples) - 1) for i in slot]
-        batches.append(
-            MicroBatch(
-                prompt_ids=tuple(samples[i][0] for i in chosen),
-                indices=tuple(samples[i][1] for i in chosen),
-                x0=torch.stack([samples[i][2] for i in chosen]),
-                advantages=torch.from_numpy(advantages[chosen]),
-                weights=torch.tensor([float(i < len(samples)) for i in slot]),
-            )
-        )
+        weights = torch.tensor([float(i < len(samples)) for i in slot])
+        batches.append(_micro_batch([samples[i] for i in chosen], torch.from_numpy(advantages[chosen]), weights))
     return batches
+
+
+def _micro_batch(
+    samples: Sequence[tuple[SampleGroup, int]], advantages: torch.Tensor, weights: torch.Tensor
+) -> MicroBatch:
+    """Of (group, position inside the group)."""
+    paths = [(group.trajectory, k) for group, k in samples if group.trajectory is not None]
+    return MicroBatch(
+        prompt_ids=tuple(group.prompt_id for group, _ in samples),
+        indices=tuple(group.indices[k] for group, k in samples),
+        x0=torch.stack([group.latents[k] for group, k in samples]),
+        advantages=advantages,
+        weights=weights,
+        states=torch.stack([path.states[k] for path, k in paths]) if paths else None,
+        first_steps=tuple(path.first_step for path, _ in paths),
+    )
+
+
+def equal_parts(groups: Sequence[SampleGroup], count: int) -> list[range]:
+    """`count` consecutive runs of whole groups, in prompt order, as even as they can be: positions in `groups`."""
+    if not 1 <= count <= len(groups):
+        raise ValueError(f"{len(groups)} groups cannot be cut into {count} parts")
+    cuts = [len(groups) * i // count for i in range(count + 1)]
+    return [range(first, end) for first, end in pairwise(cuts)]
 
 
 def slots_of(samples: int, micro_batch: int, world_size: int) -> int:

@@ -1,7 +1,7 @@
 """The learner's whole state, free of world size, and its folder on disk.
 
-A state folder holds ``policy.safetensors`` (``default/…``, ``old/…`` and ``ema/…`` factors),
-``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counter, each
+A state folder holds ``policy.safetensors`` (``default/…``, ``old/…``, ``ema/…`` and maybe ``anchor/…`` factors),
+``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counters, each
 file's size and SHA-256, and its own. It appears under its name only when it is complete and on the disk.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ import torch
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_folder
 
-FORMAT = "solrl-learner-state/1"
+FORMAT = "solrl-learner-state/2"
 
 Tensors = dict[str, torch.Tensor]
 _FILES = {
-    "policy.safetensors": ("default", "old", "ema"),
+    "policy.safetensors": ("default", "old", "ema", "anchor"),
     "optimizer.safetensors": ("exp_avg", "exp_avg_sq"),
 }
+
+_COUNTERS = ("updates", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +35,16 @@ class LearnerState:
     """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name."""
 
     updates: int
-    """Updates done: also the revision of `old`, AdamW's step count and the EMA's."""
+    """Iterations done: also the revision of `old`."""
+    steps: int
+    """Optimiser steps done: AdamW's step count, the EMA's and the decays'."""
     default: Tensors
     old: Tensors
     ema: Tensors
     exp_avg: Tensors
     exp_avg_sq: Tensors
+    anchor: Tensors = field(default_factory=dict)
+    """Empty if the objective has none."""
 
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
@@ -53,7 +59,7 @@ class LearnerState:
         files = {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
         }
-        manifest = {"format": FORMAT, "updates": self.updates, "files": files}
+        manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
         manifest["sha256"] = _manifest_digest(manifest)
         contents["state.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
         replace_folder(folder, contents)
@@ -66,12 +72,12 @@ class LearnerState:
             UserError: the folder is missing, of another format, or any file differs from its checksum.
         """
         manifest = _read_manifest(folder)
-        parts: dict[str, Tensors] = {f.name: {} for f in fields(cls) if f.name != "updates"}
+        parts: dict[str, Tensors] = {f.name: {} for f in fields(cls) if f.name not in _COUNTERS}
         for name, expected in manifest["files"].items():
             for key, tensor in safetensors.torch.load(_read_checked(folder / name, expected)).items():
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
-        return cls(updates=manifest["updates"], **parts)
+        return cls(updates=manifest["updates"], steps=manifest["steps"], **parts)
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.
@@ -80,9 +86,11 @@ class LearnerState:
             UserError: factor names or shapes differ from `shapes`.
         """
         for part in fields(self):
-            if part.name == "updates":
+            if part.name in _COUNTERS:
                 continue
             tensors: Tensors = getattr(self, part.name)
+            if part.name == "anchor" and not tensors:
+                continue
             for name in sorted(tensors.keys() | shapes.keys()):
                 found = tuple(tensors[name].shape) if name in tensors else None
                 wanted = tuple(shapes[name]) if name in shapes else None

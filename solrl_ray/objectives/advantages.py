@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from solrl_ray.config.schema import Advantage
+from solrl_ray.config.objectives import Advantage
 
 EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward."""

@@ -7,44 +7,74 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solrl_ray.config.objectives import DiffusionNft as Section
+from solrl_ray.objectives.base import Loss, Velocities, mean, per_sample
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
+from solrl_ray.objectives.timesteps import timesteps_for
 
 SMALLEST_WEIGHT = 1e-5
 """Floor of the adaptive weights, in units of the latent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NftLoss:
-    """The objective, one value per sample: every field is [batch], in the dtype of v_theta."""
+class NftLoss(Loss):
+    """The objective, one value per sample, in the dtype of v_theta. `kl` is MSE(v_theta, v_ref)."""
 
-    total: torch.Tensor
-    """policy + kl weight * kl. Its mean over samples and timesteps is what is minimised."""
-    policy: torch.Tensor
-    kl: torch.Tensor
-    """Unweighted MSE(v_theta, v_ref); zeros without v_ref."""
-    optimality: torch.Tensor
+    optimality: Tensor
     """r: probability in [0, 1] with which the sample counts as good; 1/2 at advantage 0."""
-    positive: torch.Tensor
+    positive: Tensor
     """L+: weighted error of the implicit positive policy."""
-    negative: torch.Tensor
+    negative: Tensor
     """L-: weighted error of the implicit negative policy."""
 
 
-def noised(x0: torch.Tensor, eps: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """x_t = (1 - t) x0 + t eps for x0, eps [batch, *latent_shape] and t [batch]; dtype of x0."""
-    t = _per_sample(t.to(x0.dtype), x0)
-    return (1 - t) * x0 + t * eps
+class DiffusionNft(ForwardProcess):
+    """The objective on samples; see `diffusion_nft_loss`."""
+
+    def __init__(self, config: Section, *, grid: Tensor, run_seed: int) -> None:
+        super().__init__(grid=grid, run_seed=run_seed)
+        self._config = config
+        self.references = ("base",) if config.kl != 0 else ()
+
+    def steps(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        return timesteps_for(
+            run_seed=self._run_seed,
+            iteration=iteration,
+            prompt_id=prompt_id,
+            index=index,
+            steps=len(self._grid),
+            fraction=self._config.timestep_fraction,
+        )
+
+    def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> NftLoss:
+        return diffusion_nft_loss(
+            v_theta=v.theta,
+            v_old=v.old,
+            v_ref=v.base,
+            x0=one.x0,
+            x_t=one.x_t,
+            t=one.t,
+            advantages=advantages,
+            beta=self._config.beta,
+            kl=self._config.kl,
+            adv_clip=self._config.advantage.clip,
+        )
 
 
 def diffusion_nft_loss(
     *,
-    v_theta: torch.Tensor,
-    v_old: torch.Tensor,
-    v_ref: torch.Tensor | None,
-    x0: torch.Tensor,
-    x_t: torch.Tensor,
-    t: torch.Tensor,
-    advantages: torch.Tensor,
+    v_theta: Tensor,
+    v_old: Tensor,
+    v_ref: Tensor | None,
+    x0: Tensor,
+    x_t: Tensor,
+    t: Tensor,
+    advantages: Tensor,
     beta: float,
     kl: float,
     adv_clip: float,
@@ -80,13 +110,13 @@ def diffusion_nft_loss(
         raise ValueError(f"kl is {kl}, which needs v_ref")
     v_old = v_old.detach()
     r = (advantages.double().clamp(-adv_clip, adv_clip) / (2 * adv_clip) + 0.5).to(v_theta.dtype)
-    t = _per_sample(t.to(v_theta.dtype), v_theta)
+    t = per_sample(t.to(v_theta.dtype), v_theta)
     v_plus = beta * v_theta + (1 - beta) * v_old
     v_minus = (1 + beta) * v_old - beta * v_theta
     positive = _weighted_error(x_t - t * v_plus, x0)
     negative = _weighted_error(x_t - t * v_minus, x0)
     policy = (adv_clip / beta) * (r * positive + (1 - r) * negative)
-    divergence = torch.zeros_like(policy) if v_ref is None else _mean(torch.square(v_theta - v_ref.detach()))
+    divergence = torch.zeros_like(policy) if v_ref is None else mean(torch.square(v_theta - v_ref.detach()))
     return NftLoss(
         total=policy + kl * divergence,
         policy=policy,
@@ -97,25 +127,15 @@ def diffusion_nft_loss(
     )
 
 
-def _weighted_error(x0_hat: torch.Tensor, x0: torch.Tensor) -> torch.Tensor:
+def _weighted_error(x0_hat: Tensor, x0: Tensor) -> Tensor:
     """L per sample. Divided by w, its gradient keeps its size however small the error is."""
     error = x0_hat - x0
     with torch.no_grad():
-        weight = _mean(error.double().abs()).clamp(min=SMALLEST_WEIGHT).to(error.dtype)
-    return _mean(torch.square(error)) / weight
+        weight = mean(error.double().abs()).clamp(min=SMALLEST_WEIGHT).to(error.dtype)
+    return mean(torch.square(error)) / weight
 
 
-def _mean(x: torch.Tensor) -> torch.Tensor:
-    """Mean over all dimensions but the first."""
-    return x.flatten(1).mean(dim=1)
-
-
-def _per_sample(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """[batch] reshaped to broadcast over a [batch, …] tensor."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _check(v_theta: torch.Tensor, latents: dict[str, torch.Tensor | None], scalars: dict[str, torch.Tensor]) -> None:
+def _check(v_theta: Tensor, latents: dict[str, Tensor | None], scalars: dict[str, Tensor]) -> None:
     if v_theta.dtype not in (torch.float32, torch.float64) or v_theta.ndim < 2:
         raise ValueError(
             f"v_theta must be float32 or float64 [batch, *latent_shape], got {v_theta.dtype} {list(v_theta.shape)}"

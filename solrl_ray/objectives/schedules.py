@@ -1,32 +1,42 @@
-"""How the sampling policy and the evaluated average follow the trained policy, by number of updates."""
+"""How the sampling policy and the evaluated average follow the trained policy, by number of optimiser steps."""
 
 from __future__ import annotations
 
-from solrl_ray.config.schema import OldDecay
+from solrl_ray.config.objectives import Anchor, OldDecay
 
 
-def old_decay(config: OldDecay, updates: int) -> float:
-    """d of old <- d * old + (1 - d) * default, applied after update number `updates` (the first is 1).
+def old_decay(config: OldDecay, steps: int) -> float:
+    """d of old <- d * old + (1 - d) * default, applied after step number `steps` (the first is 1).
 
-    ``copy``: always 0. ``linear``: min(slope * updates, cap) (DiffusionNFT's decay type 1).
-
-    Raises:
-        ValueError: `updates` is below 1.
-    """
-    _check(updates)
-    return 0.0 if config.kind == "copy" else min(config.slope * updates, config.cap)
-
-
-def ema_decay(updates: int, cap: float) -> float:
-    """d of ema <- d * ema + (1 - d) * default after update number `updates`: min((1 + s) / (10 + s), cap).
+    ``copy``: always 0. ``linear``: min(slope * steps, cap) (DiffusionNFT's decay type 1).
 
     Raises:
-        ValueError: `updates` is below 1.
+        ValueError: `steps` is below 1.
     """
-    _check(updates)
-    return min((1 + updates) / (10 + updates), cap)
+    _check(steps)
+    return 0.0 if config.kind == "copy" else min(config.slope * steps, config.cap)
 
 
-def _check(updates: int) -> None:
-    if updates < 1:
-        raise ValueError(f"updates are counted from 1, got {updates}")
+def anchor_decay(config: Anchor, steps: int) -> float:
+    """d of anchor <- d * anchor + (1 - d) * default, applied after step number `steps`: min(slope * steps, cap).
+
+    Source: the ``ema`` adapter of advantage-weighted matching (arXiv 2509.25050) as released. d is small: the anchor
+    follows closely, and holds back what one update may do.
+    """
+    _check(steps)
+    return min(config.slope * steps, config.cap)
+
+
+def ema_decay(steps: int, cap: float) -> float:
+    """d of ema <- d * ema + (1 - d) * default after step number `steps`: min((1 + s) / (10 + s), cap).
+
+    Raises:
+        ValueError: `steps` is below 1.
+    """
+    _check(steps)
+    return min((1 + steps) / (10 + steps), cap)
+
+
+def _check(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps are counted from 1, got {steps}")

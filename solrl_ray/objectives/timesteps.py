@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
-
 import numpy as np
 from numpy.typing import NDArray
 
 from solrl_ray import noise
+from solrl_ray.config.objectives import share_of
 from solrl_ray.records import Address
 
 
@@ -23,8 +22,7 @@ def timestep_count(steps: int, fraction: float) -> int:
         raise ValueError(f"steps must be at least 1, got {steps}")
     if not 0 < fraction <= 1:
         raise ValueError(f"timestep fraction must lie in (0, 1], got {fraction}")
-    # Decimal, because in binary 0.29 * 100 is below 29.
-    return max(1, int(Decimal(repr(float(fraction))) * steps))
+    return share_of(steps, fraction)
 
 
 def timesteps_for(
@@ -40,6 +38,21 @@ def timesteps_for(
     count = timestep_count(steps, fraction)
     address = Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
     return noise.permutation(address, steps)[:count]
+
+
+def stratified_steps(
+    *, run_seed: int, iteration: int, prompt_id: str, index: int, first: int, end: int, count: int
+) -> NDArray[np.int64]:
+    """One step out of each of `count` equal slices of first … end - 1, rising: int64 [count].
+
+    Source: advantage-weighted matching (arXiv 2509.25050) as released.
+    """
+    if not 1 <= count <= end - first:
+        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
+    address = Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
+    inside = noise.uniform(address, (count,))
+    drawn = np.floor((np.arange(count) + inside) * ((end - first) / count)).astype(np.int64)
+    return first + np.minimum(drawn, end - first - 1)  # what is just below the end may round up to it
 
 
 def training_noise_address(*, run_seed: int, iteration: int, prompt_id: str, index: int, step: int) -> Address:

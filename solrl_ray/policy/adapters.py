@@ -5,6 +5,8 @@ name     what it is                             trained
 ======== ====================================== ===========
 default  the policy that the objective trains   yes
 old      the sampling policy, follows `default` by `decay_`
+anchor   AWM's: holds `default` back, follows   no
+         it by `decay_`; only there if asked for
 base     no adapter: the reference of the KL    no
 ======== ====================================== ===========
 
@@ -29,8 +31,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.noise import standard_normal
 from solrl_ray.records import Address
 
-Adapter = Literal["default", "old"]
-Active = Literal["default", "old", "base"]
+Adapter = Literal["default", "old", "anchor"]
+Active = Literal["default", "old", "anchor", "base"]
 ADAPTERS: tuple[Adapter, ...] = ("default", "old")
 TRAINED: Adapter = "default"
 
@@ -38,8 +40,8 @@ INITIALISATION = "lora-init"
 """Purpose of the addresses of the first A factors; the module path stands in place of the prompt id."""
 
 
-def attach(transformer: nn.Module, lora: Lora, run_seed: int) -> None:
-    """Freeze `transformer` and put the adapters ``default`` and ``old`` into it, with equal factors.
+def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = False) -> None:
+    """Freeze `transformer` and put ``default`` and ``old`` into it, and ``anchor`` if wanted, with equal factors.
 
     A is gaussian with standard deviation 1 / rank, a function of run seed and module path; B is zero, so that
     the policy starts as the base. ``default`` is active afterwards.
@@ -52,7 +54,8 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int) -> None:
         raise ValueError("the transformer has LoRA adapters already")
     _check_targets(transformer, lora.targets)
     transformer.requires_grad_(False)
-    for name in ADAPTERS:
+    names: tuple[Adapter, ...] = (*ADAPTERS, "anchor") if anchor else ADAPTERS
+    for name in names:
         # On no device yet: PEFT's own initial values would be drawn from the global generator.
         config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))  # type: ignore[arg-type]
         with warnings.catch_warnings():
@@ -64,7 +67,7 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int) -> None:
         assert isinstance(base, nn.Linear)
         first = torch.from_numpy(standard_normal(address, (lora.rank, base.in_features))) / lora.rank
         zero = torch.zeros(base.out_features, lora.rank)
-        for name in ADAPTERS:
+        for name in names:
             layer.lora_A[name].weight = nn.Parameter(first.clone().to(base.weight.device))
             layer.lora_B[name].weight = nn.Parameter(zero.clone().to(base.weight.device))
     use(transformer, TRAINED)
@@ -81,9 +84,9 @@ def use(transformer: nn.Module, active: Active) -> None:
         if active != "base":
             layer.set_adapter(active)
         # PEFT makes what it activates trainable and the rest not.
-        for name in ADAPTERS:
-            for factors in (layer.lora_A, layer.lora_B):
-                factors[name].weight.requires_grad_(name == TRAINED)
+        for factors in (layer.lora_A, layer.lora_B):
+            for name, factor in factors.items():
+                factor.weight.requires_grad_(name == TRAINED)
 
 
 @contextmanager
@@ -100,7 +103,7 @@ def using(transformer: nn.Module, active: Active) -> Iterator[None]:
 def active_adapter(transformer: nn.Module) -> Active:
     """Which adapter forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
     found = {"base" if layer.disable_adapters else ",".join(layer.active_adapters) for _, layer in _layers(transformer)}
-    for active in ("default", "old", "base"):
+    for active in ("default", "old", "anchor", "base"):
         if found == {active}:
             return active  # type: ignore[return-value]
     raise ValueError(f"adapters in use: {sorted(found) or 'none attached'}")
@@ -149,12 +152,12 @@ def load_factors(transformer: nn.Module, adapter: Adapter, new: Mapping[str, Ten
 
 
 @torch.no_grad()
-def decay_(transformer: nn.Module, decay: float) -> None:
-    """old <- d · old + (1 - d) · default, in float32, in place; d = 0 copies."""
+def decay_(transformer: nn.Module, decay: float, adapter: Adapter = "old") -> None:
+    """old <- d · old + (1 - d) · default, in float32, in place; d = 0 copies. Likewise ``anchor``."""
     if not 0.0 <= decay <= 1.0:
         raise ValueError(f"decay is {decay}, not in [0, 1]")
     trained = parameters(transformer, "default")
-    for name, old in parameters(transformer, "old").items():
+    for name, old in parameters(transformer, adapter).items():
         if decay == 0.0:
             old.copy_(trained[name])
         else:

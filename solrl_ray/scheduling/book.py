@@ -80,9 +80,12 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 
 
 def group_digest(group: SampleGroup) -> str:
-    """SHA-256 of a group's latents and rewards: the bytes that the learner will see."""
+    """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see."""
     digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards))
     digest.update(group.latents.contiguous().numpy().tobytes())
+    if group.trajectory is not None:
+        digest.update(struct.pack("<q", group.trajectory.first_step))
+        digest.update(group.trajectory.states.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solrl_ray import noise
-from solrl_ray.config.schema import Advantage, OldDecay
+from solrl_ray.config.objectives import Advantage, OldDecay
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.schedules import ema_decay, old_decay
 from solrl_ray.objectives.timesteps import timestep_count, timesteps_for, training_noise_address

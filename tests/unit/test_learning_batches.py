@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from solrl_ray.config import objectives as sections
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import check_groups, fingerprint, rank_batches, rewards_and_groups
-from solrl_ray.learning.passes import passes_over
 from solrl_ray.noise import permutation, standard_normal
+from solrl_ray.objectives.nft import DiffusionNft
 from solrl_ray.records import Address, SampleGroup
 from tests.learning import LATENT_SHAPE, groups
 
@@ -103,7 +104,8 @@ def test_each_sample_is_noised_by_its_own_addresses() -> None:
     made = groups(2)
     batch = split(made, micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2
     grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2])
-    passes = passes_over(batch, batch.x0, grid=grid, fraction=0.6, run_seed=7, iteration=2)
+    objective = DiffusionNft(sections.DiffusionNft(timestep_fraction=0.6), grid=grid, run_seed=7)
+    passes = objective.passes(batch, torch.device("cpu"), 2)
     assert len(passes) == 3
     for k, (prompt_id, index) in enumerate(zip(batch.prompt_ids, batch.indices, strict=True)):
         address = {"run_seed": 7, "iteration": 2, "prompt_id": prompt_id, "index": index}

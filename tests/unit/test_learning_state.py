@@ -24,6 +24,7 @@ def a_state(updates: int = 3) -> LearnerState:
 
     return LearnerState(
         updates=updates,
+        steps=2 * updates,
         default=factors(),
         old=factors(),
         ema=factors(),
@@ -33,8 +34,8 @@ def a_state(updates: int = 3) -> LearnerState:
 
 
 def assert_equal(left: LearnerState, right: LearnerState) -> None:
-    assert left.updates == right.updates
-    for part in (f.name for f in fields(LearnerState) if f.name != "updates"):
+    assert (left.updates, left.steps) == (right.updates, right.steps)
+    for part in (f.name for f in fields(LearnerState) if f.name not in ("updates", "steps")):
         mine, other = getattr(left, part), getattr(right, part)
         assert mine.keys() == other.keys()
         assert all(torch.equal(mine[name], other[name]) for name in mine), part

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss, noised
+from solrl_ray.objectives.forward_process import noised
+from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss
 
 
 def example(dtype: torch.dtype = torch.float64) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def state(updates: int) -> LearnerState:
 
     return LearnerState(
         updates=updates,
+        steps=updates,
         default=factors(),
         old=factors(),
         ema=factors(),

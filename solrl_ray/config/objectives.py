@@ -1,0 +1,119 @@
+"""The section `objective`: one class a kind, so that each kind has its own keys and no other's."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, Tag
+
+from solrl_ray.config.part import AboveZero, AtLeastZero, Part, Positive, Share, by_kind
+
+DEFAULT = "diffusion_nft"
+
+
+class OldDecay(Part):
+    """How the sampling policy follows the trained one: old <- d·old + (1 - d)·default after every iteration."""
+
+    kind: Literal["copy", "linear"] = "linear"
+    """``copy``: d = 0. ``linear``: d = min(slope · optimiser steps, cap)."""
+    slope: float = 0.001
+    cap: float = 0.5
+
+
+class Advantage(Part):
+    std: Literal["global", "group", "group_unbiased", "none"] = "global"
+    """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
+    n - 1, or 1."""
+    clip: float = 5.0
+
+
+def share_of(count: int, fraction: float) -> int:
+    """floor(fraction · count), at least 1: 0.4, 0.6 and 0.99 of 10 steps are 4, 6 and 9, as published."""
+    # Decimal, because in binary 0.29 * 100 is below 29.
+    return max(1, int(Decimal(repr(float(fraction))) * count))
+
+
+COPY = OldDecay(kind="copy")
+"""On-policy methods sample with the policy that they train."""
+
+
+class DiffusionNft(Part):
+    """DiffusionNFT (arXiv 2509.16117)."""
+
+    kind: Literal["diffusion_nft"] = "diffusion_nft"
+    beta: float = 1.0
+    """NFT mixing coefficient."""
+    kl: float = 1e-4
+    """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
+    timestep_fraction: Share = 0.6
+    """Share of the full schedule's steps on which each sample is trained."""
+    advantage: Advantage = Advantage()
+    old_decay: OldDecay = OldDecay()
+
+
+class Anchor(Part):
+    """A third policy that follows the trained one and holds it back: anchor <- d·anchor + (1 - d)·default."""
+
+    weight: AtLeastZero = 1.0
+    """Weight of MSE(v_theta, v_anchor); 0 does without."""
+    slope: AtLeastZero = 0.001
+    """d = min(slope · optimiser steps, cap)."""
+    cap: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+
+class Awm(Part):
+    """Advantage-weighted matching (arXiv 2509.25050)."""
+
+    kind: Literal["awm"] = "awm"
+    weighting: Literal["uniform", "huber", "ghuber"] = "ghuber"
+    """How the flow-matching error of a sample stands for its negative log-likelihood."""
+    power: Share = 0.25
+    """p of ``ghuber``."""
+    timesteps: Positive = 6
+    """Noise levels per sample, one from each of as many equal slices of the schedule."""
+    timestep_fraction: Share = 0.9
+    """The slices cover this leading share of the full schedule's steps."""
+    skip_first: bool = False
+    """Whether they begin at the second step, not at pure noise."""
+    clip_range: AboveZero = 1.0
+    kl: AtLeastZero = 1e-4
+    """Weight of MSE(v_theta, v_reference)."""
+    anchor: Anchor = Anchor()
+    advantage: Advantage = Advantage()
+    advantage_max: AboveZero = 1.0
+    """Advantages are clipped and then scaled so that the clip becomes this."""
+    old_decay: ClassVar[OldDecay] = COPY
+
+
+class FlowGrpo(Part):
+    """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions; all but the last, or the window's."""
+
+    kind: Literal["flow_grpo"] = "flow_grpo"
+    clip_range: AboveZero = 1e-4
+    """Ratios of mean log-probabilities are clipped to 1 ± this."""
+    kl: AtLeastZero = 0.0
+    """Weight of the transitions' KL divergence to the reference."""
+    advantage: Advantage = Advantage()
+    old_decay: ClassVar[OldDecay] = COPY
+
+
+class DanceGrpo(Part):
+    """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
+
+    kind: Literal["dance_grpo"] = "dance_grpo"
+    clip_range: AboveZero = 1e-4
+    timestep_fraction: Share = 0.6
+    """Share of the stored transitions on which each sample is trained, each sample on its own."""
+    advantage: Advantage = Advantage(std="group_unbiased")
+    kl: ClassVar[float] = 0.0
+    old_decay: ClassVar[OldDecay] = COPY
+
+
+Objective: TypeAlias = Annotated[
+    Annotated[DiffusionNft, Tag("diffusion_nft")]
+    | Annotated[Awm, Tag("awm")]
+    | Annotated[FlowGrpo, Tag("flow_grpo")]
+    | Annotated[DanceGrpo, Tag("dance_grpo")],
+    by_kind(DEFAULT),
+]

@@ -1,0 +1,72 @@
+"""The section `rollout.sampler`: how a latent goes from noise to image, by ODE or by one of the published SDEs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, Tag
+
+from solrl_ray.config.part import AboveZero, Part, Positive, Share, by_kind
+
+DEFAULT = "ode"
+
+
+class Window(Part):
+    """Noise in a few consecutive steps only; the others are Euler steps. One draw a prompt and iteration."""
+
+    size: Positive
+    """Steps with noise."""
+    range: tuple[Annotated[int, Field(ge=0)], Positive]
+    """The window lies in the full schedule's steps low … high - 1; its start is uniform."""
+
+
+class Ode(Part):
+    """Deterministic, with `rollout.solver`."""
+
+    kind: Literal["ode"] = "ode"
+
+
+class _Stochastic(Part):
+    window: Window | None = None
+    """None: noise in every step."""
+    shared_noise: bool = False
+    """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
+
+    def recorded(self, steps: int) -> int:
+        """Transitions of a full trajectory that can be trained on: the window's, or all but the last, which has the
+        least noise, or none."""
+        return steps - 1 if self.window is None else self.window.size
+
+
+class FlowSde(_Stochastic):
+    """Flow-SDE (Flow-GRPO, arXiv 2505.05470): s = a·sqrt(sigma / (1 - sigma))."""
+
+    kind: Literal["flow_sde"] = "flow_sde"
+    noise_level: AboveZero = 0.7
+    """a. Published: 0.7 SD3.5, 0.9 FLUX.1-dev."""
+
+
+class DanceSde(_Stochastic):
+    """The SDE of DanceGRPO (arXiv 2505.07818): s = eta; the picture is decoded from the last step's estimate of x0."""
+
+    kind: Literal["dance_sde"] = "dance_sde"
+    eta: AboveZero = 0.3
+    shared_noise: bool = True
+
+
+class Cps(_Stochastic):
+    """Coefficient-preserving sampling (arXiv 2509.05952): std = sigma_next · sin(a·pi / 2)."""
+
+    kind: Literal["cps"] = "cps"
+    noise_level: Share = 0.8
+    """a."""
+
+
+Stochastic: TypeAlias = FlowSde | DanceSde | Cps
+Sampler: TypeAlias = Annotated[
+    Annotated[Ode, Tag("ode")]
+    | Annotated[FlowSde, Tag("flow_sde")]
+    | Annotated[DanceSde, Tag("dance_sde")]
+    | Annotated[Cps, Tag("cps")],
+    by_kind(DEFAULT),
+]

@@ -1,0 +1,83 @@
+"""Advantage-weighted matching (arXiv 2509.25050): the flow-matching error stands for the log-likelihood.
+
+A sample's clean latent is noised to a level t, and l = mean (v - (eps - x0))² is how badly a policy would have made
+it. A decreasing function of l takes the place of log p in the clipped surrogate, whatever sampler made the sample.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solrl_ray.config.objectives import Awm as Section
+from solrl_ray.config.objectives import share_of
+from solrl_ray.objectives.base import Loss, Reference, Velocities, mean
+from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
+from solrl_ray.objectives.surrogate import clipped_surrogate
+from solrl_ray.objectives.timesteps import stratified_steps
+
+Weighting = Literal["uniform", "huber", "ghuber"]
+_FLOOR = 1e-10
+"""Added to l, so that its roots have a slope at 0."""
+
+
+class Awm(ForwardProcess):
+    def __init__(self, config: Section, *, grid: Tensor, run_seed: int) -> None:
+        super().__init__(grid=grid, run_seed=run_seed)
+        self._config = config
+        base: tuple[Reference, ...] = ("base",) if config.kl != 0 else ()
+        self.references = (*base, "anchor") if config.anchor.weight != 0 else base
+
+    def steps(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        config = self._config
+        return stratified_steps(
+            run_seed=self._run_seed,
+            iteration=iteration,
+            prompt_id=prompt_id,
+            index=index,
+            first=int(config.skip_first),
+            end=share_of(len(self._grid), config.timestep_fraction),
+            count=config.timesteps,
+        )
+
+    def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
+        config = self._config
+        target = one.eps - one.x0
+        theta, old = (log_likelihood(x, target, one.t, config.weighting, config.power) for x in (v.theta, v.old))
+        clip = config.advantage.clip
+        gains = advantages.clamp(-clip, clip) * (config.advantage_max / clip)
+        policy, ratio, clipped = clipped_surrogate(theta - old.detach(), gains, config.clip_range)
+        kl, held = (torch.zeros_like(policy) if r is None else _distance(v.theta, r) for r in (v.base, v.anchor))
+        total = policy + config.kl * kl + config.anchor.weight * held
+        dtype = v.theta.dtype
+        return Loss(
+            total=total.to(dtype), policy=policy.to(dtype), kl=kl.to(dtype), ratio=ratio.to(dtype), clipped=clipped
+        )
+
+
+def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:
+    """What stands for log p of a sample at one noise level, float64 [batch].
+
+    ``uniform``: -l. ``huber``: -t (sqrt(l + e) - sqrt(e)). ``ghuber``: -(t / p) ((l + e)^p - e^p), which huber is up
+    to a factor at p = 1/2. l = mean (v - target)² and e = 1e-10, in float64 as released.
+
+    Args:
+        v: velocity [batch, *latent_shape].
+        target: eps - x0, likewise.
+        t: noise level [batch].
+        power: p.
+    """
+    error = mean(torch.square((v - target).double()))
+    if weighting == "uniform":
+        return -error
+    if weighting == "huber":
+        return -(torch.sqrt(error + _FLOOR) - _FLOOR**0.5) * t.double()
+    return -(t.double() / power) * ((error + _FLOOR) ** power - _FLOOR**power)
+
+
+def _distance(v: Tensor, reference: Tensor) -> Tensor:
+    return mean(torch.square(v - reference.detach()))

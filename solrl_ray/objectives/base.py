@@ -1,0 +1,97 @@
+"""What an objective is to the learner: which velocities it compares, where, and what it makes of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+Reference = Literal["base", "old", "anchor"]
+"""Policies whose velocities are wanted without gradient: adapters off, the sampling policy, AWM's anchor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """Samples of one forward. Every field has one entry per sample."""
+
+    prompt_ids: tuple[str, ...]
+    indices: tuple[int, ...]
+    """Candidate indices inside their prompts' pools."""
+    x0: Tensor
+    """Clean latents, float32 [B, *latent_shape], on the CPU."""
+    advantages: Tensor
+    """float64 [B], unclipped."""
+    weights: Tensor
+    """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
+    states: Tensor | None = None
+    """Stored trajectories, float32 [B, transitions + 1, *latent_shape], on the CPU."""
+    first_steps: tuple[int, ...] = ()
+    """Step of the full schedule at which each trajectory begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Where the velocities of one pass over a micro-batch are taken. Each sample stands at its own noise level."""
+
+    x_t: Tensor
+    """float32 [B, *latent_shape]."""
+    t: Tensor
+    """Noise level, float32 [B]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Velocities:
+    """Velocities of one pass, all [B, *latent_shape]; only `theta` carries a gradient."""
+
+    theta: Tensor
+    old: Tensor
+    base: Tensor | None = None
+    anchor: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One value per sample: every field is [B]. The mean of `total` over samples and passes is minimised."""
+
+    total: Tensor
+    policy: Tensor
+    kl: Tensor
+    """Divergence from the reference, before its weight; zeros without one."""
+    ratio: Tensor | None = None
+    """Probability under the trained policy over that under the sampling policy; None if the objective has none."""
+    clipped: Tensor | None = None
+    """1 where the ratio is outside of the clip range, else 0."""
+
+
+P = TypeVar("P", bound=Pass)
+
+
+class Objective(ABC, Generic[P]):
+    """A loss on regenerated samples. The learner makes the passes, and the forwards without gradient before them."""
+
+    references: tuple[Reference, ...]
+    """Besides ``old``, in the order in which they are taken."""
+
+    @abstractmethod
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> Sequence[P]:
+        """The passes over a micro-batch, always the same number."""
+
+    @abstractmethod
+    def loss(self, one: P, v: Velocities, advantages: Tensor) -> Loss:
+        """Args:
+        advantages: float64 [B], unclipped, on the device of the velocities.
+        """
+
+
+def mean(x: Tensor) -> Tensor:
+    """Mean over all dimensions but the first."""
+    return x.flatten(1).mean(dim=1)
+
+
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """[batch] reshaped to broadcast over a [batch, …] tensor."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))

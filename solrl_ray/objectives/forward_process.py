@@ -1,0 +1,60 @@
+"""Objectives of the forward process: clean latents are noised again, to addressed levels with addressed noise."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solrl_ray.noise import initial_noise
+from solrl_ray.objectives.base import MicroBatch, Objective, Pass, per_sample
+from solrl_ray.objectives.timesteps import training_noise_address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisedPass(Pass):
+    """x_t = (1 - t) x0 + t eps."""
+
+    x0: Tensor
+    """Clean latents, float32 [B, *latent_shape]."""
+    eps: Tensor
+
+
+def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
+    """x_t = (1 - t) x0 + t eps for x0, eps [batch, *latent_shape] and t [batch]; dtype of x0."""
+    t = per_sample(t.to(x0.dtype), x0)
+    return (1 - t) * x0 + t * eps
+
+
+class ForwardProcess(Objective[NoisedPass]):
+    """In pass j every sample stands at the j-th of its own steps of the full schedule."""
+
+    def __init__(self, *, grid: Tensor, run_seed: int) -> None:
+        """`grid`: noise levels of the full schedule without the final 0, float32 [steps], on the CPU."""
+        self._grid = grid
+        self._run_seed = run_seed
+
+    @abstractmethod
+    def steps(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        """Steps of the full schedule on which a sample is trained, in order."""
+
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
+        x0 = batch.x0.to(device)
+        samples = list(zip(batch.prompt_ids, batch.indices, strict=True))
+        steps = np.stack([self.steps(iteration, prompt_id, index) for prompt_id, index in samples])
+        passes = []
+        for column in steps.T:
+            addresses = [
+                training_noise_address(
+                    run_seed=self._run_seed, iteration=iteration, prompt_id=prompt_id, index=index, step=int(step)
+                )
+                for (prompt_id, index), step in zip(samples, column, strict=True)
+            ]
+            eps = initial_noise(addresses, tuple(x0.shape[1:])).to(device)
+            t = self._grid[torch.from_numpy(column)].to(device)
+            passes.append(NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps))
+        return passes

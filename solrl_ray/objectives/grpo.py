@@ -1,0 +1,107 @@
+"""Objectives on stored transitions: how much more probable the policy makes the steps that led to good samples.
+
+A transition is x_t → x_next of the stochastic sampler, kept in float32 when the sample was regenerated. Its
+log-probabilities under the trained and the sampling policy are both worked out here, in one path, so that their ratio
+is exactly 1 before the first update.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from solrl_ray.config.objectives import DanceGrpo as DanceSection
+from solrl_ray.config.objectives import FlowGrpo as FlowSection
+from solrl_ray.config.objectives import share_of
+from solrl_ray.config.samplers import Stochastic
+from solrl_ray.noise import permutation
+from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean
+from solrl_ray.objectives.surrogate import clipped_surrogate
+from solrl_ray.records import Address
+from solrl_ray.sampling import sde
+from solrl_ray.sampling.sde import Coefficients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionPass(Pass):
+    x_next: Tensor
+    """The state that followed x_t, float32 [B, *latent_shape]."""
+    coefficients: Coefficients
+
+
+class Grpo(Objective[TransitionPass]):
+    """Clipped ratios of transitions, and their divergence from the reference."""
+
+    def __init__(self, config: FlowSection | DanceSection, sampler: Stochastic, *, grid: Tensor) -> None:
+        """`grid`: noise levels of the full schedule, float64 [steps + 1]."""
+        self._config = config
+        self._grid: list[float] = grid.tolist()
+        steps = len(self._grid) - 1
+        self._stored = sampler.recorded(steps)
+        self._transitions = [sde.transition(sampler, self._grid, step) for step in range(steps - 1)]
+        self.references = ("base",) if config.kl != 0 else ()
+
+    @abstractmethod
+    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        """Which stored transitions of a sample are trained on, counted from the first stored one, in order."""
+
+    def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[TransitionPass]:
+        if batch.states is None:
+            raise ValueError("these samples came without trajectories")
+        samples = list(zip(batch.prompt_ids, batch.indices, strict=True))
+        chosen = np.stack([self.chosen(iteration, prompt_id, index) for prompt_id, index in samples])
+        rows = torch.arange(len(samples))
+        passes = []
+        for column in chosen.T:
+            steps = [first + int(k) for first, k in zip(batch.first_steps, column, strict=True)]
+            here = torch.from_numpy(column)
+            x_t, x_next = batch.states[rows, here].to(device), batch.states[rows, here + 1].to(device)
+            transitions = [self._transitions[step] for step in steps]
+            passes.append(
+                TransitionPass(
+                    x_t=x_t,
+                    t=torch.tensor([self._grid[step] for step in steps], dtype=x_t.dtype, device=device),
+                    x_next=x_next,
+                    coefficients=Coefficients.of(transitions, device, x_t.dtype),
+                )
+            )
+        return passes
+
+    def loss(self, one: TransitionPass, v: Velocities, advantages: Tensor) -> Loss:
+        config, coefficients = self._config, one.coefficients
+        theta, old = (sde.mean(coefficients, one.x_t, x) for x in (v.theta, v.old))
+        log_theta, log_old = (sde.log_probability(coefficients, one.x_next, x) for x in (theta, old))
+        gains = advantages.clamp(-config.advantage.clip, config.advantage.clip)
+        policy, ratio, clipped = clipped_surrogate(log_theta - log_old.detach(), gains, config.clip_range)
+        kl = torch.zeros_like(policy)
+        if v.base is not None:
+            base = sde.mean(coefficients, one.x_t, v.base).detach()
+            kl = coefficients.kl_weight * mean(torch.square(theta - base))
+        return Loss(total=policy + config.kl * kl, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
+
+
+class FlowGrpo(Grpo):
+    """Flow-GRPO (arXiv 2505.05470): every stored transition, in the order of the trajectory."""
+
+    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        return np.arange(self._stored)
+
+
+class DanceGrpo(Grpo):
+    """DanceGRPO (arXiv 2505.07818): each sample on the front of its own permutation of its transitions."""
+
+    def __init__(self, config: DanceSection, sampler: Stochastic, *, grid: Tensor, run_seed: int) -> None:
+        super().__init__(config, sampler, grid=grid)
+        self._run_seed = run_seed
+        self._count = share_of(self._stored, config.timestep_fraction)
+
+    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+        address = Address(
+            run_seed=self._run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index
+        )
+        return permutation(address, self._stored)[: self._count]

@@ -1,0 +1,212 @@
+"""Stochastic samplers for rectified flow, and the log-probabilities of their steps.
+
+Every step of the published samplers is gaussian with a mean that is linear in state and velocity,
+
+    x_next ~ N(x_weight · x + v_weight · v, std²),
+
+so a step is a handful of numbers, worked out in float64; states are float32. With dt = sigma_next - sigma < 0:
+
+========= =================================================== =====================
+sampler   mean                                                std
+========= =================================================== =====================
+flow_sde  x + v dt + s²/(2 sigma) (x + (1 - sigma) v) dt      s sqrt(-dt)
+dance_sde the same with s = eta                               s sqrt(-dt)
+cps       (1 - sigma_next) x0 + sqrt(sigma_next² - std²) x1   sigma_next sin(a pi/2)
+Euler     x + v dt                                            0
+========= =================================================== =====================
+
+where s = a sqrt(sigma / (1 - sigma)) for flow_sde, x0 = x - sigma v and x1 = x + (1 - sigma) v.
+
+Sources: Flow-GRPO (arXiv 2505.05470), DanceGRPO (arXiv 2505.07818), CPS (arXiv 2509.05952), with their released code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from solrl_ray.config.samplers import Cps, DanceSde, FlowSde, Stochastic
+from solrl_ray.sampling.solvers import Velocity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One step's distribution. A log-probability is a mean over the elements of a latent, not a sum: published clip
+    ranges are in that unit."""
+
+    x_weight: float
+    v_weight: float
+    std: float
+    """0: an Euler step, without a density."""
+    precision: float = 0.0
+    """log p = log_normalizer - precision · mean (x_next - mean)²."""
+    log_normalizer: float = 0.0
+    kl_weight: float = 0.0
+    """Of mean (mean_theta - mean_reference)². Flow-GRPO as released leaves dt out of it: 1 / (2 s²)."""
+
+
+def euler(sigma: float, sigma_next: float) -> Transition:
+    return Transition(x_weight=1.0, v_weight=sigma_next - sigma, std=0.0)
+
+
+def sde(sigma: float, sigma_next: float, s: float, noisy: float | None = None) -> Transition:
+    """Euler-Maruyama with noise scale `s`, above 0.
+
+    `noisy` is how much of the step from `sigma` down to `sigma_next` is stochastic (default: all); the rest follows
+    the ODE.
+    """
+    dt = sigma_next - sigma
+    noisy = -dt if noisy is None else noisy
+    std = s * math.sqrt(noisy)
+    drift = s**2 / (2 * sigma) * -noisy
+    return Transition(
+        x_weight=1 + drift,
+        v_weight=dt + drift * (1 - sigma),
+        std=std,
+        precision=1 / (2 * std**2),
+        log_normalizer=-math.log(std) - 0.5 * math.log(2 * math.pi),
+        kl_weight=1 / (2 * s**2),
+    )
+
+
+def cps(sigma: float, sigma_next: float, noise_level: float) -> Transition:
+    """Coefficient-preserving: the noise in x_next amounts to sigma_next. Its released log-probability has neither
+    variance nor constants, hence another scale of ratios. To sigma_next 0 it is Euler's step."""
+    std = sigma_next * math.sin(noise_level * math.pi / 2)
+    if std == 0:
+        return euler(sigma, sigma_next)
+    kept = math.sqrt(sigma_next**2 - std**2)
+    return Transition(
+        x_weight=1 - sigma_next + kept,
+        v_weight=-sigma * (1 - sigma_next) + kept * (1 - sigma),
+        std=std,
+        precision=1.0,
+        kl_weight=1 / (2 * std**2),
+    )
+
+
+def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: float | None = None) -> Transition:
+    """The stochastic step ``grid[step] → grid[step + 1]`` of `sampler`; `noisy` as for `sde`.
+
+    At sigma 1 Flow-SDE's scale is infinite; there it takes the next sigma of the grid, as released.
+    """
+    sigma, sigma_next = grid[step], grid[step + 1]
+    if isinstance(sampler, Cps):
+        return cps(sigma, sigma_next, sampler.noise_level)
+    if isinstance(sampler, DanceSde):
+        return sde(sigma, sigma_next, sampler.eta, noisy)
+    below_one = sigma_next if sigma == 1.0 else sigma
+    return sde(sigma, sigma_next, sampler.noise_level * math.sqrt(sigma / (1 - below_one)), noisy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of a trajectory, and where its noise comes from."""
+
+    sigma: float
+    transition: Transition
+    increments: tuple[tuple[int, float], ...]
+    """(step of the full schedule, weight) of the standard normals that its noise is the weighted sum of."""
+
+
+def nested(full: int, steps: int) -> list[int]:
+    """`steps` + 1 of the grid points 0 … `full`, both ends among them, as evenly as whole numbers allow."""
+    if not 1 <= steps <= full:
+        raise ValueError(f"a grid of {full} steps cannot be thinned to {steps}")
+    return [(2 * j * full + steps) // (2 * steps) for j in range(steps + 1)]
+
+
+def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0) -> list[Step]:
+    """The steps of a trajectory that takes `steps` of the full schedule's, and its noise from the same Brownian path.
+
+    The increment of a longer step is the sum of those inside it, sqrt(dt_i) z_i, and so again a standard normal times
+    the square root of the stochastic length. A preview thus follows the path of the full trajectory, up to its own
+    discretisation error. `start` is the first step of the sampler's window, if it has one.
+
+    Args:
+        grid: sigmas of the full schedule, [full + 1], from 1 to 0.
+    """
+    full = len(grid) - 1
+    noisy = _noisy_steps(sampler, full, start)
+    points = nested(full, steps)
+    coarse = [grid[point] for point in points]
+    planned = []
+    for k, (first, end) in enumerate(pairwise(points)):
+        lengths = {i: grid[i] - grid[i + 1] for i in range(first, end) if i in noisy}
+        # DanceGRPO decodes the estimate of x0 made in its last step: that is Euler's step to 0.
+        if not lengths or (isinstance(sampler, DanceSde) and k == steps - 1):
+            planned.append(Step(sigma=coarse[k], transition=euler(coarse[k], coarse[k + 1]), increments=()))
+            continue
+        total = coarse[k] - coarse[k + 1] if len(lengths) == end - first else math.fsum(lengths.values())
+        single = len(lengths) == 1
+        weights = tuple((i, 1.0 if single else math.sqrt(length / total)) for i, length in lengths.items())
+        planned.append(Step(sigma=coarse[k], transition=transition(sampler, coarse, k, total), increments=weights))
+    return planned
+
+
+def _noisy_steps(sampler: Stochastic, full: int, start: int) -> range:
+    if sampler.window is not None:
+        return range(start, start + sampler.window.size)
+    return range(full if isinstance(sampler, FlowSde) else full - 1)
+
+
+def integrate(
+    velocity: Velocity, noise: Tensor, steps: Sequence[Step], increments: dict[int, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Carries `noise` along the steps.
+
+    Args:
+        noise: [batch, *latent_shape] float32.
+        increments: standard normals of the full schedule's steps, each of the shape of `noise` and on its device.
+
+    Returns:
+        The clean latents, and the states before each step and after the last.
+    """
+    states = [noise]
+    for step in steps:
+        x = states[-1]
+        move = step.transition
+        after = move.x_weight * x + move.v_weight * velocity(x, step.sigma)
+        for index, weight in step.increments:
+            after = after + move.std * weight * increments[index]
+        states.append(after)
+    return states[-1], states
+
+
+def mean(transitions: Coefficients, x: Tensor, v: Tensor) -> Tensor:
+    """Mean of x_next, shape and dtype of `x`."""
+    return transitions.spread(transitions.x_weight, x) * x + transitions.spread(transitions.v_weight, x) * v
+
+
+def log_probability(transitions: Coefficients, x_next: Tensor, mean: Tensor) -> Tensor:
+    """Mean over elements of log p(x_next), [batch]."""
+    squared = torch.square(x_next - mean).flatten(1).mean(dim=1)
+    return transitions.log_normalizer - transitions.precision * squared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """Transitions of a batch, one a sample: each field is float32 [batch], on the device of the latents."""
+
+    x_weight: Tensor
+    v_weight: Tensor
+    precision: Tensor
+    log_normalizer: Tensor
+    kl_weight: Tensor
+
+    @classmethod
+    def of(cls, transitions: Sequence[Transition], device: torch.device, dtype: torch.dtype) -> Coefficients:
+        columns = {
+            name: torch.tensor([getattr(t, name) for t in transitions], dtype=dtype, device=device)
+            for name in cls.__dataclass_fields__
+        }
+        return cls(**columns)
+
+    @staticmethod
+    def spread(values: Tensor, like: Tensor) -> Tensor:
+        return values.reshape(-1, *[1] * (like.ndim - 1))
