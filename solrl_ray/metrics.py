@@ -47,6 +47,14 @@ class IterationMetrics:
     """Of the revision that was explored with, as explorers got it: ``bytes`` of the payload, ``snapshot`` (1 or 0),
     ``bumped`` (modules whose amax grew), ``resyncs`` (workers that had to be sent the whole), ``load_seconds`` (the
     slowest worker's)."""
+    ratio_mean: float | None = None
+    """Mean ratio of probabilities under the trained and the sampling policy; None if the objective has none."""
+    ratio_deviation: float | None = None
+    """Largest abs(ratio - 1)."""
+    first_ratio_deviation: float | None = None
+    """The same in the iteration's first optimiser step. Expected: 0, for the policy is still the one that sampled."""
+    clip_fraction: float | None = None
+    """Share of samples and passes whose ratio was outside of the clip range. With one optimiser step: 0."""
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -65,4 +65,8 @@ def iteration_metrics(
         passes=update.passes,
         expected_passes=describe(config).backwards,
         publication=dict(publication or {}),
+        ratio_mean=update.ratio_mean,
+        ratio_deviation=update.ratio_deviation,
+        first_ratio_deviation=update.first_ratio_deviation,
+        clip_fraction=update.clip_fraction,
     )

@@ -1,6 +1,6 @@
 """The arithmetic of a run, worked out from its configuration and printed before it starts (design law 9).
 
-    prompts × N candidates ──► preview units ──► prompts × K samples ──► micro-batches ──► one update
+    prompts × N candidates ──► preview units ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
 "Forward" means one call of the transformer on a whole micro-batch; both solvers need one call a step.
 """
@@ -11,6 +11,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 
+from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
@@ -18,7 +19,8 @@ from solrl_ray.config.schema import Config, Worker
 FLOAT32_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 POLICIES = 3
-"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA."""
+"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA; AWM's anchor
+makes a fourth."""
 MOMENTS = 2
 """AdamW's, a trained parameter."""
 
@@ -55,19 +57,20 @@ class Arithmetic:
     """Images that fill up the last regeneration micro-batch of each prompt and are thrown away."""
     trained_timesteps: int
     micro_batches: int
-    """Learner micro-batches a rank, each trained on at every trained timestep."""
+    """Learner micro-batches a rank, of all optimiser steps, each trained on at every trained timestep."""
     padded_samples: int
     """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
     forwards_without_gradient: int
-    """A rank's forwards for v_reference, with a KL term, and for v_old, unless the sampling policy is a copy of the
-    trained one: then v_old is v_theta."""
+    """A rank's forwards for v_reference, with a KL term, for v_anchor, and for v_old, unless the sampling policy is a
+    copy of the trained one: then v_old is v_theta until the first optimiser step of the iteration."""
     backwards: int
-    """A rank's forward-and-backward passes, all summed into one optimiser step."""
+    """A rank's forward-and-backward passes."""
     evaluations: tuple[int, ...]
     """Updates done when the held-out prompts are drawn."""
     evaluation_images: int
     """Images of one evaluation."""
     latents_bytes: int | None
+    """Samples of one iteration, with the trajectories of objectives that need them."""
     lora_bytes: int | None
     """One adapter's factors in float32."""
     packed_bytes: int | None
@@ -106,7 +109,8 @@ class Arithmetic:
         rows = [
             (
                 "run",
-                f"{config.run.name} · {config.run.iterations} iterations, one policy update each "
+                f"{config.run.name} · {config.run.iterations} iterations of {config.objective.kind}, "
+                f"{learner.updates} optimiser step{_s(learner.updates)} each "
                 f"· seed {config.run.seed}",
             ),
             ("model", self._model()),
@@ -114,7 +118,7 @@ class Arithmetic:
             (
                 "explore",
                 f"{rollout.prompts} prompts × {per_prompt} seeds = {self.candidates:,} candidates "
-                f"× {rollout.preview.steps} steps ({rollout.solver}, {rollout.preview.precision}) "
+                f"× {rollout.preview.steps} steps ({_sampler(config)}, {rollout.preview.precision}) "
                 f"· {self.preview_units} units of {rollout.preview.micro_batch}, "
                 f"{self.preview_forwards:,} forwards",
             ),
@@ -135,7 +139,7 @@ class Arithmetic:
                 f"on {learner.world_size} rank{_s(learner.world_size)} "
                 f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
                 f"{self.forwards_without_gradient:,} forwards{self._targets()}, "
-                f"{self.backwards:,} forwards with backward, 1 optimiser step"
+                f"{self.backwards:,} forwards with backward, {learner.updates} optimiser step{_s(learner.updates)}"
                 + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
             ),
             ("publish", self._publish()),
@@ -197,10 +201,11 @@ class Arithmetic:
 
     def _targets(self) -> str:
         """What the forwards without gradient are for."""
-        objective = self.config.objective
-        kinds = ["v_reference"] * (objective.kl != 0) + ["v_old"] * (objective.old_decay.kind != "copy")
-        copied = "; v_old is v_theta" if objective.old_decay.kind == "copy" else ""
-        return f" ({' and '.join(kinds) or 'none needed'}{copied})"
+        kinds = [f"v_{name}" for name in _references(self.config)]
+        copied = self.config.objective.old_decay.kind == "copy"
+        where = " in the first optimiser step" if copied and self.config.learner.updates > 1 else ""
+        same = f"; v_old is v_theta{where}" if copied else ""
+        return f" ({' and '.join(kinds) or 'none needed'}{same})"
 
     def _memory(self) -> str:
         """What is certain; the rest depends on libraries and allocators."""
@@ -230,6 +235,34 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
         ("regenerator", fleet.regenerators.count, fleet.regenerators),
         ("learner", config.learner.world_size, fleet.learners),
     )
+
+
+def _sampler(config: Config) -> str:
+    sampler = config.rollout.sampler
+    return config.rollout.solver if isinstance(sampler, Ode) else sampler.kind
+
+
+def _references(config: Config) -> list[str]:
+    """Policies whose velocities are taken without gradient, in whatever optimiser step."""
+    objective = config.objective
+    names = ["reference"] * (objective.kl != 0)
+    names += ["anchor"] * (isinstance(objective, Awm) and objective.anchor.weight != 0)
+    return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
+
+
+def _forwards_without_gradient(config: Config, backwards: int) -> int:
+    """Each reference is taken once a pass; a copied sampling policy is v_theta until the first optimiser step."""
+    updates = config.learner.updates
+    old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
+    return backwards * sum(name != "old" for name in _references(config)) + old
+
+
+def _latents_a_sample(config: Config) -> int:
+    """Latents that a sample brings to the learner: its clean one, and the states of a stored trajectory."""
+    sampler = config.rollout.sampler
+    if isinstance(sampler, Ode) or not needs_trajectory(config):
+        return 1
+    return 1 + sampler.recorded(config.rollout.full.steps) + 1
 
 
 def trained_timesteps(config: Config) -> int:
@@ -266,7 +299,7 @@ def describe(
     units_per_prompt = math.ceil(rollout.keep / rollout.full.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
-    micro_batches = math.ceil(samples / slots)
+    micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
     backwards = micro_batches * trained_timesteps(config)
     preview_units = rollout.prompts * (rollout.pool // rollout.preview.micro_batch)
     return Arithmetic(
@@ -282,24 +315,31 @@ def describe(
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,
-        forwards_without_gradient=backwards
-        * ((config.objective.kl != 0) + (config.objective.old_decay.kind != "copy")),
+        forwards_without_gradient=_forwards_without_gradient(config, backwards),
         backwards=backwards,
         evaluations=evaluation_points(config),
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
-        latents_bytes=samples * math.prod(facts.latent_shape) * FLOAT32_BYTES if facts else None,
+        latents_bytes=samples * _latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+        if facts
+        else None,
         lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
         packed_bytes=facts.packed_bytes if facts else None,
         weights_bytes=facts.parameters * DTYPE_BYTES[config.model.dtype] if facts else None,
-        training_bytes=_training_bytes(facts.lora_parameters, learner.world_size) if facts else None,
+        training_bytes=_training_bytes(facts.lora_parameters, learner.world_size, POLICIES + _anchored(config))
+        if facts
+        else None,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
     )
 
 
-def _training_bytes(factors: int, world_size: int) -> int:
+def _anchored(config: Config) -> int:
+    return int("anchor" in _references(config))
+
+
+def _training_bytes(factors: int, world_size: int, policies: int) -> int:
     """Bytes on one rank for `factors` trained parameters; ZeRO gives each rank its share of AdamW's tensors."""
-    return FLOAT32_BYTES * ((POLICIES + 1) * factors + (1 + MOMENTS) * math.ceil(factors / world_size))
+    return FLOAT32_BYTES * ((policies + 1) * factors + (1 + MOMENTS) * math.ceil(factors / world_size))
 
 
 def _s(count: int) -> str:

@@ -11,6 +11,8 @@ from solrl_ray.config.objectives import Advantage
 
 EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward."""
+UNBIASED_EPSILON = 1e-8
+"""The same for the unbiased one, as DanceGRPO has it."""
 
 
 def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage) -> NDArray[np.float64]:
@@ -18,7 +20,7 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: 
 
     `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their
     common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's
-    own rewards (GRPO). ``none``: 1, without the 1e-4. A group of equal rewards has advantage 0.
+    own rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4. A group of equal rewards has advantage 0.
 
     All sums are correctly rounded, so the order of the samples changes no bit.
 
@@ -43,12 +45,18 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: 
     for group in np.unique(groups):
         members = groups == group
         centred = rewards[members] - _mean(rewards[members])
-        if config.std == "none":
-            result[members] = centred
-        else:
-            std = global_std if config.std == "global" else _std(rewards[members])
-            result[members] = centred / (std + EPSILON)
+        result[members] = centred / _divisor(config, rewards[members], global_std)
     return result
+
+
+def _divisor(config: Advantage, group: NDArray[np.float64], global_std: float) -> float:
+    if config.std == "none":
+        return 1.0
+    if config.std == "global":
+        return global_std + EPSILON
+    if config.std == "group":
+        return _std(group) + EPSILON
+    return _std(group) * math.sqrt(len(group) / max(1, len(group) - 1)) + UNBIASED_EPSILON
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -104,6 +104,7 @@ def counts(data: RunData) -> str:
         ("duplicate results, folded", sum(record.duplicate_results for record in data.iterations)),
     ):
         rows.append([escape(name), "", f"{total:,}", ""])
+    rows += _ratios(data)
     wrong = [
         str(record.iteration)
         for record in data.iterations
@@ -112,6 +113,19 @@ def counts(data: RunData) -> str:
     note = f'<p class="note">Iterations that differ: {escape(", ".join(wrong))}.</p>' if wrong else ""
     body = table(("count", "expected", "actual", ""), rows, numbers=(1, 2))
     return f'<h2>Expected and actual</h2><div class="card scroll">{body}{note}</div>'
+
+
+def _ratios(data: RunData) -> list[list[str]]:
+    """Of objectives that have a ratio: before the first optimiser step of an iteration the policy is unchanged."""
+    first = [r.first_ratio_deviation for r in data.iterations if r.first_ratio_deviation is not None]
+    if not first:
+        return []
+    clipped = finite_mean([r.clip_fraction for r in data.iterations if r.clip_fraction is not None])
+    mark = '<span class="chip good">as expected</span>' if max(first) == 0 else '<span class="chip warn">differs</span>'
+    return [
+        ["largest |ratio − 1| in an iteration's first optimiser step", "0", f"{max(first):.3g}", mark],
+        ["mean share of ratios outside of the clip range", "", "–" if clipped is None else f"{clipped:.4f}", ""],
+    ]
 
 
 def _count(name: str, expected: int, actual: int, *, done: bool = True) -> list[str]:

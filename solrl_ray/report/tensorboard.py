@@ -5,7 +5,8 @@ training and held-out rewards share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
 * ``rank_fidelity/`` spearman, kendall, side_agreement
-* ``learning/`` loss, policy_loss, kl, gradient_norm
+* ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
+  clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
 * ``counts/`` candidates, samples, requeued_units, duplicate_results
 * images: ``heldout/<policy>``
@@ -49,6 +50,12 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
         "counts/requeued_units": float(record.requeued_units),
         "counts/duplicate_results": float(record.duplicate_results),
     }
+    ratios = {
+        "learning/ratio_mean": record.ratio_mean,
+        "learning/ratio_deviation": record.ratio_deviation,
+        "learning/clip_fraction": record.clip_fraction,
+    }
+    scalars |= {name: value for name, value in ratios.items() if value is not None}
     scalars |= {f"wall_seconds/{stage}": value for stage, value in record.seconds.items()}
     scalars |= {f"busy_seconds/{stage}": value for stage, value in record.busy_seconds.items()}
     return scalars
