@@ -42,7 +42,7 @@ class Lora(Part):
 
 
 class QuantizationScope(Part):
-    skip: list[str] = Field(default_factory=list)
+    skip: list[str] = []
     """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
     min_features: int = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""

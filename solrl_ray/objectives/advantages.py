@@ -19,8 +19,9 @@ def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: 
     """A_i = (R_i - mean of i's group) / (std + 1e-4), float64 [n], not clipped (the objective clips).
 
     `config.std` chooses the divisor. ``global``: the population standard deviation of all rewards about their
-    common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's
-    own rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4. A group of equal rewards has advantage 0.
+    common mean, differences between prompts included (Sol-RL, DiffusionNFT). ``group``: that of the prompt's own
+    rewards (GRPO). ``group_unbiased``: the same with n - 1 and 1e-8 (DanceGRPO). ``none``: 1, without the 1e-4. A
+    group of equal rewards has advantage 0.
 
     All sums are correctly rounded, so the order of the samples changes no bit.
 

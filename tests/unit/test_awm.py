@@ -1,0 +1,127 @@
+"""Advantage-weighted matching: worked values, its gradient, and its kinship with DiffusionNFT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from solrl_ray.config import objectives as sections
+from solrl_ray.objectives.awm import Awm, log_likelihood
+from solrl_ray.objectives.base import Loss, Velocities
+from solrl_ray.objectives.forward_process import NoisedPass, noised
+from solrl_ray.objectives.nft import DiffusionNft
+from solrl_ray.objectives.schedules import anchor_decay
+from solrl_ray.objectives.timesteps import stratified_steps
+
+GRID = torch.linspace(1, 0, 15)[:-1]
+
+
+def a_pass(seed: int = 0) -> NoisedPass:
+    generator = torch.Generator().manual_seed(seed)
+    x0, eps = (torch.randn(3, 4, 2, generator=generator, dtype=torch.float64) for _ in range(2))
+    t = torch.tensor([0.3, 0.6, 0.9], dtype=torch.float64)
+    return NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps)
+
+
+def velocity(seed: int) -> torch.Tensor:
+    return torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def awm(**keys: Any) -> Awm:
+    return Awm(sections.Awm(**{"kl": 0.0, "anchor": sections.Anchor(weight=0.0), **keys}), grid=GRID, run_seed=1)
+
+
+def gradient(loss: Loss, v: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss.total.sum(), v, retain_graph=True)[0]
+
+
+GAINS = torch.tensor([1.5, -0.5, 7.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("weighting", "power", "value"),
+    [("ghuber", 0.25, -1.5103038107), ("huber", 0.25, -0.2399940001), ("uniform", 0.25, -0.16)],
+)
+def test_worked_likelihoods(weighting: Any, power: float, value: float) -> None:
+    v, target = torch.full((1, 4), 0.4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64)  # l = 0.16
+    t = torch.tensor([0.6], dtype=torch.float64)
+    assert log_likelihood(v, target, t, weighting, power).item() == pytest.approx(value, abs=1e-9)
+
+
+def test_worked_slope() -> None:
+    error = torch.tensor([0.16], dtype=torch.float64, requires_grad=True)
+    v = error.sqrt()[:, None]
+    logp = log_likelihood(
+        v, torch.zeros(1, 1, dtype=torch.float64), torch.tensor([0.6], dtype=torch.float64), "ghuber", 0.25
+    )
+    logp.sum().backward()
+    assert error.grad is not None
+    assert error.grad.item() == pytest.approx(-2.3717082440, abs=1e-8)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "huber", "ghuber"])
+def test_on_policy_its_gradient_is_that_of_the_likelihood_times_the_scaled_advantage(weighting: Any) -> None:
+    one, v = a_pass(), velocity(5).requires_grad_()
+    objective = awm(weighting=weighting, advantage_max=2.0)
+    loss = objective.loss(one, Velocities(theta=v, old=v.detach()), GAINS)
+    assert loss.ratio is not None
+    assert torch.equal(loss.ratio, torch.ones(3, dtype=torch.float64))
+    scaled = torch.tensor([0.6, -0.2, 2.0], dtype=torch.float64)  # clipped at 5, then 5 becomes 2
+    logp = log_likelihood(v, one.eps - one.x0, one.t, weighting, 0.25)
+    expected = torch.autograd.grad((-scaled * logp).sum(), v)[0]
+    torch.testing.assert_close(gradient(loss, v), expected, rtol=1e-12, atol=1e-15)
+
+
+def test_on_policy_nft_is_advantage_weighted_matching_with_another_weighting() -> None:
+    # At v_old its error is t (v - (eps - x0)), so L+ = t l / mean |v - (eps - x0)| with the divisor held fixed.
+    one, v = a_pass(), velocity(5).requires_grad_()
+    nft = DiffusionNft(sections.DiffusionNft(beta=0.3, kl=0.0), grid=GRID, run_seed=1)
+    found = gradient(nft.loss(one, Velocities(theta=v, old=v.detach()), GAINS), v)
+    error = v - (one.eps - one.x0)
+    weighted = one.t * error.square().mean(dim=(1, 2)) / error.detach().abs().mean(dim=(1, 2))
+    expected = torch.autograd.grad((GAINS.clamp(-5, 5) * weighted).sum(), v)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-14)
+
+
+def test_reference_and_anchor_pull_back_each_with_its_weight() -> None:
+    one, v, base, anchor = a_pass(), velocity(5).requires_grad_(), velocity(6), velocity(7)
+    objective = awm(kl=0.5, anchor=sections.Anchor(weight=2.0))
+    assert objective.references == ("base", "anchor")
+    given = Velocities(theta=v, old=v.detach(), base=base, anchor=anchor)
+    loss = objective.loss(one, given, torch.zeros(3, dtype=torch.float64))
+    expected = 0.5 * (2 / 8) * (v - base) + 2.0 * (2 / 8) * (v - anchor)
+    torch.testing.assert_close(gradient(loss, v), expected.detach(), rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(loss.kl, (v - base).square().mean(dim=(1, 2)))
+
+
+def test_forwards_that_weigh_nothing_are_not_asked_for() -> None:
+    assert awm().references == ()
+    assert awm(kl=0.1).references == ("base",)
+
+
+@pytest.mark.parametrize(("first", "end", "count"), [(0, 12, 6), (1, 12, 6), (0, 9, 9), (2, 5, 1)])
+def test_one_step_comes_from_each_slice(first: int, end: int, count: int) -> None:
+    width = (end - first) / count
+    seen = set()
+    for index in range(200):
+        steps = stratified_steps(run_seed=3, iteration=1, prompt_id="p", index=index, first=first, end=end, count=count)
+        low = first + np.floor(np.arange(count) * width)
+        high = first + np.ceil((np.arange(count) + 1) * width)
+        assert ((steps >= low) & (steps < high)).all()
+        seen |= set(steps.tolist())
+    assert seen == set(range(first, end))
+
+
+def test_the_published_schedule_of_14_steps() -> None:
+    objective = Awm(sections.Awm(skip_first=True), grid=GRID, run_seed=1)
+    steps = objective.steps(0, "p", 0)
+    assert len(steps) == 6
+    assert 1 <= steps.min() <= steps.max() < 12
+
+
+def test_the_anchor_follows_as_closely_as_published() -> None:
+    anchor = sections.Anchor()
+    assert [anchor_decay(anchor, step) for step in (1, 100, 300, 1000)] == pytest.approx([0.001, 0.1, 0.3, 0.3])
