@@ -1,4 +1,4 @@
-# make demo · make test · make lint · make format · make lock · make clean
+# make demo · make test · make test-all · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,12 +15,13 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test lint format lock upgrade clean
+.PHONY: help install demo test test-all lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
-	@echo "make test     all tests: unit, system, chaos"
+	@echo "make test     tests: unit, system, chaos"
+	@echo "make test-all the same and the slow ones"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
 	@echo "make lock     pin the versions of pyproject.toml again; make upgrade takes the newest"
@@ -55,12 +56,14 @@ demo: $(READY)
 	fi
 
 # System and chaos tests share one session: one local Ray, and one undisturbed run that the others must equal.
-test: $(READY)
+test-all: CHOSEN := slow or not slow
+test: CHOSEN := not slow
+test test-all: $(READY)
 	@set -e; \
 	for part in unit gpu "system tests/chaos"; do \
 	  [ -n "$$(find tests/$$part -name 'test_*.py' 2>/dev/null)" ] || continue; \
 	  echo "== tests/$$part"; began=$$(date +%s); \
-	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 tests/$$part; \
+	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 -m "$(CHOSEN)" tests/$$part; \
 	  echo "== tests/$$part took $$(($$(date +%s) - began)) s"; \
 	done
 
