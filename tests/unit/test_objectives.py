@@ -1,4 +1,4 @@
-"""Every method as it is shipped: rolled out, selected, replayed and trained on, with tiny checkpoints of each family."""
+"""Every method as shipped: rolled out, selected, replayed and trained on, with tiny checkpoints of each family."""
 
 from __future__ import annotations
 
