@@ -109,8 +109,8 @@ class Arithmetic:
         rows = [
             (
                 "run",
-                f"{config.run.name} · {config.run.iterations} iterations of {config.objective.kind}, "
-                f"{learner.updates} optimiser step{_s(learner.updates)} each "
+                f"{config.run.name} · {config.run.iterations} iterations, "
+                f"{'one policy update' if learner.updates == 1 else f'{learner.updates} policy updates'} each "
                 f"· seed {config.run.seed}",
             ),
             ("model", self._model()),
@@ -139,7 +139,8 @@ class Arithmetic:
                 f"on {learner.world_size} rank{_s(learner.world_size)} "
                 f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
                 f"{self.forwards_without_gradient:,} forwards{self._targets()}, "
-                f"{self.backwards:,} forwards with backward, {learner.updates} optimiser step{_s(learner.updates)}"
+                f"{self.backwards:,} forwards with backward, {learner.updates} optimiser step{_s(learner.updates)} "
+                f"on {config.objective.kind}"
                 + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
             ),
             ("publish", self._publish()),
@@ -154,7 +155,7 @@ class Arithmetic:
             (
                 "whole run",
                 f"{self.candidates * config.run.iterations:,} candidates, "
-                f"{self.samples * config.run.iterations:,} samples, {config.run.iterations} updates",
+                f"{self.samples * config.run.iterations:,} samples, {config.run.iterations * learner.updates} updates",
             ),
             ("time", "shown after the first iteration, by its pace"),
         ]
