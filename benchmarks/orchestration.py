@@ -184,6 +184,7 @@ class SleepingLearner:
 
         return LearnerState(
             updates=self._updates,
+            steps=self._updates,
             default=copy(),
             old=copy(),
             ema=copy(),
