@@ -49,7 +49,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     else:
         raise UserError(f"{named}, which is not there; it must be a run folder, a checkpoint of one, or a LoRA file.")
     _check_lora(lora, config.model.lora, named)
-    state = replace(state, updates=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
+    state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
     try:
         state.check_fits(factor_shapes(config))
     except UserError as error:
@@ -74,7 +74,7 @@ def _state_of(factors: Tensors) -> LearnerState:
     """One set of factors as all three policies; copies, for a file holds no tensor twice."""
     default, old, ema = ({name: factor.clone() for name, factor in factors.items()} for _ in range(3))
     return LearnerState(
-        updates=0, default=default, old=old, ema=ema, exp_avg=_zeros(factors), exp_avg_sq=_zeros(factors)
+        updates=0, steps=0, default=default, old=old, ema=ema, exp_avg=_zeros(factors), exp_avg_sq=_zeros(factors)
     )
 
 
