@@ -131,7 +131,10 @@ def with_tier(config: Config) -> Config:
 
 def located(config: Config) -> Config:
     """The configuration with local paths made absolute: an actor's working folder is not the user's."""
-    rewards = [reward.model_copy(update={"path": absolute(reward.path)}) for reward in config.rewards]
+    rewards = [
+        reward.model_copy(update={"path": absolute(reward.path), "base": absolute(reward.base)})
+        for reward in config.rewards
+    ]
     prompts = config.prompts.model_copy(
         update={"train": absolute(config.prompts.train), "heldout": absolute(config.prompts.heldout)}
     )

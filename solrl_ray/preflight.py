@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from solrl_ray import models
+from solrl_ray import models, rewards
 from solrl_ray.checkpoints import filesystem
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.loading import Sources
@@ -26,7 +26,7 @@ from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
 from solrl_ray.quantization.scope import TIERS, UNQUANTIZED_TIERS
 from solrl_ray.quantization.scope import plan as quantization_plan
 from solrl_ray.records import Prompt
-from solrl_ray.rewards import REGISTERED, import_callable
+from solrl_ray.rewards import import_callable
 from solrl_ray.warm_start import warm_start
 
 GIGABYTE = 10**9
@@ -104,18 +104,7 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
 
 
 def _rewards(config: Config, sources: Sources) -> None:
-    for position, reward in enumerate(config.rewards):
-        kind, path = f"rewards.{position}.kind", f"rewards.{position}.path"
-        if ":" in reward.kind:
-            import_callable(reward.kind, f"{kind} ({sources.of(kind)})")
-        elif reward.kind not in REGISTERED:
-            raise UserError(
-                f"{kind} is {reward.kind!r} ({sources.of(kind)}); it must be one of "
-                f"{', '.join(sorted(REGISTERED))}, or a callable module:function."
-            )
-        else:
-            named = f"{path} ({sources.of(path)})"
-            paths.read_json(paths.checkpoint(reward.path, named), "config.json", named)
+    rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})")
     if config.evaluation.reference:
         named = f"evaluation.reference ({sources.of('evaluation.reference')})"
         import_callable(config.evaluation.reference, named)

@@ -101,12 +101,42 @@ class Prompts(Part):
     """Prompts of the evaluation; must not share a prompt with `train`."""
 
 
+class Normalization(Part):
+    """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
+
+    mean: float
+    std: Annotated[float, Field(gt=0)]
+
+
+class Remote(Part):
+    """A reward server; its protocol is in docs/rewards.md."""
+
+    url: str
+    """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
+    timeout: Seconds = 60.0
+    """Longest that one attempt may take, seconds."""
+    retries: Annotated[int, Field(ge=0)] = 3
+    """Further attempts after one that failed for a reason that may pass."""
+    token_variable: str = ""
+    """Environment variable, on every machine that scores, that holds the server's bearer token."""
+
+
 class Reward(Part):
     kind: str
-    """A registered reward (``clipscore``) or a callable ``module:function``."""
+    """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
+    ``remote``) or a callable ``module:function``."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
+    base: str = ""
+    """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
+    tokenizer of ``imagereward``, CLIP model of ``aesthetic``."""
     weight: float = 1.0
+    normalize: Normalization | None = None
+    """Brings the reward to a common scale before it is weighted."""
+    preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
+    """Of ``clipscore``: the checkpoint's image processor, or the bilinear one of the published figures."""
+    remote: Remote | None = None
+    """Of kind ``remote``: the server."""
 
 
 class Preview(Part):

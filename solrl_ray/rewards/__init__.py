@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
 
 from solrl_ray.config.schema import Reward as RewardConfig
 from solrl_ray.errors import UserError
-from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
-from solrl_ray.rewards.clipscore import CLIPScore
-from solrl_ray.rewards.mixture import RewardMixture
+from solrl_ray.rewards.mixture import Normalized, RewardMixture
 
-__all__ = ["Reward", "RewardMixture", "import_callable", "load"]
+__all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
 
-REGISTERED: dict[str, type[CLIPScore]] = {"clipscore": CLIPScore}
-"""Rewards by the name they have in a configuration."""
+REGISTERED = {
+    "aesthetic": "aesthetic:Aesthetic",
+    "clipscore": "clipscore:CLIPScore",
+    "hpsv2": "hpsv2:HPSv2",
+    "hpsv2_v20": "hpsv2:HPSv20",
+    "imagereward": "imagereward:ImageReward",
+    "pickscore": "pickscore:PickScore",
+    "remote": "remote:RemoteReward",
+}
+"""Rewards by the name they have in a configuration: module and class, imported when they are used."""
+OPTIONS = ("path", "base", "preprocessing", "remote")
+"""Fields that only some rewards read."""
+
+
+def check(configs: Sequence[RewardConfig], resolution: int, named: Callable[[str], str]) -> None:
+    """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
+
+    Args:
+        named: how a message names a dotted key such as ``rewards.0.path``.
+
+    Raises:
+        UserError: one sentence naming key, value and what would be right.
+    """
+    for i, config in enumerate(configs):
+        keys = _named(i, named)
+        if ":" in config.kind:
+            _check_options(config, frozenset(), frozenset(), keys)
+            import_callable(config.kind, keys("kind"))
+        else:
+            registered(config, keys).check(config, keys, resolution)
 
 
 def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardMixture:
@@ -27,15 +55,57 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
     return RewardMixture([(_load(config, i, device), config.weight) for i, config in enumerate(configs)])
 
 
-def _load(config: RewardConfig, index: int, device: torch.device | str) -> Reward:
-    key, name = f"rewards[{index}]", f"rewards[{index}] ({config.kind})"
-    if config.kind in REGISTERED:
-        return REGISTERED[config.kind].load(config.path, device, key=f"{key}.path", name=name)
-    if ":" not in config.kind:
+def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
+    """The class of a registered reward, whose options are those that the configuration gives.
+
+    Raises `UserError` for an unknown kind, a library that is missing, an option that is not read or not given.
+    """
+    if config.kind not in REGISTERED:
         raise UserError(
-            f"{key}.kind is {config.kind!r}, which is neither a registered reward "
+            f"{keys('kind')} is {config.kind!r}, which is neither a registered reward "
             f"({', '.join(sorted(REGISTERED))}) nor of the form 'module:function'."
         )
-    if config.path:
-        raise UserError(f"{key}.path is {config.path!r}, but a function ({config.kind}) takes no path; leave it out.")
-    return CallableReward(name, import_callable(config.kind, f"{key}.kind"), device)
+    module, _, name = REGISTERED[config.kind].partition(":")
+    try:
+        found: type[CheckpointReward] = getattr(import_module(f"solrl_ray.rewards.{module}"), name)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
+        raise UserError(
+            f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
+            "install it with: pip install 'solrl-ray[rewards]'"
+        ) from error
+    _check_options(config, found.options | {"path"}, found.required, keys)
+    return found
+
+
+def _load(config: RewardConfig, index: int, device: torch.device | str) -> Reward:
+    keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
+    if ":" in config.kind:
+        _check_options(config, frozenset(), frozenset(), keys)
+        reward: Reward = CallableReward(name, import_callable(config.kind, keys("kind")), device)
+    else:
+        reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    if config.normalize is None:
+        return reward
+    return Normalized(reward, config.normalize.mean, config.normalize.std)
+
+
+def _check_options(config: RewardConfig, read: frozenset[str], required: frozenset[str], keys: Keys) -> None:
+    given = [option for option in OPTIONS if getattr(config, option) != RewardConfig.model_fields[option].default]
+    for option in given:
+        if option not in read:
+            value = getattr(config, option)
+            shown = repr(value) if isinstance(value, str) else "given"
+            what = "a function" if ":" in config.kind else "the reward"
+            raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
+    for option in sorted(required - set(given)):
+        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/rewards.md.")
+
+
+def _named(index: int, named: Callable[[str], str]) -> Keys:
+    return lambda field: named(f"rewards.{index}.{field}")
+
+
+def _brackets(key: str) -> str:
+    """``rewards.0.path`` as ``rewards[0].path``."""
+    section, index, field = key.split(".", 2)
+    return f"{section}[{index}].{field}"

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from solrl_ray.config.schema import Reward as RewardConfig
 from solrl_ray.errors import RewardError
+
+Keys = Callable[[str], str]
+"""How a message names a field of a reward's configuration: ``path`` to ``rewards[0].path``."""
 
 
 class Reward(ABC):
@@ -27,18 +32,20 @@ class Reward(ABC):
         """Score images.
 
         Args:
-            images: float32 [B, 3, H, W] in [0, 1].
+            images: float [B, 3, H, W] in [0, 1].
             prompts: B texts, one an image.
 
         Returns:
             float32 [B] on the CPU.
 
         Raises:
-            RewardError: the wrong number of values, or one that is not finite.
+            RewardError: images of another range or none at all; the wrong number of values, or one that is not
+                finite.
             ValueError: images and prompts that do not fit.
         """
         if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
             raise ValueError(f"images {tuple(images.shape)} and {len(prompts)} prompts are not [B, 3, H, W] and B")
+        _check_range(self.name, images)
         values = self.compute(images, prompts)
         if values.shape != (len(images),):
             raise RewardError(
@@ -53,3 +60,33 @@ class Reward(ABC):
                 f"images, first for the prompt {prompts[bad[0]]!r}."
             )
         return values
+
+
+class CheckpointReward(Reward):
+    """A registered reward: one that a configuration names by a single word."""
+
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the configuration that it reads besides ``kind``, ``path``, ``weight`` and ``normalize``."""
+    required: ClassVar[frozenset[str]] = frozenset()
+    """Those of them that must be given."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        """Raise `UserError` if it cannot be loaded or cannot take images of `resolution` pixels. Loads no weights."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Reward:
+        """Load it onto `device`. Raises `UserError` naming the field whose checkpoint is missing or damaged."""
+
+
+def _check_range(name: str, images: Tensor) -> None:
+    if not images.is_floating_point() or images.numel() == 0:
+        raise RewardError(
+            f"Reward {name} got images of {images.dtype} and shape {list(images.shape)}; right would be floats, "
+            "at least one pixel."
+        )
+    low, high = (bound.item() for bound in images.aminmax())
+    if not (low >= 0 and high <= 1):  # NaN too
+        raise RewardError(f"Reward {name} got images with values from {low:g} to {high:g}; right would be 0 to 1.")

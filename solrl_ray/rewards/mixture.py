@@ -1,4 +1,4 @@
-"""The reward of a run: a weighted sum of rewards."""
+"""The reward of a run: a weighted sum of rewards, each optionally brought to a common scale."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ import torch
 from torch import Tensor
 
 from solrl_ray.rewards.base import Reward
+
+
+class Normalized(Reward):
+    """(reward - mean) / std with numbers that are fixed in the configuration.
+
+    Rewards differ in scale (ImageReward's standard deviation over a model's images is near 1, HPSv2's near 0.03), so a
+    plain sum is dominated by one of them. Running statistics would change that too, but a score would then depend on
+    what was scored before it: on the order of arrival, on the worker, on a retry. It must be a function of the image
+    and its prompt alone, so the numbers are measured once, on images of the base model, and written down.
+    """
+
+    def __init__(self, reward: Reward, mean: float, std: float) -> None:
+        super().__init__(reward.name)
+        self._reward = reward
+        self._mean = mean
+        self._std = std
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return (self._reward.score(images, prompts) - self._mean) / self._std
 
 
 class RewardMixture(Reward):

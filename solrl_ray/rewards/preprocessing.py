@@ -1,4 +1,4 @@
-"""Image preprocessing of a transformers checkpoint, on tensors and on their device."""
+"""Image preprocessing of the published rewards, on tensors and on their device."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from solrl_ray.rewards import pillow
+
 INTERPOLATION = {2: "bilinear", 3: "bicubic"}
 """`PIL.Image.Resampling` numbers."""
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -18,10 +20,13 @@ CLIP_SIZE = 224
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing:
-    """Resize, centre crop, normalise, as a CLIP image processor does on 8-bit images.
+    """Resize, centre crop, normalise, as an image processor of transformers or torchvision does.
 
-    Here nothing is rounded to 8 bits, so an image of the right size differs by at most 1/510 in a channel
-    from what the processor sees, and a resized one by at most 1.5/255 (Pillow rounds after each direction).
+    With `eight_bit` the pixels are those that the published pipelines see after their round trip through Pillow,
+    exactly: rounded to 8 bits, then resized as Pillow does (`rewards.pillow`). Without it nothing is rounded, as
+    torchvision does with float tensors. From 512 to 224 pixels the two differ by 0.3/255 in a channel on average; at
+    most by 1.4/255 on smooth pictures, and 4.1/255 on noise, where Pillow also cuts the overshoot of its first pass
+    (bounds: `tests/unit/test_rewards_preprocessing.py`).
     """
 
     size: tuple[int, int] | int | None
@@ -30,9 +35,29 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     interpolation: str = "bicubic"
+    eight_bit: bool = False
+    """Round to 8 bits and resize as Pillow does."""
+    torchvision_crop: bool = False
+    """Where an odd margin goes: torchvision rounds half of it to even, transformers rounds it down."""
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Preprocessing:
+    def torchvision(cls, size: int, *, interpolation: str, eight_bit: bool) -> Preprocessing:
+        """torchvision's ``Resize(size)``, ``CenterCrop(size)``, ``Normalize`` with CLIP's mean and deviation.
+
+        With `eight_bit` on Pillow images, without it on float tensors (antialiased, the default since 0.17).
+        """
+        return cls(
+            size=size,
+            crop=(size, size),
+            mean=CLIP_MEAN,
+            std=CLIP_STD,
+            interpolation=interpolation,
+            eight_bit=eight_bit,
+            torchvision_crop=True,
+        )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *, eight_bit: bool = False) -> Preprocessing:
         """Read a ``preprocessor_config.json``; absent keys have the defaults of `CLIPImageProcessor`.
 
         Raises `ValueError` for settings that are not supported here.
@@ -49,20 +74,21 @@ class Preprocessing:
             mean=tuple(config.get("image_mean", CLIP_MEAN)) if normalize else (0.0, 0.0, 0.0),
             std=tuple(config.get("image_std", CLIP_STD)) if normalize else (1.0, 1.0, 1.0),
             interpolation=INTERPOLATION[resample],
+            eight_bit=eight_bit,
         )
 
     def __call__(self, images: Tensor) -> Tensor:
         """float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, *crop] on the same device."""
         target = self._resized(images.shape[2], images.shape[3])
-        if target != tuple(images.shape[2:]):
+        if self.eight_bit:
+            images = pillow.resize(eight_bits(images), target, self.interpolation).float() / 255
+        elif target != tuple(images.shape[2:]):
             images = F.interpolate(images, target, mode=self.interpolation, antialias=True, align_corners=False)
             # Bicubic overshoots; 8-bit images cannot.
             images = images.clamp(0, 1)
         if self.crop is not None:
-            images = _centre(images, *self.crop)
-        mean = torch.tensor(self.mean, device=images.device).view(1, 3, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(1, 3, 1, 1)
-        return (images - mean) / std
+            images = _centre(images, *self.crop, rounded=self.torchvision_crop)
+        return _normalized(images, self.mean, self.std)
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
         if self.size is None:
@@ -72,6 +98,41 @@ class Preprocessing:
         if height <= width:
             return self.size, int(self.size * width / height)
         return int(self.size * height / width), self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongestSide:
+    """HPSv2's preprocessing: the longest side becomes `size`, zeros fill the square, normalised with CLIP's constants.
+
+    `hpsv2.src.open_clip.transform`: 8-bit pixels become floats first, and the float tensor is resized (bicubic,
+    antialiased: the default of torchvision since 0.17; earlier ones did not antialias tensors, which is one reason why
+    scores in older reports differ). So overshoot is kept, and the padding is black before normalising.
+    """
+
+    size: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """float32 [B, 3, H, W] in [0, 1] to normalised pixel values [B, 3, size, size] on the same device."""
+        images = eight_bits(images) / 255
+        scale = self.size / max(images.shape[2:])
+        if scale != 1:
+            height, width = (round(side * scale) for side in images.shape[2:])
+            images = F.interpolate(images, (height, width), mode="bicubic", antialias=True, align_corners=False)
+        height, width = images.shape[2:]
+        top, left = (self.size - height) // 2, (self.size - width) // 2
+        images = F.pad(images, (left, self.size - width - left, top, self.size - height - top))
+        return _normalized(images, CLIP_MEAN, CLIP_STD)
+
+
+def eight_bits(images: Tensor) -> Tensor:
+    """Images in [0, 1] as whole numbers from 0 to 255, float32; rounded half to even, as NumPy does before Pillow."""
+    return (images.float() * 255).round()
+
+
+def _normalized(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    centre = torch.tensor(mean, device=images.device).view(1, 3, 1, 1)
+    deviation = torch.tensor(std, device=images.device).view(1, 3, 1, 1)
+    return (images - centre) / deviation
 
 
 def _size(value: int | dict[str, int]) -> tuple[int, int] | int:
@@ -88,8 +149,9 @@ def _crop(value: int | dict[str, int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value["height"], value["width"])
 
 
-def _centre(images: Tensor, height: int, width: int) -> Tensor:
-    top, left = (images.shape[2] - height) // 2, (images.shape[3] - width) // 2
-    if top < 0 or left < 0:
+def _centre(images: Tensor, height: int, width: int, *, rounded: bool) -> Tensor:
+    margins = images.shape[2] - height, images.shape[3] - width
+    if min(margins) < 0:
         raise ValueError(f"images of {tuple(images.shape[2:])} pixels are smaller than the crop {(height, width)}")
+    top, left = (round(margin / 2) if rounded else margin // 2 for margin in margins)
     return images[:, :, top : top + height, left : left + width]

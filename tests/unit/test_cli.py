@@ -114,7 +114,7 @@ def test_options_may_stand_before_and_after_files(
         (["--set", "rewards.0.path=."], "rewards.0.path (--set) is"),
         (
             ["--set", "rewards.0.kind=clip"],
-            "rewards.0.kind is 'clip' (--set); it must be one of clipscore, or a",
+            "rewards.0.kind (--set) is 'clip', which is neither a registered reward (aesthetic, clipscore",
         ),
         (
             ["--set", "rewards.0={kind: 'no_module:f'}"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
@@ -23,6 +24,7 @@ from solrl_ray.rewards.mixture import RewardMixture
 from solrl_ray.rewards.preprocessing import Preprocessing
 from tests import tiny
 
+CONFIGS = Path(__file__).parents[2] / "configs" / "rewards"
 PROMPTS = ["a red square", "two blue circles", "a red square"]
 
 
@@ -35,7 +37,10 @@ def pictures(count: int, height: int = 16, width: int = 16, seed: int = 0) -> Te
 
 
 def load_clip(path: Path) -> CLIPScore:
-    return CLIPScore.load(str(path), "cpu", key="rewards[0].path", name="rewards[0] (clipscore)")
+    config = RewardConfig(kind="clipscore", path=str(path))
+    reward = CLIPScore.load(config, "cpu", keys=lambda field: f"rewards[0].{field}", name="rewards[0] (clipscore)")
+    assert isinstance(reward, CLIPScore)
+    return reward
 
 
 # --- CLIPScore
@@ -261,7 +266,7 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
         (":f", r"not of the form 'module:function'"),
         (
             "clipscroe",
-            r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(clipscore\)",
+            r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(aesthetic, clipscore, ",
         ),
     ],
 )
@@ -289,3 +294,9 @@ def test_a_function_that_misbehaves_is_a_reward_error(
     user_module(f"def f(images, prompts):\n    {body}\n")
     with pytest.raises(RewardError, match=message):
         rewards.load([RewardConfig(kind="my_rewards:f")], "cpu").score(pictures(3), PROMPTS)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_reward_part_names_rewards_that_exist_and_options_that_they_read(file: Path) -> None:
+    for entry in yaml.safe_load(file.read_text())["rewards"]:
+        rewards.registered(RewardConfig.model_validate(entry), keys=str)

@@ -1,0 +1,76 @@
+"""The LAION aesthetic predictor, version 2: how well people rate an image, whatever its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import CLIPVisionModelWithProjection
+
+from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.models import paths
+from solrl_ray.models.base import freeze
+from solrl_ray.rewards import checkpoints
+from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.clip import check_size, clip_folder, read_preprocessing
+from solrl_ray.rewards.heads import ScoreHead
+
+FILE = "sac+logos+ava1-l14-linearMSE.pth"
+SOURCE = (
+    "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac%2Blogos%2Bava1-l14-linearMSE.pth"
+)
+
+
+class Aesthetic(CheckpointReward):
+    """Unit CLIP-L/14 image features through a `ScoreHead`: a mark from about 1 to 10, in float32.
+
+    `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as Pillow does.
+    """
+
+    options = frozenset({"base"})
+    required = frozenset({"base"})
+
+    def __init__(
+        self,
+        name: str,
+        clip: Any,
+        head: ScoreHead,
+        preprocessing: Callable[[Tensor], Tensor],
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(name)
+        self._device = torch.device(device)
+        self._clip: Any = freeze(clip).to(self._device)
+        self._head = freeze(head).to(self._device)
+        self._preprocessing = preprocessing
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        _, clip = _folders(config, keys)
+        preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
+        check_size(preprocessing, clip, lambda _: keys("base"), resolution)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Aesthetic:
+        folder, clip = _folders(config, keys)
+        preprocessing = read_preprocessing(clip, keys("base"), eight_bit=True)
+        model = paths.load_weights(CLIPVisionModelWithProjection, clip, keys("base"), dtype=torch.float32)
+        head = ScoreHead(model.config.projection_dim)
+        checkpoints.fill(head, checkpoints.read_torch(folder, FILE, keys("path")), folder, FILE, keys("path"))
+        return cls(name, model, head, preprocessing, device)
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        pixels = self._preprocessing(images.to(self._device, torch.float32))
+        scores: Tensor = self._head(F.normalize(self._clip(pixel_values=pixels).image_embeds, dim=-1))
+        return scores
+
+
+def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+    """Folders of the head and of the CLIP model."""
+    needed = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS, checkpoints.IMAGE_PROCESSOR]
+    clip = clip_folder(config.base, needed, keys("base"), config.kind)
+    return checkpoints.folder(config.path, [(FILE,)], keys("path"), source=SOURCE), clip

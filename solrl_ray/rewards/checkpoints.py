@@ -1,0 +1,92 @@
+"""Where a reward's checkpoint is: a local folder or the Hugging Face cache. Nothing is downloaded behind one's back."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+
+CONFIG = ("config.json",)
+TRANSFORMERS_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+CLIP_TOKENIZER = ("tokenizer.json", "vocab.json")
+BERT_TOKENIZER = ("tokenizer.json", "vocab.txt")
+IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
+
+
+def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str = "") -> Path:
+    """The folder that holds a checkpoint: `path` itself, or its snapshot in the Hugging Face cache.
+
+    Rewards weigh gigabytes, so they are fetched once, by hand, and not by a worker whose start has a deadline.
+
+    Args:
+        path: local folder or Hugging Face id.
+        files: what must be there; each entry is a file, or several of which one is enough.
+        key: how a message names the configuration's entry.
+        source: where to get a file that no repository of the hub holds.
+
+    Raises:
+        UserError: no such folder, or files that are missing, with the command that fetches them.
+    """
+    resolved = paths.checkpoint(path, key)
+    found = [next((there for name in names if (there := _find(resolved, name))), None) for names in files]
+    missing = [names[0] for names, there in zip(files, found, strict=True) if there is None]
+    if not missing:
+        assert found[0] is not None
+        return found[0].parent
+    listed = " ".join(missing)
+    if isinstance(resolved, Path):
+        advice = f"get it from {source}" if source else "copy it there"
+        raise UserError(f"{key} is {path!r}, but {listed} cannot be read from that folder: no such file; {advice}.")
+    raise UserError(
+        f"{key} is {path!r}, which is not a local folder, and {listed} cannot be read from the Hugging Face cache; "
+        f"run `hf download {path} {listed}` on every machine that scores."
+    )
+
+
+def find(path: str, name: str, key: str) -> Path | None:
+    """One file of a checkpoint, or None. Raises `UserError` naming `key` if `path` is a folder that is not there."""
+    return _find(paths.checkpoint(path, key), name)
+
+
+def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
+    """A dict that `torch.save` wrote, memory-mapped; only tensors and plain containers are unpickled.
+
+    Raises `UserError` naming `key` if the file is not such a dict.
+    """
+    try:
+        content = torch.load(folder / name, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise UserError(paths.unreadable(folder, name, key, error)) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{key} is {str(folder)!r}, but its file {name} holds a {type(content).__name__}, not a dict.")
+    return content
+
+
+def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: str, key: str) -> None:
+    """Load all of `weights` into `module`, leaving nothing of either out.
+
+    Raises `UserError` naming `key` if names or shapes do not fit.
+    """
+    try:
+        module.load_state_dict(weights)
+    except (RuntimeError, AttributeError, TypeError) as error:
+        raise UserError(f"{paths.unreadable(folder, name, key, error)[:600]}") from error
+
+
+def _find(resolved: Path | str, name: str) -> Path | None:
+    if isinstance(resolved, Path):
+        return resolved / name if (resolved / name).is_file() else None
+    cached = try_to_load_from_cache(resolved, name)
+    return Path(cached) if isinstance(cached, str) else None

@@ -1,0 +1,142 @@
+"""Rewards that are the cosine between a CLIP model's features of an image and of its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import CLIPModel, CLIPTokenizer, ImageProcessingMixin
+
+from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+from solrl_ray.models.base import freeze
+from solrl_ray.rewards import checkpoints
+from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.preprocessing import CLIP_SIZE, Preprocessing
+from solrl_ray.rewards.texts import Texts
+
+
+class CLIPReward(CheckpointReward):
+    """The cosine by a transformers `CLIPModel`, in float32.
+
+    The images of a call are one forward; each text is encoded once, alone, and its features are kept. A prompt longer
+    than the text encoder takes is cut, with a warning and a count.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        tokenizer: CLIPTokenizer,
+        preprocessing: Callable[[Tensor], Tensor],
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(name)
+        self._device = torch.device(device)
+        self._model: Any = freeze(model).to(self._device)
+        self._tokenizer = tokenizer
+        self._preprocessing = preprocessing
+        self._max_tokens: int = model.config.text_config.max_position_embeddings
+        self._texts = Texts(name, self._text_features, self._count_tokens, self._max_tokens)
+
+    @property
+    def truncated_prompts(self) -> int:
+        """Distinct prompts that were cut so far."""
+        return self._texts.truncated
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        folder, processor = _folders(config, keys)
+        check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys, resolution)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> CLIPReward:
+        folder, processor = _folders(config, keys)
+        preprocessing = cls._read_preprocessing(config, folder, processor, keys)
+        model = paths.load_weights(CLIPModel, folder, keys("path"), dtype=torch.float32)
+        tokenizer = paths.load_tokenizer(CLIPTokenizer, processor, keys("base" if config.base else "path"))
+        return cls(name, model, tokenizer, preprocessing, device)
+
+    @classmethod
+    def _read_preprocessing(
+        cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys
+    ) -> Callable[[Tensor], Tensor]:
+        return read_preprocessing(processor, keys("base" if config.base else "path"), eight_bit=True)
+
+    def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B] in [-1, 1], on the reward's device."""
+        texts = self._texts(prompts)
+        pixels = self._preprocessing(images.to(self._device, torch.float32))
+        features = self._model.get_image_features(pixel_values=pixels).pooler_output
+        return (F.normalize(features, dim=-1) * texts).sum(dim=-1)
+
+    def _count_tokens(self, prompt: str) -> int:
+        return len(self._tokenizer(prompt, verbose=False).input_ids)
+
+    def _text_features(self, prompt: str) -> Tensor:
+        """Unit vector of a prompt, float32 [projection]."""
+        cut = {"truncation": True, "max_length": self._max_tokens}
+        tokens = self._tokenizer(prompt, return_tensors="pt", **cut).input_ids
+        features = self._model.get_text_features(input_ids=tokens.to(self._device)).pooler_output
+        return F.normalize(features[0], dim=-1)
+
+
+def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocessing:
+    """The settings of a checkpoint's image processor.
+
+    Raises `UserError` naming `key` if they cannot be read or are not supported.
+    """
+    try:
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(str(folder))
+        return Preprocessing.from_config(settings, eight_bit=eight_bit)
+    except (OSError, ValueError) as error:
+        raise UserError(paths.unreadable(folder, "its image processor", key, error)) from error
+
+
+def check_size(preprocessing: Callable[[Tensor], Tensor], folder: Path, keys: Keys, resolution: int) -> None:
+    """Raise `UserError` if square images of `resolution` pixels do not become what the vision tower takes."""
+    side = image_size(folder, keys("path"))
+    try:
+        made = tuple(preprocessing(torch.zeros(1, 3, resolution, resolution)).shape[2:])
+    except ValueError as error:
+        raise UserError(f"{keys('path')} is a reward that cannot take the model's images: {error}.") from error
+    if made != (side, side):
+        raise UserError(
+            f"{keys('path')} is a reward whose image processor makes {made[0]} x {made[1]} pixels of the model's "
+            f"{resolution} x {resolution}, but its network takes {side} x {side}."
+        )
+
+
+def image_size(folder: Path, key: str) -> int:
+    """Height and width that the checkpoint's vision tower takes, pixels."""
+    vision = paths.read_json(folder, "config.json", key).get("vision_config") or {}
+    return int(vision.get("image_size", CLIP_SIZE))
+
+
+def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str) -> Path:
+    """The folder of a CLIP checkpoint that has `files`; see `checkpoints.folder`.
+
+    Raises `UserError` naming `key` if files are missing, or it is of another kind of model.
+    """
+    config = checkpoints.find(path, "config.json", key)
+    if config is not None:
+        found = paths.read_json(config.parent, "config.json", key).get("model_type")
+        if found != "clip":
+            raise UserError(f"{key} is {path!r}, a checkpoint of type {found!r}, but {kind} needs a 'clip' one.")
+    return checkpoints.folder(path, files, key)
+
+
+def _folders(config: RewardConfig, keys: Keys) -> tuple[Path, Path]:
+    """Folders of the model, and of its tokenizer and image processor."""
+    model = [checkpoints.CONFIG, checkpoints.TRANSFORMERS_WEIGHTS]
+    processor = [checkpoints.CLIP_TOKENIZER, checkpoints.IMAGE_PROCESSOR]
+    if not config.base:
+        both = clip_folder(config.path, [*model, *processor], keys("path"), config.kind)
+        return both, both
+    folder = clip_folder(config.path, model, keys("path"), config.kind)
+    return folder, checkpoints.folder(config.base, processor, keys("base"))

@@ -1,0 +1,78 @@
+"""HPSv2 (Wu et al. 2023, arXiv 2306.09341): a CLIP ViT-H-14 fine-tuned on human preferences; v2.1 and v2.0.
+
+The checkpoint is in open_clip's format, so open_clip carries it. It holds every weight; the LAION checkpoint it was
+trained from is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import open_clip
+import torch
+from torch import Tensor
+
+from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.errors import UserError
+from solrl_ray.models.base import freeze
+from solrl_ray.rewards import checkpoints
+from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.preprocessing import LongestSide
+from solrl_ray.rewards.texts import Texts
+
+
+class HPSv2(CheckpointReward):
+    """cos(image, text), without a logit scale, in float32 (``hpsv2/img_score.py``); v2.1.
+
+    Each text is encoded once, alone. Preprocessing: `LongestSide`.
+    """
+
+    file: ClassVar[str] = "HPS_v2.1_compressed.pt"
+    architecture: ClassVar[str] = "ViT-H-14"
+
+    def __init__(self, name: str, model: Any, device: torch.device | str) -> None:
+        super().__init__(name)
+        self._device = torch.device(device)
+        self._model: Any = freeze(model).to(self._device)
+        self._tokenizer = open_clip.SimpleTokenizer(context_length=model.context_length)
+        self._preprocessing = LongestSide(size=model.visual.image_size[0])
+        self._texts = Texts(name, self._text_features, self._count_tokens, model.context_length)
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        cls._folder(config, keys)
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> HPSv2:
+        folder = cls._folder(config, keys)
+        weights = checkpoints.read_torch(folder, cls.file, keys("path")).get("state_dict")
+        if not isinstance(weights, dict):
+            raise UserError(f"{keys('path')} is {config.path!r}, but {cls.file} there has no 'state_dict'.")
+        model = open_clip.CLIP(**open_clip.get_model_config(cls.architecture))
+        checkpoints.fill(model, weights, folder, cls.file, keys("path"))
+        return cls(name, model, device)
+
+    @classmethod
+    def _folder(cls, config: RewardConfig, keys: Keys) -> Path:
+        return checkpoints.folder(config.path, [(cls.file,)], keys("path"))
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        texts = self._texts(prompts)
+        pixels = self._preprocessing(images.to(self._device, torch.float32))
+        return (self._model.encode_image(pixels, normalize=True) * texts).sum(dim=-1)
+
+    def _count_tokens(self, prompt: str) -> int:
+        return len(self._tokenizer.encode(prompt)) + 2
+
+    def _text_features(self, prompt: str) -> Tensor:
+        """Unit vector of a prompt, float32 [projection]."""
+        features: Tensor = self._model.encode_text(self._tokenizer([prompt]).to(self._device), normalize=True)
+        return features[0]
+
+
+class HPSv20(HPSv2):
+    """Version 2.0: another fine-tuning of the same network, whose scores are not comparable with v2.1's."""
+
+    file = "HPS_v2_compressed.pt"
