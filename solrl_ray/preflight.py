@@ -19,7 +19,6 @@ from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.models import paths
 from solrl_ray.prompts import read_prompts
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
