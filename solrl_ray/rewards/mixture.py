@@ -21,12 +21,12 @@ class Normalized(Reward):
 
     def __init__(self, reward: Reward, mean: float, std: float) -> None:
         super().__init__(reward.name)
-        self._reward = reward
+        self.raw = reward
         self._mean = mean
         self._std = std
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return (self._reward.score(images, prompts) - self._mean) / self._std
+        return (self.raw.score(images, prompts) - self._mean) / self._std
 
 
 class RewardMixture(Reward):
@@ -39,8 +39,9 @@ class RewardMixture(Reward):
         self._rewards = tuple(rewards)
 
     def components(self, images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
-        """Each reward's own checked values, unweighted, float32 [B] by name, in order."""
-        return {reward.name: reward.score(images, prompts) for reward, _ in self._rewards}
+        """Each reward's own checked values, neither normalised nor weighted, float32 [B] by name, in order."""
+        own = [reward.raw if isinstance(reward, Normalized) else reward for reward, _ in self._rewards]
+        return {reward.name: reward.score(images, prompts) for reward in own}
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         total = torch.zeros(len(images), dtype=torch.float32)

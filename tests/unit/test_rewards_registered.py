@@ -294,6 +294,14 @@ def test_normalisation_is_a_fixed_scale_before_the_weight(tiny_clip: Path, image
     torch.testing.assert_close(scaled, 3.0 * (plain - 0.2) / 0.05, atol=1e-5, rtol=1e-5)
 
 
+def test_the_components_of_a_mixture_are_on_their_published_scales(tiny_clip: Path, images: Tensor) -> None:
+    config = RewardConfig(
+        kind="clipscore", path=str(tiny_clip), weight=3.0, normalize=Normalization(mean=0.2, std=0.05)
+    )
+    (values,) = rewards.load([config], "cpu").components(images, PROMPTS).values()
+    assert torch.equal(values, score(images, kind="clipscore", path=str(tiny_clip)))
+
+
 def test_normalised_scores_do_not_depend_on_what_else_is_scored(tiny_clip: Path, images: Tensor) -> None:
     config = RewardConfig(kind="clipscore", path=str(tiny_clip), normalize=Normalization(mean=0.2, std=0.05))
     mixture = rewards.load([config], "cpu")
