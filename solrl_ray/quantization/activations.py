@@ -80,7 +80,8 @@ class ActivationQuantizer:
             self.shared += 1
             return self._last
         self._last = None
-        matrix = nvfp4.pad_columns(x.detach().reshape(-1, x.shape[-1]).float())
+        # SANA holds a single image with its channels first in memory.
+        matrix = nvfp4.pad_columns(x.detach().reshape(-1, x.shape[-1]).float()).contiguous()
         activation = self._on_cpu(matrix) if x.device.type == "cpu" else _on_device(matrix)
         if not x.is_inference():
             self._source, self._stamp, self._last = weakref.ref(x), _stamp(x), activation

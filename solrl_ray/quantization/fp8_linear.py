@@ -51,7 +51,7 @@ class FP8Linear(QuantizedLinear):
 
         A row with NaN or Inf gives a row of NaN.
         """
-        codes, scale = quantize_rows(x.reshape(-1, self.in_features).float())
+        codes, scale = quantize_rows(x.reshape(-1, self.in_features).contiguous().float())
         weight = self.codes.view(torch.float8_e4m3fn)
         if x.device.type == "cuda":
             out = torch._scaled_mm(

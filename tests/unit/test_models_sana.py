@@ -78,11 +78,12 @@ def test_every_feed_forward_is_of_linears_under_the_stock_names(path: Path) -> N
     }
 
 
-def test_a_stock_checkpoint_quantises_in_its_feed_forward(path: Path) -> None:
-    model = models.load(config(path, quantization={"skip": ["attn", "embed", "proj"]}), "cpu")
+@pytest.mark.parametrize(("skip", "others"), [(["attn", "embed", "proj"], 0), (["attn1", "embed", "proj"], 8)])
+def test_a_stock_checkpoint_quantises_in_its_feed_forward(path: Path, skip: list[str], others: int) -> None:
+    model = models.load(config(path, quantization={"skip": skip}), "cpu")
     report = quantize_(model.transformer, "nvfp4-emulated", model.config.quantization)
-    assert len(report.layers) == 4
-    assert all(name.endswith(Sana.CONVOLUTIONS) for name in report.layers)
+    assert sum(name.endswith(Sana.CONVOLUTIONS) for name in report.layers) == 4
+    assert len(report.layers) == 4 + others
     latents = torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(0))
     embedding = {name: tensor[None] for name, tensor in model.encode(["a red square"])[0].items()}
     with torch.no_grad():
