@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors import waiting
+from actors import cluster, waiting
 from actors.controller import Controller
 from actors.devices import settle_tier
 from actors.roles import Roles, namespace, on_this_node
@@ -19,6 +19,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
 from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling import placement
 from solrl_ray.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
@@ -50,7 +51,7 @@ def train(
     with ExitStack() as stack:
         if connect(address):
             stack.callback(ray.shutdown)
-        check_resources(config)
+        cluster.await_resources(config)
         config = with_tier(config)
         view = stack.enter_context(LiveView(plain=not live))
         path = folder.path.absolute()
@@ -85,28 +86,20 @@ def connect(address: str | None) -> bool:
     return True
 
 
-def check_resources(config: Config) -> None:
-    """Compare what the actors ask for with what the cluster has, instead of waiting for what never comes.
+def resources(config: Config, address: str) -> None:
+    """Print what the run asks for beside what the cluster at `address` has.
 
     Raises:
-        UserError: naming what is asked for, what is there and which keys to change.
+        UserError: something is missing.
+        RunError: no Ray answers there, or it refuses this user's token.
     """
-    fleet = config.fleet
-    pools = (
-        ("fleet.explorers", fleet.explorers, fleet.explorers.count),
-        ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
-        ("fleet.learners", fleet.learners, config.learner.world_size),
-    )
-    present = ray.cluster_resources()
-    for resource, key in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
-        shares = {name: count * float(getattr(worker, key)) for name, worker, count in pools}
-        wanted, there = sum(shares.values()), present.get(resource, 0.0)
-        if wanted > there:
-            asked = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
-            raise UserError(
-                f"the actors ask for {wanted:g} {resource}s ({asked}), but the cluster has {there:g}; "
-                f"lower their count or {key}, or use a larger cluster"
-            )
+    with ExitStack() as stack:
+        if connect(address):
+            stack.callback(ray.shutdown)
+        fits = cluster.survey(config)
+        print(placement.table(fits), flush=True)
+        if any(entry.missing for entry in fits):
+            raise UserError(cluster.diagnosis(fits))
 
 
 def with_tier(config: Config) -> Config:
@@ -117,7 +110,8 @@ def with_tier(config: Config) -> Config:
     """
     wanted, explorers = config.rollout.preview.precision, config.fleet.explorers
     if explorers.num_gpus:
-        probe = ray.remote(num_cpus=explorers.num_cpus, num_gpus=explorers.num_gpus)(settle_tier)
+        share: dict[str, Any] = {"num_cpus": explorers.num_cpus, "num_gpus": explorers.num_gpus}
+        probe = ray.remote(**share, label_selector=dict(explorers.labels))(settle_tier)
         what = "the test of what tiers the explorers' device has"
         tier, device = waiting.get(probe.remote(config), what=what, seconds=config.fleet.deadlines.start)
     else:

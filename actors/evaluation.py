@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import torch
 
-from actors import commands, waiting
+from actors import cluster, commands, waiting
 from actors.evaluator import collect
 from actors.fleet import Fleet
 from actors.learner import LearnerRank
@@ -66,7 +66,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
         if commands.connect(address):
             stack.callback(ray.shutdown)
         idle = Worker()
-        commands.check_resources(
+        cluster.await_resources(
             config.model_copy(
                 update={"fleet": config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": idle})}
             )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from actors import waiting
@@ -42,7 +43,7 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
             runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in KEPT_HOME]},
             metadata={"run": run},
         )
-    except (RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, RayError) as error:
         raise RunError(f"the job could not be submitted to {address}: {waiting.first_line(error)}") from error
     print(f"job         {job}\nstop it     ray job stop --address {address} {job}", flush=True)
     return _follow(client, job) if follow else 0
@@ -53,7 +54,7 @@ def _client(address: str) -> JobSubmissionClient:
         raise UserError(f"--address is {address!r}; it must be the dashboard's address, such as http://head:8265.")
     try:
         return JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError) as error:
+    except (ConnectionError, RuntimeError, RayError) as error:
         raise RunError(f"the Job server at {address} cannot be used: {waiting.first_line(error)}") from error
 
 
@@ -70,11 +71,11 @@ def _follow(client: JobSubmissionClient, job: str) -> int:
     log = _Log()
     while True:
         # A connection may break; whether the job goes on, its status says.
-        with contextlib.suppress(RuntimeError, OSError):
+        with contextlib.suppress(RuntimeError, OSError, RayError):
             asyncio.run(log.follow(client, job))
         try:
             status = client.get_job_status(job)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, RayError) as error:
             raise RunError(f"the Job server does not answer any more: {waiting.first_line(error)}") from error
         if status.is_terminal():
             break

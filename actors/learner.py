@@ -52,8 +52,9 @@ class LearnerRank:
             address,
             port,
             device=self._device,
-            timeout=self._config.fleet.deadlines.update,
+            timeout=self._config.fleet.deadlines.collective,
             one_host=one_host,
+            network=self._config.fleet.network,
         )
         self._learner = Learner(self._config, self._model, self._rank, world_size)
 

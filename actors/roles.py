@@ -72,6 +72,7 @@ class Cast:
             namespace=self._namespace,
             num_cpus=worker.num_cpus,
             num_gpus=worker.num_gpus,
+            label_selector=dict(worker.labels),
             max_restarts=0,
             max_task_retries=0,
         )

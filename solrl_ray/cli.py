@@ -26,6 +26,8 @@ RUN_FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and hand over to the system."""
+    if arguments.go_on and arguments.resume is None and _begun(arguments):
+        arguments.resume = ""
     loaded = _resumed(arguments) if arguments.resume is not None else _fresh(arguments)
     _check_system()
     _print_plan(loaded)
@@ -43,8 +45,14 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print the arithmetic of a run and start nothing."""
-    _print_plan(_fresh(arguments))
+    """Print the arithmetic of a run, and with a cluster what that lacks; start nothing."""
+    loaded = _fresh(arguments)
+    _print_plan(loaded)
+    if arguments.address:
+        access.settle(local=False)
+        from actors import commands
+
+        commands.resources(loaded.config, arguments.address)
     return 0
 
 
@@ -204,6 +212,13 @@ def _fresh(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
+def _begun(arguments: argparse.Namespace) -> bool:
+    run = _fresh(arguments).config.run
+    from solrl_ray.run_folder import RunFolder
+
+    return RunFolder(Path(run.root).expanduser() / run.name).begun
+
+
 def _resumed(arguments: argparse.Namespace) -> Loaded:
     """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
     if arguments.resume:
@@ -282,12 +297,16 @@ def parser() -> argparse.ArgumentParser:
         help="begin with the policy of a run, one of its checkpoints or a LoRA file; without CONFIG, with the "
         "configuration of that run: --from runs/demo --set run.name=fork",
     )
+    command.add_argument(
+        "--continue", dest="go_on", action="store_true", help="begin the run, or resume it if its folder holds one"
+    )
     command.add_argument("--dry-run", action="store_true", help="check everything, print the arithmetic, stop")
     command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
     command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
     command.set_defaults(run_verb=train)
 
     command = verbs.add_parser("plan", parents=[configured], help="print the arithmetic of a run")
+    command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: say what it lacks for this run")
     command.set_defaults(run_verb=plan)
 
     command = verbs.add_parser("submit", parents=[configured], help="train on a cluster, as a Ray job")

@@ -160,8 +160,13 @@ class RunFolder:
                 f"the disk of {self.path} has {free_gb:.2f} GB free; checkpoints.min_free_gb asks for {wanted_gb:g} GB"
             )
 
+    @property
+    def begun(self) -> bool:
+        """Whether something was journaled or trained: then it is a run, which can be resumed."""
+        return any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl"))
+
     def _start_over(self, config: Config) -> None:
-        if any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl")):
+        if self.begun:
             raise UserError(
                 f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
                 "continue it with --resume or choose another name with --set run.name=…"

@@ -53,6 +53,7 @@ _AT_LEAST_ZERO = (
     "fleet.learners.num_cpus",
     "fleet.learners.num_gpus",
     "fleet.max_replacements",
+    "fleet.deadlines.resources",
     "evaluation.every",
     "evaluation.pictures",
     "checkpoints.every",

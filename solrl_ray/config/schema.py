@@ -199,6 +199,8 @@ class Worker(Part):
     num_gpus: float = 0.0
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
+    labels: dict[str, str] = {}
+    """Labels that a node must have, as Ray's label selectors: ``{role: explorer}``; ``!x``, ``in(a,b)``."""
 
 
 class WorkerPool(Worker):
@@ -210,6 +212,9 @@ class WorkerPool(Worker):
 class Deadlines(Part):
     """The longest that each named wait may take, seconds."""
 
+    resources: float = 0.0
+    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once."""
+
     start: Seconds = 180.0
     """An actor's construction: imports, weights, attestation."""
     preview: Seconds = 120.0
@@ -218,6 +223,8 @@ class Deadlines(Part):
     """Regeneration of one prompt."""
     update: Seconds = 1800.0
     """One learner update."""
+    collective: Seconds = 1800.0
+    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo)."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
     selector: Seconds = 60.0
@@ -241,6 +248,9 @@ class Fleet(Part):
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: int = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
+    network: str = ""
+    """Network interface of the learner group, such as ``eth0``; empty: NCCL and gloo choose, as `NCCL_SOCKET_IFNAME`
+    and `GLOO_SOCKET_IFNAME` of the node say."""
     deadlines: Deadlines = Deadlines()
 
 

@@ -45,6 +45,7 @@ def process_group(
     device: torch.device,
     timeout: float,
     one_host: bool,
+    network: str = "",
 ) -> None:
     """Join the learner group; a group of one goes the same way. Returns when all ranks have joined.
 
@@ -54,6 +55,7 @@ def process_group(
         device: ``cpu`` (gloo) or ``cuda`` (NCCL); on CUDA each rank sees exactly one device.
         timeout: the longest that joining, and each later collective, may take, seconds.
         one_host: every rank is on this machine; gloo then speaks over the loopback interface only.
+        network: interface of both back-ends; empty leaves the choice to them.
 
     Raises:
         RunError: DeepSpeed was already set up for another kind of device in this process.
@@ -67,7 +69,9 @@ def process_group(
         MASTER_PORT=str(port),
         DS_ACCELERATOR=device.type,
     )
-    if one_host and device.type == "cpu":
+    if network:
+        os.environ.update(NCCL_SOCKET_IFNAME=network, GLOO_SOCKET_IFNAME=network)
+    elif one_host and device.type == "cpu":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import deepspeed  # imported late: it reads the environment and takes seconds
 

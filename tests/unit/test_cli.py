@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import solrl_ray
 from solrl_ray import run_folder
 from solrl_ray.cli import main
 from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.run_folder import RunFolder
 from tests import tiny
+from tests.unit import made_runs
 
 
 @pytest.fixture
@@ -258,3 +261,57 @@ def test_a_foreign_package_called_actors_is_refused(config: Path, tmp_path: Path
     )
     assert done.returncode == 2
     assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in done.stderr
+
+
+def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    url = ("--address", "http://127.0.0.1:1")
+    assert refusal(capsys, "submit", config, *url).startswith(f"The configuration file {config} is outside of {here}")
+    monkeypatch.chdir(tmp_path)
+    assert refusal(capsys, "submit", config, *url, "--set", "run.root=runs").startswith(
+        "run.root is 'runs' (--set); it must be an absolute path"
+    )
+    assert refusal(capsys, "submit", "--resume", "runs/small", *url).startswith("--resume is runs/small; a submitted")
+    assert refusal(capsys, "submit", config).startswith("--address is missing")
+    assert refusal(capsys, "submit", config, "--address", "head:6379").startswith("--address is 'head:6379'; it must")
+
+
+def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("status", made_runs.write_run(tmp_path / "ended")) == 0
+    assert "iteration 3 of 3   done" in capsys.readouterr().out
+    assert solrl("status", made_runs.write_run(tmp_path / "open", done=2, finished=False)) == 0
+    shown = capsys.readouterr().out
+    assert "iteration 3 of 3   not running; --resume goes on with it" in shown
+    assert "0.300 → 0.310" in shown
+    assert refusal(capsys, "status", tmp_path).startswith(f"{tmp_path} is not the folder of a run")
+    assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
+
+
+def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_runs.write_run(tmp_path / "ended")
+    assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")
+    writer = SpanWriter(run)
+    writer.write(Span(kind="stage", name="learning", stage="learn", iteration=0, started=5.0, seconds=2.0))
+    writer.close()
+    assert solrl("trace", run, "--out", tmp_path / "there.json") == 0
+    assert str(tmp_path / "there.json") in capsys.readouterr().out
+    events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
+    assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
+
+
+def test_continue_begins_a_run_and_resumes_one_that_was_begun(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("train", config, "--continue", "--dry-run") == 0
+    begin(tmp_path / "runs" / "small", config, "run.seed=9")
+    assert solrl("train", config, "--continue", "--dry-run") == 0  # nothing was journaled: it is no run yet
+    (tmp_path / "runs" / "small" / "journal").mkdir()
+    (tmp_path / "runs" / "small" / "journal" / "iteration-000000.jsonl").touch()
+    capsys.readouterr()
+    assert refusal(capsys, "train", config, "--continue", "--dry-run").startswith("run.seed is 42 (default), but the")

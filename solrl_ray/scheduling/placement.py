@@ -1,0 +1,130 @@
+"""What the actors of a run ask for beside what the nodes of a cluster have. Pure.
+
+Actors are placed one by one, the largest first, on the first node that matches their labels and has room: if that
+works, Ray can place them too. Label selectors are Ray's: ``value``, ``!value``, ``in(a,b)``, ``!in(a,b)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from solrl_ray.config.schema import Config
+
+RESOURCES = ("GPU", "CPU")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A living node: all that it has, not what is free of it."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Actors of one kind."""
+
+    key: str
+    """Where the configuration says so: ``fleet.explorers``."""
+    count: int
+    each: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def total(self, resource: str) -> float:
+        return self.count * self.each.get(resource, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    request: Request
+    placed: int
+    present: Mapping[str, float]
+    """What all nodes with the request's labels have together."""
+    nodes: int
+    """How many nodes have the labels."""
+
+    @property
+    def missing(self) -> int:
+        """Actors for which no node has room."""
+        return self.request.count - self.placed
+
+
+def requests(config: Config) -> list[Request]:
+    """What a run asks for; the controller and its helpers ask for nothing."""
+    fleet = config.fleet
+    pools = (
+        ("fleet.explorers", fleet.explorers, fleet.explorers.count),
+        ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
+        ("fleet.learners", fleet.learners, config.learner.world_size),
+    )
+    return [
+        Request(key=key, count=count, each={"GPU": pool.num_gpus, "CPU": pool.num_cpus}, labels=pool.labels)
+        for key, pool, count in pools
+    ]
+
+
+def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
+    """Place what is wanted; the result is in the order of `wanted`."""
+    free = [{name: node.resources.get(name, 0.0) for name in RESOURCES} for node in nodes]
+    placed: dict[str, int] = {}
+    for request in sorted(wanted, key=lambda r: [-r.each.get(name, 0.0) for name in RESOURCES]):
+        rooms = [room for room, node in zip(free, nodes, strict=True) if matches(node.labels, request.labels)]
+        placed[request.key] = sum(_place(request, rooms) for _ in range(request.count))
+    found = []
+    for request in wanted:
+        alike = [node for node in nodes if matches(node.labels, request.labels)]
+        present = {name: sum(node.resources.get(name, 0.0) for node in alike) for name in RESOURCES}
+        found.append(Fit(request=request, placed=placed[request.key], present=present, nodes=len(alike)))
+    return found
+
+
+def _place(request: Request, rooms: Sequence[dict[str, float]]) -> bool:
+    for room in rooms:
+        if all(room[name] + 1e-9 >= request.each.get(name, 0.0) for name in RESOURCES):
+            for name in RESOURCES:
+                room[name] -= request.each.get(name, 0.0)
+            return True
+    return False
+
+
+def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a node with `labels` meets every condition of `selector`."""
+    return all(_holds(labels.get(key), condition) for key, condition in selector.items())
+
+
+def _holds(value: str | None, condition: str) -> bool:
+    negated, condition = condition.startswith("!"), condition.removeprefix("!")
+    if condition.startswith("in(") and condition.endswith(")"):
+        allowed = [part.strip() for part in condition[3:-1].split(",")]
+    else:
+        allowed = [condition]
+    return (value in allowed) != negated
+
+
+def table(fits: Sequence[Fit]) -> str:
+    """Wanted, present and missing, one line a kind of actors."""
+    rows = [("", "actors", "each", "labels", "nodes", "present", "missing")]
+    for entry in fits:
+        request = entry.request
+        rows.append(
+            (
+                request.key,
+                str(request.count),
+                amounts(request.each),
+                ", ".join(f"{key}={value}" for key, value in request.labels.items()) or "any",
+                str(entry.nodes),
+                amounts(entry.present),
+                str(entry.missing) if entry.missing else "none",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """``1 GPU, 2 CPU``; ``nothing`` if all are 0."""
+    return ", ".join(f"{value:g} {name}" for name, value in resources.items() if value) or "nothing"

@@ -1,0 +1,57 @@
+"""Whether actors have room on a cluster's nodes, by resources and labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from solrl_ray.scheduling.placement import Node, Request, fit, matches, table
+
+LEARNERS = Node(resources={"CPU": 16.0, "GPU": 4.0}, labels={"role": "learner"})
+EXPLORER = Node(resources={"CPU": 4.0, "GPU": 1.0}, labels={"role": "explorer", "accelerator": "B200"})
+
+
+def missing(wanted: list[Request], nodes: list[Node]) -> dict[str, int]:
+    return {entry.request.key: entry.missing for entry in fit(wanted, nodes)}
+
+
+def test_actors_have_room_only_on_nodes_with_their_labels() -> None:
+    explorers = Request(key="explorers", count=3, each={"GPU": 1.0}, labels={"role": "explorer"})
+    ranks = Request(key="learners", count=2, each={"GPU": 1.0}, labels={"role": "learner"})
+    assert missing([explorers, ranks], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 1, "learners": 0}
+    assert missing([explorers, ranks], [EXPLORER] * 3) == {"explorers": 0, "learners": 2}
+
+
+def test_one_actor_does_not_spread_over_nodes() -> None:
+    large = Request(key="learners", count=1, each={"GPU": 2.0})
+    assert missing([large], [EXPLORER] * 8) == {"learners": 1}
+
+
+def test_the_largest_actors_are_placed_first_whatever_the_order() -> None:
+    small = Request(key="explorers", count=2, each={"GPU": 1.0})
+    large = Request(key="learners", count=1, each={"GPU": 4.0})
+    assert missing([small, large], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 0, "learners": 0}
+
+
+def test_ten_tenths_of_a_gpu_are_one() -> None:
+    tenths = Request(key="explorers", count=10, each={"GPU": 0.1})
+    assert missing([tenths], [EXPLORER]) == {"explorers": 0}
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [("B200", True), ("H200", False), ("!H200", True), ("in(H200, B200)", True), ("!in(H200,B200)", False)],
+)
+def test_selectors_are_those_of_ray(condition: str, holds: bool) -> None:
+    assert matches(EXPLORER.labels, {"accelerator": condition}) is holds
+
+
+def test_a_node_without_the_label_meets_only_a_negation() -> None:
+    assert not matches(LEARNERS.labels, {"accelerator": "B200"})
+    assert matches(LEARNERS.labels, {"accelerator": "!B200"})
+
+
+def test_the_table_names_wanted_present_and_missing() -> None:
+    explorers = Request(key="fleet.explorers", count=3, each={"GPU": 1.0, "CPU": 2.0}, labels={"role": "explorer"})
+    header, row = table(fit([explorers], [LEARNERS, EXPLORER])).splitlines()
+    assert header.split() == ["actors", "each", "labels", "nodes", "present", "missing"]
+    assert row == "fleet.explorers  3       1 GPU, 2 CPU  role=explorer  1      1 GPU, 4 CPU  2"
