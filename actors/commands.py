@@ -14,6 +14,7 @@ from actors import cluster, waiting
 from actors.controller import Controller
 from actors.devices import settle_tier
 from actors.roles import Roles, namespace, on_this_node
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
@@ -108,7 +109,7 @@ def with_tier(config: Config) -> Config:
     Raises:
         UserError: the explorers' device lacks the tier.
     """
-    wanted, explorers = config.rollout.preview.precision, config.fleet.explorers
+    wanted, explorers = pool_sampling(config).tier, config.fleet.explorers
     if explorers.num_gpus:
         share: dict[str, Any] = {"num_cpus": explorers.num_cpus, "num_gpus": explorers.num_gpus}
         probe = ray.remote(**share, label_selector=dict(explorers.labels))(settle_tier)

@@ -24,6 +24,7 @@ from actors.rollout import RolledOut, Rollout
 from actors.telemetry import Telemetry
 from solrl_ray import models, report
 from solrl_ray.checkpoints import Uploader
+from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.metrics import Progress
@@ -88,6 +89,8 @@ class Controller:
     def _open(self, point: ResumePoint) -> None:
         """Spawn every actor at once, then wait for those that the first step needs."""
         self._telemetry.state("starting workers", stage="start")
+        for warning in warnings(self._config):
+            self._telemetry.message(f"warning: {warning}")
         self._selector = self._cast.selector()
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
@@ -104,7 +107,7 @@ class Controller:
     def _iterate(self, iteration: int) -> None:
         config = self._config
         self._telemetry.begin_iteration(iteration)
-        self._telemetry.state("exploring", stage="rollout")
+        self._telemetry.state("sampling" if is_one_stage(config) else "exploring", stage="rollout")
         prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
         embeddings = self._embed(prompts)
         plan = IterationPlan(
@@ -113,7 +116,8 @@ class Controller:
             prompt_ids=tuple(prompt.id for prompt in prompts),
             pool=config.rollout.pool,
             keep=config.rollout.keep,
-            micro_batch=config.rollout.preview.micro_batch,
+            micro_batch=pool_sampling(config).micro_batch,
+            one_stage=is_one_stage(config),
             policy_digest=self._policy_digest,
         )
         rolled = self._rollout.run(plan, prompts, embeddings)

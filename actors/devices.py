@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
@@ -22,7 +23,7 @@ def prepare(worker: Worker) -> torch.device:
 
 
 def settle_tier(config: Config) -> tuple[str, str]:
-    """What `rollout.preview.precision` means on the device of an explorer, which this process must have.
+    """What the tier of the pools means on the device of an explorer, which this process must have.
 
     Returns:
         The tier, and the device's name.
@@ -33,7 +34,7 @@ def settle_tier(config: Config) -> tuple[str, str]:
     device = device_of(config.fleet.explorers.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("fleet.explorers.num_gpus asks for a GPU, but PyTorch finds none there; set it to 0 for CPUs")
-    tier = capability.resolve(config.rollout.preview.precision, device, config.model.dtype)
+    tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
         capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values())), device)
     return tier, capability.device_name(device)

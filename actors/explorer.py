@@ -1,19 +1,36 @@
-"""An explorer ranks candidates in low precision. Its images never leave it; its rewards only rank."""
+"""An explorer samples the candidates of a pool and scores them.
+
+Of a preview only the rewards leave it, and they only rank. In a family of one stage its samples are kept, where they
+were made, until their prompt's selection: the chosen ones are learned from.
+"""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from actors.devices import prepare
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compiles
+from solrl_ray.config.checks import needs_trajectory
+from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
+from solrl_ray.records import (
+    Attestation,
+    Prompt,
+    PromptEmbedding,
+    Receipt,
+    Refusal,
+    SampleGroup,
+    UnitResult,
+    WorkUnit,
+)
 from solrl_ray.revisions.container import Buffer
-from solrl_ray.rollout import Sampler
+from solrl_ray.rollout import Sampled, Sampler
+from solrl_ray.scheduling.book import group_digest
 
 
 class Explorer:
@@ -23,7 +40,8 @@ class Explorer:
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
-        return f"{self._name} previews in {self._config.rollout.preview.precision}"
+        does = "samples" if is_one_stage(self._config) else "previews"
+        return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 
     def start(self) -> Attestation:
         """Build the model, prove the kernel, and say what really runs (design law 5).
@@ -31,10 +49,11 @@ class Explorer:
         Not in the constructor: there Ray would report an error as the actor's death, without its cause.
         """
         config = self._config
-        worker, preview = config.fleet.explorers, config.rollout.preview
+        worker, pool = config.fleet.explorers, pool_sampling(config)
         device = prepare(worker)
-        model = models.load(config.model, device, components={"transformer", "preview_decoder"})
-        tier = preview.precision
+        decoder = "vae" if is_one_stage(config) else "preview_decoder"  # what is learned from is decoded in full
+        model = models.load(config.model, device, components={"transformer", decoder})
+        tier = pool.tier
         kept = base_to_keep(model.transformer, config)
         report = quantize_(model.transformer, tier, config.model.quantization)
         checks = attestation.attest(model.transformer, tier, report)
@@ -43,7 +62,7 @@ class Explorer:
         self._score_class = attestation.score_class(
             device,
             tier,
-            micro_batch=preview.micro_batch,
+            micro_batch=pool.micro_batch,
             threads=worker.threads,
             compiled=checks["compiled"] if compiles(config.compile, device, tier) else "",
         )
@@ -52,8 +71,9 @@ class Explorer:
             config,
             model,
             rewards.load(config.rewards, device),
-            steps=preview.steps,
-            micro_batch=preview.micro_batch,
+            steps=pool.steps,
+            micro_batch=pool.micro_batch,
+            record=is_one_stage(config) and needs_trajectory(config),
         )
         return Attestation(
             worker=self._name,
@@ -71,10 +91,29 @@ class Explorer:
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a micro-batch of candidates with exactly the unit's revision."""
+        return self._sampled(unit, prompt, embedding)[0]
+
+    def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
+        """As `explore`, with the samples as a second part, which stays on this node until somebody asks for it."""
+        result, sampled = self._sampled(unit, prompt, embedding)
+        group = SampleGroup(
+            iteration=unit.iteration,
+            revision=unit.revision,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=result.rewards,
+            latents=sampled.latents,
+            trajectory=sampled.trajectory,
+            seconds=result.seconds,
+            worker=self._name,
+        )
+        return replace(result, samples_digest=group_digest(group)), group
+
+    def _sampled(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, Sampled]:
         began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
         sampled = self._sampler(unit, prompt, embedding)
-        return UnitResult(
+        result = UnitResult(
             unit=unit,
             rewards=tuple(sampled.rewards.tolist()),
             worker=self._name,
@@ -82,3 +121,4 @@ class Explorer:
             seconds=time.perf_counter() - started,
             started=began,
         )
+        return result, sampled

@@ -12,6 +12,7 @@ from actors import waiting
 from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Refused, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
+from solrl_ray.config.families import is_one_stage
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation
@@ -27,8 +28,10 @@ class Fleet:
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
         self._budget = budget = Budget(config.fleet.max_replacements)
-        self.explorers = self._pool(cast.explorer, config.fleet.deadlines.preview, budget)
-        self.regenerators = self._pool(cast.regenerator, config.fleet.deadlines.full, budget)
+        deadlines = config.fleet.deadlines
+        unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
+        self.explorers = self._pool(cast.explorer, unit_seconds, budget)
+        self.regenerators = self._pool(cast.regenerator, deadlines.full, budget)
 
     def open(self) -> None:
         """Spawn every worker; nobody is waited for."""

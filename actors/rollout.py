@@ -1,4 +1,8 @@
-"""One iteration's rollout: hand out preview units, select, regenerate; prompt groups move on one by one."""
+"""One iteration's rollout, prompt groups moving on one by one, in two stages and in one::
+
+preview units to explorers ──► selection ──► full unit to a regenerator ──► group
+sample units to explorers ──► selection ──► the selector puts the kept samples together ──► group
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,11 @@ from actors.regenerator import GroupReport
 from actors.selector import Closed, Opened
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
-from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.records import Prompt, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
+
+CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2)}
+"""A unit's stage → the worker's method and the number of parts of its answer."""
 
 
 @dataclass(slots=True)
@@ -48,7 +55,7 @@ class RolledOut:
     groups: list[Any]
     """References of the sample groups, in prompt order."""
     rewards: list[tuple[float, ...]]
-    """Full-precision rewards of each group, in prompt order and selection order."""
+    """Rewards of each group's samples, in prompt order and selection order."""
     clocks: dict[str, StageClock] = field(default_factory=dict)
 
 
@@ -61,15 +68,17 @@ class Rollout:
         self._seconds = config.fleet.deadlines.selector
 
     def run(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> RolledOut:
-        """Explore, select and regenerate every prompt of the plan.
+        """Bring every prompt of the plan to its group.
 
         Args:
             embeddings: prompt id → reference of its embedding.
         """
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._embeddings = embeddings
-        self._clocks = {"explore": StageClock(), "regenerate": StageClock()}
-        self._waiting = {"preview": True, "full": True}
+        self._stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
+        self._clocks = {stage: StageClock() for stage in self._stages}
+        self._waiting = dict.fromkeys(self._stages, True)
+        self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
         opened: Opened = self._ask("open", plan)
         if opened.message:
             self._telemetry.message(opened.message)
@@ -92,35 +101,56 @@ class Rollout:
 
     def _hand_out(self) -> None:
         """Fill every free slot. The flags spare the selector questions whose answer is known to be nothing."""
-        explorers, regenerators = self._fleet.explorers, self._fleet.regenerators
-        for stage, clock, pool in (("preview", "explore", explorers), ("full", "regenerate", regenerators)):
+        for stage in self._stages:
+            pool = self._fleet.explorers if stage == "explore" else self._fleet.regenerators
             slots = pool.slots() if self._waiting[stage] else []
             if not slots:
                 continue
             leases = self._ask("lease", stage, slots)
             self._waiting[stage] = len(leases) == len(slots)
             for worker, unit in leases:
-                self._clocks[clock].start()
-                prompt, embedding = self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id]
-                if stage == "preview":
-                    pool.give(worker, unit, "explore", unit, prompt, embedding)
-                else:
-                    pool.give(worker, unit, "regenerate", unit, prompt, embedding, parts=2)
+                self._clocks[stage].start()
+                method, parts = CALLS[unit.stage]
+                inputs = (unit, self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id])
+                pool.give(worker, unit, method, *inputs, parts=parts)
 
     def _take(self, event: Done | Lost) -> None:
         if isinstance(event, Lost):
             requeued = self._ask("release", event.worker)
-            self._waiting = {"preview": True, "full": True}
+            self._waiting = dict.fromkeys(self._stages, True)
             if requeued:
                 self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
-        elif event.unit.stage == "preview":
-            result = event.value
-            self._clocks["explore"].stop(result.seconds)
-            self._candidates += len(result.rewards)
-            if self._ask("fold", result) is not None:
-                self._waiting["full"] = True
-        else:
+        elif event.unit.stage == "full":
             self._store(event.unit, event.value, event.large)
+        else:
+            self._fold(event.value, event.large)
+
+    def _fold(self, result: UnitResult, samples: Any) -> None:
+        """Have the selector take a result; `samples` is the reference of those that its worker keeps, if it does."""
+        self._clocks["explore"].stop(result.seconds)
+        self._candidates = min(self._candidates + len(result.rewards), self._pool_size)
+        if samples is None:
+            self._waiting["regenerate"] |= self._ask("fold", result) is not None
+            return
+        self._kept[result.unit.prompt_id][result.unit] = samples
+        unit = self._ask("fold", result)
+        self._waiting["explore"] = True  # chosen samples that are lost are asked for again
+        if unit is not None:
+            self._assemble(unit)
+
+    def _assemble(self, unit: WorkUnit) -> None:
+        """Have the selector make a group out of kept samples, by reference; all others of its prompt are let go."""
+        kept = self._kept[unit.prompt_id]
+        self._kept[unit.prompt_id] = {}
+        parts = [samples for source, samples in kept.items() if set(source.indices) & set(unit.indices)]
+        rewards, group = self._selector.assemble.options(num_returns=2).remote(unit, *parts)
+        try:
+            what = f"putting the group of prompt {unit.prompt_id} together"
+            self._rewards[unit.prompt_id] = waiting.get(rewards, what=what, seconds=self._seconds)
+            self._groups[unit.prompt_id] = group
+        except waiting.InputGone as error:  # some went down with their node
+            self._ask("lose", unit.prompt_id)
+            self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
 
     def _store(self, unit: WorkUnit, report: GroupReport, group: Any) -> None:
         """Have the selector take a group, by reference: the samples go from the regenerator to the selector."""
@@ -128,7 +158,7 @@ class Rollout:
             self._ask("store", group)
         except waiting.InputGone as error:  # it went down with its node between the report and this
             self._ask("requeue", unit)
-            self._waiting["full"] = True
+            self._waiting["regenerate"] = True
             self._telemetry.message(f"{unit.id} is done again ({error.reason})")
             return
         self._clocks["regenerate"].stop(report.seconds)
@@ -141,4 +171,6 @@ class Rollout:
 
     def _show(self) -> None:
         self._telemetry.stage("explore", self._candidates, self._pool_size)
-        self._telemetry.stage("regenerate", len(self._groups), len(self._prompts))
+        self._telemetry.stage(
+            "regenerate" if "regenerate" in self._stages else "select", len(self._groups), len(self._prompts)
+        )

@@ -16,7 +16,8 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
-from solrl_ray.scheduling.ledger import Ledger, Outcome
+from solrl_ray.scheduling.groups import assemble
+from solrl_ray.scheduling.ledger import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class Opened:
     """An iteration's start. On resume, what the journal already holds."""
 
     groups: tuple[SampleGroup, ...]
-    """Regenerated groups that need not be made again."""
+    """Groups that need not be made again."""
     candidates: int
-    """Candidates whose proxy rewards are known already."""
+    """Candidates whose rewards are known already."""
     message: str = ""
     """What a user should know: that the journal was set aside, and why."""
 
@@ -65,51 +66,72 @@ class Selector:
         if not entries:
             self._journal.append(header)
         groups = [group for entry in entries[1:] if (group := self._replay(entry)) is not None]
+        self._book.restart()
         return Opened(groups=tuple(groups), candidates=self._book.counts().candidates, message=message)
 
     def lease(self, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
-        """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting."""
-        ledger = self._ledger(stage)
+        """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
+
+        Args:
+            stage: ``explore``, units of the pools, or ``regenerate``, full units.
+        """
+        ledger = self._iteration.full if stage == "regenerate" else self._iteration.explore
         leased = ((worker, ledger.lease(worker)) for worker in slots)
         return [(worker, unit) for worker, unit in leased if unit is not None]
 
     def release(self, worker: str) -> tuple[str, ...]:
         """Take back a lost worker's units."""
-        return self._ledger("preview").release(worker) + self._ledger("full").release(worker)
+        return self._iteration.explore.release(worker) + self._iteration.full.release(worker)
 
     def requeue(self, unit: WorkUnit) -> None:
-        """Have a unit done again whose answer was lost on its way here."""
-        self._ledger(unit.stage).requeue(unit.id)
+        """Have a full unit done again whose answer was lost on its way here."""
+        self._iteration.full.requeue(unit.id)
 
-    def fold(self, result: UnitResult) -> Selection | None:
-        """Take a preview result. Returns the prompt's selection if this was its last unit.
+    def fold(self, result: UnitResult) -> WorkUnit | None:
+        """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.
 
         Raises:
             RunError: the answer is nonsense, or a duplicate has other bytes than the accepted result.
         """
         book = self._iteration
         try:
-            outcome, selection = book.fold_preview(result)
+            outcome, selection = book.fold(result)
         except (KeyError, ValueError) as error:
             raise RunError(f"refused a result of {result.worker}: {error}") from error
         if outcome is Outcome.VIOLATION:
-            raise RunError(f"{result.worker} computed other rewards for {result.unit.id} than the first result")
+            raise RunError(f"{result.worker} computed other bytes for {result.unit.id} than the first result")
         if outcome is Outcome.ACCEPTED:
-            self._journal.append(_preview_entry(result), *([_selection_entry(selection)] if selection else []))
-        return selection
+            self._journal.append(_pool_entry(result), *([_selection_entry(selection)] if selection else []))
+        return None if outcome is Outcome.DUPLICATE else book.ready(result.unit.prompt_id)
 
     def store(self, group: SampleGroup) -> Outcome:
-        """Take a regenerated group: write it to the run folder, then acknowledge it. Raises as `fold` does."""
+        """Take a group: write it to the run folder, then acknowledge it. Raises as `fold` does."""
         try:
             outcome = self._iteration.fold_full(group)
         except (KeyError, ValueError) as error:
             raise RunError(f"refused a group of {group.worker}: {error}") from error
         if outcome is Outcome.VIOLATION:
-            raise RunError(f"{group.worker} regenerated other bytes for prompt {group.prompt_id} than the first")
+            raise RunError(f"{group.worker} made other samples for prompt {group.prompt_id} than the first")
         if outcome is Outcome.ACCEPTED:
             self._folder.save_group(group)
             self._journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
         return outcome
+
+    def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
+        """Make the group of a full unit out of the samples that were kept, and take it; returns rewards and group.
+
+        Raises as `fold` does.
+        """
+        try:
+            group = assemble(unit, parts)
+        except ValueError as error:
+            raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
+        self.store(group)
+        return group.rewards, group
+
+    def lose(self, prompt_id: str) -> None:
+        """Have the kept samples of a selected prompt made again, because they are gone."""
+        self._iteration.lose(prompt_id)
 
     def close(self) -> Closed:
         """End the iteration. Raises RunError if it is not complete."""
@@ -121,19 +143,16 @@ class Selector:
             raise RunError("the selector was used before an iteration was opened")
         return self._book
 
-    def _ledger(self, stage: str) -> Ledger:
-        return self._iteration.preview if stage == "preview" else self._iteration.full
-
     def _replay(self, entry: dict[str, Any]) -> SampleGroup | None:
         """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
         book = self._iteration
-        if entry["kind"] == "preview":
-            book.fold_preview(_preview_result(entry, book.plan))
+        if entry["kind"] in ("preview", "sample"):
+            book.fold(_pool_result(entry, book.plan))
         elif entry["kind"] == "full":
             try:
                 group = self._folder.load_group(book.plan.iteration, entry["prompt"])
             except (OSError, SafetensorError):
-                return None  # not there or cut off: it is regenerated, to the same bytes
+                return None  # not there or cut off: it is made again, to the same bytes
             if group_digest(group) == entry["digest"]:
                 book.fold_full(group)
                 return group
@@ -149,6 +168,7 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "keep": plan.keep,
         "micro_batch": plan.micro_batch,
         "policy_digest": plan.policy_digest,
+        **({"one_stage": True} if plan.one_stage else {}),
     }
 
 
@@ -158,23 +178,24 @@ def _differs_in_policy_only(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return plans[0] == plans[1]
 
 
-def _preview_entry(result: UnitResult) -> dict[str, Any]:
+def _pool_entry(result: UnitResult) -> dict[str, Any]:
     return {
-        "kind": "preview",
+        "kind": result.unit.stage,
         "prompt": result.unit.prompt_id,
         "indices": list(result.unit.indices),
         "rewards": struct.pack(f"<{len(result.rewards)}f", *result.rewards).hex(),
         "worker": result.worker,
         "score_class": result.score_class,
         "seconds": result.seconds,
+        **({"samples": result.samples_digest} if result.samples_digest else {}),
     }
 
 
-def _preview_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
+def _pool_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
     raw = bytes.fromhex(entry["rewards"])
     return UnitResult(
         unit=WorkUnit(
-            stage="preview",
+            stage=entry["kind"],
             iteration=plan.iteration,
             revision=plan.revision,
             prompt_id=entry["prompt"],
@@ -184,6 +205,7 @@ def _preview_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
         worker=entry["worker"],
         score_class=entry["score_class"],
         seconds=entry["seconds"],
+        samples_digest=entry.get("samples", ""),
     )
 
 

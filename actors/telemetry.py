@@ -185,7 +185,7 @@ class Telemetry:
                 stages=dict(self._stages),
                 train_rewards=tuple(m.reward_mean for m in self.iterations),
                 heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
-                spearman=tuple(m.spearman for m in self.iterations),
+                spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
                 workers=dict(self._workers),
                 messages=tuple(self._messages),
                 elapsed=time.monotonic() - self._started,
@@ -226,7 +226,8 @@ class Telemetry:
             ("solrl_gradient_norm", metrics.gradient_norm),
             ("solrl_seconds_left", self._remaining() or 0.0),
         ):
-            exporter.set(name, value)
+            if value is not None:  # no previews, no rank fidelity
+                exporter.set(name, value)
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
 

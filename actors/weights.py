@@ -7,6 +7,7 @@ import time
 import torch
 from torch import nn
 
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.models.base import DiffusionModel
@@ -97,7 +98,7 @@ def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tens
     if config.publish.mode != "lora":
         return {}
     linears = touched_linears(transformer, config.model.lora.targets)
-    tiers = plan(linears, config.rollout.preview.precision, config.model.quantization).tiers
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
     return quantized_bases(transformer, config.model.lora.targets, tiers)
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``solrl train``, ``plan``, ``submit``, ``status``, ``trace``, ``report``.
+"""The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``trace``, ``report``.
 
 Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted.
 """
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import solrl_ray
 from solrl_ray import access
-from solrl_ray.config import checks, continuation
+from solrl_ray.config import checks, continuation, families
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.files import replace_file
@@ -53,6 +53,14 @@ def plan(arguments: argparse.Namespace) -> int:
         from actors import commands
 
         commands.resources(loaded.config, arguments.address)
+    return 0
+
+
+def list_parts(arguments: argparse.Namespace) -> int:
+    """Print the parts that runs are put together from, and which checkpoints are there."""
+    from solrl_ray import catalogue
+
+    print(catalogue.table(arguments.configs))
     return 0
 
 
@@ -249,6 +257,8 @@ def _print_plan(loaded: Loaded) -> None:
     print(preflight.plan(loaded.config, inputs).table(), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
+    for warning in families.warnings(loaded.config):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def _check_system() -> None:
@@ -308,6 +318,10 @@ def parser() -> argparse.ArgumentParser:
     command = verbs.add_parser("plan", parents=[configured], help="print the arithmetic of a run")
     command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: say what it lacks for this run")
     command.set_defaults(run_verb=plan)
+
+    command = verbs.add_parser("list", help="models, families, methods and rewards that a run is put together from")
+    command.add_argument("--configs", type=Path, default=Path("configs"), metavar="FOLDER", help="default: ./configs")
+    command.set_defaults(run_verb=list_parts)
 
     command = verbs.add_parser("submit", parents=[configured], help="train on a cluster, as a Ray job")
     command.add_argument("--address", metavar="URL", help="the cluster's dashboard, such as http://head:8265")

@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationMetrics:
-    """One iteration, measured. Rewards named ``proxy`` come from previews and never enter learning."""
+    """One iteration, measured. Where samples are taken in two stages, the ``proxy`` reward comes from previews and
+    never enters learning."""
 
     iteration: int
     revision: int
@@ -25,18 +26,19 @@ class IterationMetrics:
     requeued_units: int
     duplicate_results: int
     reward_mean: float
-    """Mean full-precision reward of the regenerated samples."""
+    """Mean reward of the samples that are learned from."""
     reward_std: float
     proxy_reward_mean: float
-    """Mean proxy reward of the whole pool."""
+    """Mean of the rewards by which the whole pool was ranked."""
     loss: float
     policy_loss: float
     kl: float
     gradient_norm: float
-    spearman: float
-    """Mean over prompts, proxy against full-precision reward, on the regenerated seeds."""
-    kendall: float
-    side_agreement: float
+    spearman: float | None
+    """Mean over prompts, proxy against full-precision reward, on the regenerated seeds. All three are None where there
+    are no previews: a family of one stage."""
+    kendall: float | None
+    side_agreement: float | None
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
     selection_digest: str
     lora_digest: str
@@ -96,7 +98,7 @@ class Progress:
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Stage (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""
     train_rewards: tuple[float, ...] = ()
-    """Mean full-precision reward per finished iteration."""
+    """Mean reward of the samples learned from, per finished iteration."""
     heldout: tuple[tuple[int, str, float, float], ...] = ()
     """(updates, policy, reward mean, standard error) per evaluation."""
     spearman: tuple[float, ...] = ()

@@ -16,6 +16,7 @@ from torch import nn
 from solrl_ray import models, rewards
 from solrl_ray.checkpoints import filesystem
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -150,7 +151,7 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
 
 def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> dict[str, str]:
     """Paths of the linears that explorers quantise → their tier."""
-    wanted, key = config.rollout.preview.precision, f"({sources.of('rollout.preview.precision')})"
+    wanted, key = pool_sampling(config).tier, f"({sources.of('rollout.preview.precision')})"
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         # Nobody here knows what the explorers' cards can do; FP8 is the larger of what they may pack.

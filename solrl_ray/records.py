@@ -52,7 +52,8 @@ class WorkUnit:
     """One fixed micro-batch of one prompt. Its members are ``indices``; a score is a function of the unit alone."""
 
     stage: str
-    """``preview`` (explorers), ``full`` (regenerators) or ``evaluate`` (regenerators)."""
+    """``preview`` or, of a family that learns from the pool's own samples, ``sample`` (explorers); ``full``, the
+    chosen seeds of a prompt (regenerators); ``evaluate`` (regenerators)."""
     iteration: int
     revision: int
     prompt_id: str
@@ -68,7 +69,8 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """An explorer's answer to a preview unit: one proxy reward (float32 value) per index, nothing else."""
+    """An explorer's answer to a unit of a pool: one reward (float32 value) per index. Of a preview nothing else; what
+    a ``sample`` unit made stays in the object store."""
 
     unit: WorkUnit
     rewards: tuple[float, ...]
@@ -78,6 +80,8 @@ class UnitResult:
     seconds: float
     started: float = 0.0
     """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
+    samples_digest: str = ""
+    """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.book.group_digest`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +89,12 @@ class Candidate:
     prompt_id: str
     index: int
     reward: float
-    """Proxy reward, from the low-precision preview. Ranks only (design law 1)."""
+    """By which its pool is ranked: of a preview, a proxy that only ranks (design law 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The seeds of one prompt that will be regenerated: ``best`` in falling, ``worst`` in rising reward order."""
+    """The seeds of one prompt that will be trained on: ``best`` in falling, ``worst`` in rising reward order."""
 
     iteration: int
     revision: int
@@ -115,7 +119,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup:
-    """The regenerated samples of one prompt: all that a learner may see of a rollout."""
+    """The chosen samples of one prompt: all that a learner may see of a rollout. Of a ``sample`` unit, all it made."""
 
     iteration: int
     revision: int

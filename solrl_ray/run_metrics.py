@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.families import is_one_stage
 from solrl_ray.config.schema import Config
 from solrl_ray.fidelity import rank_fidelity
 from solrl_ray.learning.learner import UpdateMetrics
@@ -31,13 +32,12 @@ def iteration_metrics(
 ) -> IterationMetrics:
     """Args:
     closed: the selector's end of the iteration.
-    rewards: full-precision rewards of each prompt's regenerated seeds, in prompt and selection order.
+    rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
     factors: LoRA factors of the trained policy after the update.
     publication: of the revision that was explored with.
     """
     full = np.array(rewards, dtype=np.float64)
-    proxy = np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)
-    fidelity = rank_fidelity(proxy, full)
+    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(closed), full)
     rollout, counts = config.rollout, closed.counts
     return IterationMetrics(
         iteration=iteration,
@@ -57,9 +57,9 @@ def iteration_metrics(
         policy_loss=update.policy_loss,
         kl=update.kl,
         gradient_norm=update.gradient_norm,
-        spearman=fidelity.spearman,
-        kendall=fidelity.kendall,
-        side_agreement=fidelity.top_bottom_overlap,
+        spearman=fidelity.spearman if fidelity else None,
+        kendall=fidelity.kendall if fidelity else None,
+        side_agreement=fidelity.top_bottom_overlap if fidelity else None,
         selection_digest=selection_digest(closed.selections),
         lora_digest=lora_digest(factors),
         passes=update.passes,
@@ -70,3 +70,8 @@ def iteration_metrics(
         first_ratio_deviation=update.first_ratio_deviation,
         clip_fraction=update.clip_fraction,
     )
+
+
+def _proxies(closed: Closed) -> np.ndarray:
+    """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
+    return np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)

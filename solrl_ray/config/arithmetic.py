@@ -1,6 +1,6 @@
 """The arithmetic of a run, worked out from its configuration and printed before it starts (design law 9).
 
-    prompts × N candidates ──► preview units ──► prompts × K samples ──► micro-batches ──► optimiser steps
+    prompts × N candidates ──► units of the pools ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
 "Forward" means one call of the transformer on a whole micro-batch; both solvers need one call a step.
 """
@@ -12,6 +12,7 @@ import textwrap
 from dataclasses import dataclass
 
 from solrl_ray.config.checks import needs_trajectory
+from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
@@ -49,6 +50,7 @@ class Arithmetic:
     facts: ModelFacts | None
     candidates: int
     preview_units: int
+    """Units of the pools, whose candidates are previews or, in one stage, the samples themselves."""
     preview_forwards: int
     samples: int
     full_units: int
@@ -71,6 +73,8 @@ class Arithmetic:
     """Images of one evaluation."""
     latents_bytes: int | None
     """Samples of one iteration, with the trajectories of objectives that need them."""
+    pool_bytes: int | None
+    """Latents and trajectories of one prompt's pool, which a family of one stage keeps until the prompt's selection."""
     lora_bytes: int | None
     """One adapter's factors in float32."""
     packed_bytes: int | None
@@ -104,8 +108,7 @@ class Arithmetic:
 
     def rows(self) -> list[tuple[str, str]]:
         """What `table` prints: name of the stage, its sum in words."""
-        config, rollout, learner = self.config, self.config.rollout, self.config.learner
-        per_prompt = self.candidates // rollout.prompts
+        config, learner = self.config, self.config.learner
         rows = [
             (
                 "run",
@@ -115,24 +118,7 @@ class Arithmetic:
             ),
             ("model", self._model()),
             ("prompts", self._prompts()),
-            (
-                "explore",
-                f"{rollout.prompts} prompts × {per_prompt} seeds = {self.candidates:,} candidates "
-                f"× {rollout.preview.steps} steps ({_sampler(config)}, {rollout.preview.precision}) "
-                f"· {self.preview_units} units of {rollout.preview.micro_batch}, "
-                f"{self.preview_forwards:,} forwards",
-            ),
-            (
-                "select",
-                f"{rollout.keep} of {rollout.pool} seeds a prompt: "
-                f"{rollout.keep // 2} best and {rollout.keep // 2} worst",
-            ),
-            (
-                "regenerate",
-                f"{self.samples:,} samples × {rollout.full.steps} steps ({config.model.dtype}) "
-                f"· {self.full_units} units of {rollout.full.micro_batch}, {self.full_forwards:,} forwards"
-                + (f", {self.padded_images} images of padding" if self.padded_images else ""),
-            ),
+            *self._rollout(),
             (
                 "learn",
                 f"{self.samples:,} samples × {self.trained_timesteps} timesteps "
@@ -175,6 +161,32 @@ class Arithmetic:
             )
             for name, text in self.rows()
         )
+
+    def _rollout(self) -> list[tuple[str, str]]:
+        """How candidates become samples, by family."""
+        config, rollout, pool = self.config, self.config.rollout, pool_sampling(self.config)
+        one_stage = is_one_stage(config)
+        sampled = (
+            f"{rollout.prompts} prompts × {rollout.pool} seeds = {self.candidates:,} candidates "
+            f"× {pool.steps} steps ({_sampler(config)}, {pool.tier}) "
+            f"· {self.preview_units} units of {pool.micro_batch}, {self.preview_forwards:,} forwards"
+        )
+        half = rollout.keep // 2
+        chosen = f"{rollout.keep} of {rollout.pool} seeds a prompt: {half} best and {half} worst"
+        if rollout.family == "direct":
+            chosen = f"every seed, {rollout.keep} a prompt"
+        if one_stage:
+            kept = f" · {_size(self.pool_bytes)} of pool kept until its selection" if self.pool_bytes else ""
+            return [
+                ("sample", f"{sampled}{kept}"),
+                ("select", f"{chosen}; {self.samples:,} samples, trained on as they are"),
+            ]
+        regenerated = (
+            f"{self.samples:,} samples × {rollout.full.steps} steps ({config.model.dtype}) "
+            f"· {self.full_units} units of {rollout.full.micro_batch}, {self.full_forwards:,} forwards"
+            + (f", {self.padded_images} images of padding" if self.padded_images else "")
+        )
+        return [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
 
     def _model(self) -> str:
         model = self.config.model
@@ -297,22 +309,25 @@ def describe(
     The configuration must have passed `checks.check`.
     """
     rollout, learner = config.rollout, config.learner
-    units_per_prompt = math.ceil(rollout.keep / rollout.full.micro_batch)
+    pool, one_stage = pool_sampling(config), is_one_stage(config)
+    units_per_prompt = 0 if one_stage else math.ceil(rollout.keep / rollout.full.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
     micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
     backwards = micro_batches * trained_timesteps(config)
-    preview_units = rollout.prompts * (rollout.pool // rollout.preview.micro_batch)
+    preview_units = rollout.prompts * (rollout.pool // pool.micro_batch)
     return Arithmetic(
         config=config,
         facts=facts,
         candidates=rollout.prompts * rollout.pool,
         preview_units=preview_units,
-        preview_forwards=preview_units * rollout.preview.steps,
+        preview_forwards=preview_units * pool.steps,
         samples=samples,
         full_units=rollout.prompts * units_per_prompt,
         full_forwards=rollout.prompts * units_per_prompt * rollout.full.steps,
-        padded_images=rollout.prompts * (units_per_prompt * rollout.full.micro_batch - rollout.keep),
+        padded_images=0
+        if one_stage
+        else rollout.prompts * (units_per_prompt * rollout.full.micro_batch - rollout.keep),
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,
@@ -322,6 +337,9 @@ def describe(
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
         latents_bytes=samples * _latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
         if facts
+        else None,
+        pool_bytes=rollout.pool * _latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+        if facts and one_stage
         else None,
         lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
         packed_bytes=facts.packed_bytes if facts else None,

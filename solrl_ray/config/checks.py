@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.problems import show
@@ -61,8 +62,6 @@ _AT_LEAST_ZERO = (
 )
 _ABOVE_ZERO = ("model.lora.alpha", "objective.beta", "objective.advantage.clip", "learner.optimizer.eps")
 _SHARES = ("objective.old_decay.cap", "learner.ema_cap")
-_TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
-"""The one tier in which a preview is not quantised: the model's own arithmetic."""
 _BELOW_ONE = ("learner.optimizer.betas.0", "learner.optimizer.betas.1")
 
 
@@ -97,15 +96,13 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem("rollout.keep", f"at most rollout.pool, which is {rollout.pool}")
     if rollout.keep % 2:
         yield Problem("rollout.keep", "even, for half of the kept seeds are the best and half the worst")
-    if rollout.pool % rollout.preview.micro_batch:
-        divisors = [size for size in range(1, rollout.pool + 1) if rollout.pool % size == 0]
-        below = max((size for size in divisors if size < rollout.preview.micro_batch), default=1)
-        yield Problem(
-            "rollout.preview.micro_batch",
-            f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}",
-        )
-    full = _TIER_OF_DTYPE[config.model.dtype]
-    if rollout.preview.precision in _TIER_OF_DTYPE.values() and rollout.preview.precision != full:
+    micro_batch = "rollout.full.micro_batch" if is_one_stage(config) else "rollout.preview.micro_batch"
+    size = value_of(config, micro_batch)
+    if rollout.pool % size:
+        below = max((divisor for divisor in range(1, size) if rollout.pool % divisor == 0), default=1)
+        yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}")
+    precision, full = rollout.preview.precision, full_tier(config.model)
+    if precision in UNQUANTIZED_TIERS and precision != full:
         yield Problem(
             "rollout.preview.precision",
             f"a quantised tier such as nvfp4-emulated, or {full}, because model.dtype is {config.model.dtype}",
@@ -137,13 +134,14 @@ def _sampler(config: Config) -> Iterator[Problem]:
         return
     if full.steps < 2:
         yield Problem("rollout.full.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
-    if preview.steps > full.steps:
+    previews = not is_one_stage(config)
+    if previews and preview.steps > full.steps:
         yield Problem(
             "rollout.preview.steps",
             f"at most rollout.full.steps, which is {full.steps}: with a stochastic sampler a preview takes some of the "
             "full trajectory's noise levels",
         )
-    if isinstance(sampler, Cps) and preview.steps != full.steps:
+    if previews and isinstance(sampler, Cps) and preview.steps != full.steps:
         yield Problem(
             "rollout.preview.steps",
             f"equal to rollout.full.steps, which is {full.steps}: the noise of cps is no Brownian path, so fewer steps "
@@ -163,6 +161,27 @@ def _sampler(config: Config) -> Iterator[Problem]:
 def needs_trajectory(config: Config) -> bool:
     """Whether the objective learns from stored transitions, and not from the clean latents alone."""
     return isinstance(config.objective, FlowGrpo | DanceGrpo)
+
+
+def _family(config: Config) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.family == "direct" and rollout.keep != rollout.pool:
+        yield Problem(
+            "rollout.keep",
+            f"{rollout.pool}, as many as rollout.pool, because rollout.family direct trains on every seed",
+        )
+    if rollout.family == "quantized":
+        if rollout.preview.precision in ("auto", *UNQUANTIZED_TIERS):
+            yield Problem(
+                "rollout.preview.precision",
+                "a quantised tier such as nvfp4-emulated for rollout.family quantized; unquantised, that is scaled",
+            )
+        if not rollout.accept_quantized_training:
+            yield Problem(
+                "rollout.accept_quantized_training",
+                "true for rollout.family quantized, which trains on low-precision samples: "
+                "a baseline that is known to be bad",
+            )
 
 
 def _rewards(config: Config) -> Iterator[Problem]:
@@ -187,6 +206,6 @@ def check(config: Config, sources: Sources | None = None) -> None:
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _sampler, _objective, _rewards, _evaluation):
+    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _rewards, _evaluation):
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

@@ -14,6 +14,7 @@ from solrl_ray.config.part import Part, Positive
 from solrl_ray.config.samplers import Ode, Sampler
 
 Seconds = Annotated[float, Field(gt=0)]
+Family = Literal["direct", "scaled", "quantized", "two_stage"]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
@@ -156,6 +157,12 @@ class Full(Part):
 
 
 class Rollout(Part):
+    family: Family = "two_stage"
+    """``two_stage``: low-precision previews rank, the chosen seeds are sampled again in full precision. In one stage,
+    with `full` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
+    sampled at `preview.precision`."""
+    accept_quantized_training: bool = False
+    """Said by who knows that ``quantized`` trains on low-precision samples, a baseline that is known to be bad."""
     prompts: Positive = 48
     """Prompts of one iteration."""
     pool: Positive = 96

@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.files import replace_file
 from solrl_ray.report import plots, tables
 from solrl_ray.report.data import RunData, read_run
@@ -21,6 +22,13 @@ from solrl_ray.report.summary import (
 from solrl_ray.report.timing import worker_times
 
 REPORT_FILE = "report.html"
+_TRAINED_ON = {
+    "direct": "Trained on: every seed of the pool.",
+    "scaled": "Trained on: the best and worst of each pool, which is another level than the mean of a policy.",
+    "quantized": "Trained on: the best and worst of each pool, as sampled in low precision.",
+    "two_stage": "Trained on: the best and worst of each pool, regenerated in full precision, which is another level "
+    "than the mean of a policy.",
+}
 
 
 def build(run_folder: Path) -> Path:
@@ -51,6 +59,7 @@ def _body(data: RunData) -> str:
     gain = heldout_gain(data)
     sections = [
         _header(data),
+        *(element("p", f'<span class="chip warn">warning</span> {escape(text)}') for text in warnings(data.config)),
         _cards(data, gain),
         picture_grid(data),
         _rewards(data, gain),
@@ -78,11 +87,19 @@ def _header(data: RunData) -> str:
         chip = f'<span class="chip warn">{state}</span>'
     rollout = config.rollout
     rewards = " + ".join(reward.kind for reward in config.rewards)
+    pool = pool_sampling(config)
+    if rollout.family == "direct":
+        chosen = f"all of {rollout.pool} seeds"
+    else:
+        chosen = f"{rollout.keep // 2} best and {rollout.keep // 2} worst of {rollout.pool} seeds"
+    sampled = f"samples {rollout.full.steps} steps in {pool.tier}"
+    if not is_one_stage(config):
+        sampled = (
+            f"previews {pool.steps} steps in {pool.tier}, samples {rollout.full.steps} steps in {config.model.dtype}"
+        )
     line = (
-        f"{config.model.path} · reward {rewards} · {rollout.prompts} prompts an iteration, "
-        f"{rollout.keep // 2} best and {rollout.keep // 2} worst of {rollout.pool} seeds · "
-        f"previews {rollout.preview.steps} steps in {rollout.preview.precision}, samples "
-        f"{rollout.full.steps} steps in {config.model.dtype} · run seed {config.run.seed}"
+        f"{config.model.path} · reward {rewards} · rollout {rollout.family}: {rollout.prompts} prompts an iteration, "
+        f"{chosen} · {sampled} · run seed {config.run.seed}"
     )
     return f"<header><h1>{escape(config.run.name)}</h1>{chip}<p>{escape(line)}</p></header>"
 
@@ -91,8 +108,8 @@ def _cards(data: RunData, gain: PairedGain | None) -> str:
     cards = [_reward_card(data, gain), _gap_card(data), _seconds_card(data)]
     spearman = finite_mean([record.spearman for record in data.iterations])
     if spearman is not None:
-        latest = data.iterations[-1]
-        more = f"mean Spearman of preview and full reward; last {latest.spearman:.3f}"
+        latest = data.iterations[-1].spearman
+        more = f"mean Spearman of preview and full reward; last {'–' if latest is None else f'{latest:.3f}'}"
         cards.append(card("Rank fidelity", f"{spearman:.3f}", more))
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -150,6 +167,12 @@ def _rewards(data: RunData, gain: PairedGain | None) -> str:
 def _fidelity(data: RunData) -> str:
     if not data.iterations:
         return ""
+    if is_one_stage(data.config):
+        note = (
+            f"Not measured: rollout family {data.config.rollout.family} has no previews. Each pool is ranked by the "
+            "rewards of the very samples that are learned from."
+        )
+        return f'<h2>Rank fidelity</h2><p class="note">{escape(note)}</p>'
     note = (
         "Do cheap previews order the seeds as full-precision samples do? Correlations are means over prompts "
         "on the regenerated seeds; “same half” is the share of seeds that fall in the same half, better or "
@@ -175,11 +198,9 @@ def _time(data: RunData) -> str:
 def _training(data: RunData) -> str:
     if not data.iterations:
         return '<h2>Training</h2><p class="note">No iteration has ended yet.</p>'
-    note = (
-        "Regenerated seeds, in full precision, are the best and worst of each pool, on prompts that change: "
-        "a noisier curve, and another level, than held out."
-    )
-    reward = figure("Training reward", plots.training_reward(data.iterations), note)
+    note = f"{_TRAINED_ON[data.config.rollout.family]} On prompts that change: a noisier curve than held out."
+    one_stage = is_one_stage(data.config)
+    reward = figure("Training reward", plots.training_reward(data.iterations, previews=not one_stage), note)
     distance, gradient = plots.learning_signals(data.iterations)
     note = "Mean squared difference between the velocities of the trained and the reference policy."
     figures = reward + figure("Distance to the reference policy", distance, note)

@@ -180,8 +180,8 @@ def _padded(low: float, high: float, share: float) -> tuple[float, float]:
     return low - pad, high + pad
 
 
-def training_reward(iterations: Sequence[IterationMetrics]) -> str:
-    """Rewards measured in training: regenerated seeds in full precision, the whole pool by previews."""
+def training_reward(iterations: Sequence[IterationMetrics], *, previews: bool) -> str:
+    """Rewards measured in training: of the samples that are learned from, and of the whole pool as it was ranked."""
     numbers = [record.iteration for record in iterations]
     with drawing("training", "Training reward per iteration", NARROW) as plot:
         plot.labels("iteration", "reward, training prompts")
@@ -190,7 +190,7 @@ def training_reward(iterations: Sequence[IterationMetrics]) -> str:
             [record.reward_mean for record in iterations],
             color=COLORS["blue"],
             marker="o",
-            label="regenerated seeds",
+            label="regenerated seeds" if previews else "trained on",
         )
         plot.axes.plot(
             numbers,
@@ -198,7 +198,7 @@ def training_reward(iterations: Sequence[IterationMetrics]) -> str:
             color=COLORS["orange"],
             marker="s",
             linewidth=1.2,
-            label="pool, by previews",
+            label="pool, by previews" if previews else "whole pool",
         )
         _whole_ticks(plot.axes)
         plot.legend(2)
@@ -231,9 +231,9 @@ def rank_fidelity(iterations: Sequence[IterationMetrics]) -> str:
     """Agreement of preview and full-precision rewards on the regenerated seeds."""
     numbers = [record.iteration for record in iterations]
     lines = (
-        ("Spearman", [record.spearman for record in iterations], "blue", "o"),
-        ("Kendall", [record.kendall for record in iterations], "orange", "s"),
-        ("same half", [record.side_agreement for record in iterations], "green", "^"),
+        ("Spearman", [_or_nan(record.spearman) for record in iterations], "blue", "o"),
+        ("Kendall", [_or_nan(record.kendall) for record in iterations], "orange", "s"),
+        ("same half", [_or_nan(record.side_agreement) for record in iterations], "green", "^"),
     )
     lowest = min((value for _, values, _, _ in lines for value in values if math.isfinite(value)), default=0.0)
     with drawing("fidelity", "Rank fidelity per iteration") as plot:
@@ -244,6 +244,10 @@ def rank_fidelity(iterations: Sequence[IterationMetrics]) -> str:
         _whole_ticks(plot.axes)
         plot.legend(3)
     return plot.svg
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def learning_signals(iterations: Sequence[IterationMetrics]) -> tuple[str, str]:

@@ -20,6 +20,6 @@ def stored_progress(folder: Path) -> Progress:
         stages={"iterations": (done, planned)},
         train_rewards=tuple(record.reward_mean for record in run.iterations),
         heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
-        spearman=tuple(record.spearman for record in run.iterations),
+        spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
         elapsed=sum(record.seconds["total"] for record in run.iterations),
     )

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from solrl_ray.config.families import is_one_stage, warnings
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_file
@@ -49,13 +50,17 @@ class Summary:
     lora_digest: str
     """LoRA digest after the last iteration."""
     spearman_mean: float | None
-    """Mean over the iterations in which it is defined; None if in none (all rewards tied)."""
+    """Mean over the iterations in which it is defined; None if in none (no previews, or all rewards tied)."""
     candidates: int
     samples: int
     requeued_units: int
     duplicate_results: int
-    preview_precision: str
-    """The configured tier; what each worker really ran is in attestations.json."""
+    preview_precision: str | None
+    """The configured tier; what each worker really ran is in attestations.json. None without previews."""
+    family: str = "two_stage"
+    """The rollout family."""
+    warnings: list[str] = field(default_factory=list)
+    """What a reader of these numbers must know first."""
     versions: dict[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,9 +112,9 @@ def gap_closed(base: float, final: float, real: float | None) -> float | None:
     return (final - base) / (real - base)
 
 
-def finite_mean(values: Sequence[float]) -> float | None:
-    """Mean of the values that are finite; None if there is none."""
-    finite = [value for value in values if math.isfinite(value)]
+def finite_mean(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that are there and finite; None if there is none."""
+    finite = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else None
 
 
@@ -185,7 +190,9 @@ def summarize(
         samples=sum(record.samples for record in iterations),
         requeued_units=sum(record.requeued_units for record in iterations),
         duplicate_results=sum(record.duplicate_results for record in iterations),
-        preview_precision=config.rollout.preview.precision,
+        preview_precision=None if is_one_stage(config) else config.rollout.preview.precision,
+        family=config.rollout.family,
+        warnings=list(warnings(config)),
         versions=package_versions(),
     )
 
@@ -206,7 +213,8 @@ def read_summary(folder: Path) -> Summary:
     path = folder / SUMMARY_FILE
     try:
         values = json.loads(path.read_text())
-        return Summary(**{entry.name: values[entry.name] for entry in fields(Summary)})
+        known = {name: values[name] for name in (entry.name for entry in fields(Summary)) if name in values}
+        return Summary(**known)
     except FileNotFoundError:
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:

@@ -6,11 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 from solrl_ray.report.markup import escape, table
 from solrl_ray.report.summary import finite_mean, run_selection_digest
-from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
+from solrl_ray.report.timing import OVERLAP, SEGMENTS, WorkerTime, wall_segments
 
 TIERS = {
     "nvfp4": "NVFP4 in hardware",
@@ -41,7 +42,7 @@ def fidelity(data: RunData) -> str:
     )
     rows = []
     for name, values in measures:
-        finite = [value for value in values if math.isfinite(value)]
+        finite = [value for value in values if value is not None and math.isfinite(value)]
         shown = (finite_mean(values), values[0], values[-1], min(finite, default=math.nan))
         rows.append([escape(name), *("–" if value is None else f"{value:.3f}" for value in shown)])
     return table(("measure", "mean", "first", "last", "least"), rows, numbers=(1, 2, 3, 4))
@@ -53,6 +54,8 @@ def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
     total = math.fsum(record.seconds["total"] for record in data.iterations)
     rows = []
     for segment in SEGMENTS:
+        if is_one_stage(data.config) and segment in (OVERLAP, "regenerate"):
+            continue  # nothing is sampled a second time
         seconds = math.fsum(parts[segment] for parts in split)
         share = 100 * seconds / total if total > 0 else 0.0
         rows.append([escape(segment), f"{seconds:.1f}", f"{share:.1f} %"])
@@ -94,9 +97,13 @@ def counts(data: RunData) -> str:
         return ""
     expected_candidates = sum(record.expected_candidates for record in data.iterations)
     expected_samples = sum(record.expected_samples for record in data.iterations)
+    if is_one_stage(data.config):
+        scored, trained = "sampled and scored", "trained on"
+    else:
+        scored, trained = "scored by previews", "regenerated and trained on"
     rows = [
-        _count("candidates scored by previews", expected_candidates, sum(r.candidates for r in data.iterations)),
-        _count("samples regenerated and trained on", expected_samples, sum(r.samples for r in data.iterations)),
+        _count(f"candidates {scored}", expected_candidates, sum(r.candidates for r in data.iterations)),
+        _count(f"samples {trained}", expected_samples, sum(r.samples for r in data.iterations)),
         _count("iterations", data.config.run.iterations, len(data.iterations), done=data.finished),
     ]
     for name, total in (
@@ -140,7 +147,8 @@ def _count(name: str, expected: int, actual: int, *, done: bool = True) -> list[
 
 def precision(data: RunData) -> str:
     """What each worker really computes with, as it attested at its start."""
-    wanted = data.config.rollout.preview.precision
+    wanted = pool_sampling(data.config).tier
+    sampled = "Samples" if is_one_stage(data.config) else "Previews"
     if not data.attestations:
         note = '<p class="note">This run folder holds no attestations.</p>'
         return f"<h2>Precision, as attested</h2>{note}"
@@ -157,7 +165,7 @@ def precision(data: RunData) -> str:
     rows = [_attestation_row(records) for records in alike.values()]
     header = ("workers", "tier", "device", "layers quantised", "checks", "score class")
     note = (
-        f"Previews are configured to run in <code>{escape(wanted)}</code>. Each worker tests its own kernels "
+        f"{sampled} are configured to run in <code>{escape(wanted)}</code>. Each worker tests its own kernels "
         "when it starts and states what it runs; workers of one score class give the same bits."
     )
     if wanted != "auto" and all(record.tier != wanted for record in data.attestations):

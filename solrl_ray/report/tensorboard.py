@@ -4,7 +4,7 @@ Scalar names never change. The step of an iteration is the number of updates tha
 training and held-out rewards share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
-* ``rank_fidelity/`` spearman, kendall, side_agreement
+* ``rank_fidelity/`` spearman, kendall, side_agreement; not where there are no previews
 * ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
   clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
@@ -38,9 +38,6 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
         "reward/train": record.reward_mean,
         "reward/train_std": record.reward_std,
         "reward/proxy": record.proxy_reward_mean,
-        "rank_fidelity/spearman": record.spearman,
-        "rank_fidelity/kendall": record.kendall,
-        "rank_fidelity/side_agreement": record.side_agreement,
         "learning/loss": record.loss,
         "learning/policy_loss": record.policy_loss,
         "learning/kl": record.kl,
@@ -56,6 +53,8 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
         "learning/clip_fraction": record.clip_fraction,
     }
     scalars |= {name: value for name, value in ratios.items() if value is not None}
+    fidelity = {name: getattr(record, name) for name in ("spearman", "kendall", "side_agreement")}
+    scalars |= {f"rank_fidelity/{name}": value for name, value in fidelity.items() if value is not None}
     scalars |= {f"wall_seconds/{stage}": value for stage, value in record.seconds.items()}
     scalars |= {f"busy_seconds/{stage}": value for stage, value in record.busy_seconds.items()}
     return scalars

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import capability
@@ -48,7 +49,7 @@ def write(transformer: nn.Module, config: Config) -> bytes:
         RunError: the explorers of this configuration quantise nothing, so that there is nothing to pack.
     """
     linears = _linears(transformer)
-    tiers = plan(linears, config.rollout.preview.precision, config.model.quantization).tiers
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
     if not tiers:
         raise RunError("the explorers quantise nothing, so there is no base pack to make")
     tensors = {name: value.detach().cpu() for name, value in _parameters_and_buffers(transformer).items()}
@@ -103,7 +104,7 @@ def build(
         RunError: the skeleton has other layers, parameters or buffers than the pack.
     """
     linears = _linears(skeleton)
-    tier = config.rollout.preview.precision
+    tier = pool_sampling(config).tier
     skipped = plan(linears, tier, config.model.quantization).skipped
     sizes = {path: linear.weight.numel() for path, linear in linears.items()}
     if not without_kernels:
@@ -137,7 +138,7 @@ def identity(config: Config) -> dict[str, Any]:
         "family": model.family,
         "path": model.path,
         "dtype": model.dtype,
-        "tier": config.rollout.preview.precision,
+        "tier": pool_sampling(config).tier,
         "scope": model.quantization.model_dump(mode="json"),
     }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import RunError
 from solrl_ray.policy.merge import merged_weight, round_once
@@ -75,7 +76,7 @@ class Publisher:
     def for_model(cls, transformer: nn.Module, config: Config) -> Publisher:
         """For a transformer with or without adapters."""
         linears = touched_linears(transformer, config.model.lora.targets)
-        tiers = plan(linears, config.rollout.preview.precision, config.model.quantization).tiers
+        tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
         return cls(
             {module: linear.weight.detach() for module, linear in linears.items()},
             config.model.lora,

@@ -1,8 +1,11 @@
 """The book of one iteration: units, candidates, selections and finished sample groups. Pure.
 
-Per prompt::
+Per prompt, in two stages and in one::
 
-    preview units ──fold_preview──► all in? ──► Selection ──► one full unit ──fold_full──► finished
+    preview units ──fold──► all in? ──► Selection ──► one full unit, sampled ──fold_full──► finished
+    sample units ───fold──► all in? ──► Selection ──► one full unit, of kept samples ──fold_full──► finished
+         ▲                                  │
+         └─────── those chosen are lost ────┘   after a node's loss or a resume; to the same bytes
 
 A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
 arrival order, retries and duplicates change nothing.
@@ -35,21 +38,25 @@ class IterationPlan:
     pool: int
     keep: int
     micro_batch: int
-    """Candidates per preview unit; divides `pool`."""
+    """Candidates per unit of a pool; divides `pool`."""
+    one_stage: bool = False
+    """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
     """LoRA digest of the sampling policy: a journal made with other bytes of this revision is not gone on with."""
 
-    def preview_units(self) -> list[WorkUnit]:
-        """All preview units, prompt by prompt, so that the first prompts complete early."""
+    def pool_units(self) -> list[WorkUnit]:
+        """All units of all pools, prompt by prompt, so that the first prompts complete early."""
+        return [unit for prompt_id in self.prompt_ids for unit in self.pool_units_of(prompt_id)]
+
+    def pool_units_of(self, prompt_id: str) -> list[WorkUnit]:
         return [
             WorkUnit(
-                stage="preview",
+                stage="sample" if self.one_stage else "preview",
                 iteration=self.iteration,
                 revision=self.revision,
                 prompt_id=prompt_id,
                 indices=tuple(range(start, start + self.micro_batch)),
             )
-            for prompt_id in self.prompt_ids
             for start in range(0, self.pool, self.micro_batch)
         ]
 
@@ -92,19 +99,25 @@ def group_digest(group: SampleGroup) -> str:
 class IterationBook:
     def __init__(self, plan: IterationPlan) -> None:
         self.plan = plan
-        self.preview = Ledger(plan.preview_units())
+        self.explore = Ledger(plan.pool_units())
         self.full = Ledger()
         self.selections: dict[str, Selection] = {}
         self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
+        self._kept: set[str] = set()
+        """Units whose samples are in the object store."""
         self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
 
-    def fold_preview(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
+    def fold(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
         """Take an explorer's answer; the prompt's Selection comes back once, with its last unit.
+
+        Of a plan in one stage, the unit's samples are there from now on, until `lose`.
 
         Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward).
         """
         self._refuse_nonsense(result)
-        outcome = self.preview.finish(result.unit.id, rewards_digest(result.rewards))
+        outcome = self.explore.finish(result.unit.id, rewards_digest(result.rewards) + result.samples_digest)
+        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
+            self._kept.add(result.unit.id)
         if outcome is not Outcome.ACCEPTED:
             return outcome, None
         candidates = self._candidates[result.unit.prompt_id]
@@ -115,8 +128,39 @@ class IterationBook:
             return outcome, None
         return outcome, self._select(result.unit.prompt_id)
 
+    def ready(self, prompt_id: str) -> WorkUnit | None:
+        """The full unit of a prompt once it can be done; asks again for chosen samples that are lost.
+
+        In two stages it can be once the selection is there; in one, once all it chose is kept.
+        """
+        selection = self.selections.get(prompt_id)
+        if selection is None:
+            return None
+        lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
+        for unit in lost:
+            self.explore.redo(unit.id)
+        return None if lost else self.full_unit(selection)
+
+    def sources(self, prompt_id: str) -> list[WorkUnit]:
+        """The pool units whose kept samples a selected prompt's group is made of; none in two stages."""
+        chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
+        units = self.plan.pool_units_of(prompt_id) if self.plan.one_stage else []
+        return [unit for unit in units if chosen & set(unit.indices)]
+
+    def lose(self, prompt_id: str) -> None:
+        """Note that the kept samples of a selected prompt are gone, and have them made again."""
+        self._kept -= {unit.id for unit in self.sources(prompt_id)}
+        self.ready(prompt_id)
+
+    def restart(self) -> None:
+        """Note that no samples are kept any more, as after a replayed journal; asks again for what is chosen."""
+        self._kept.clear()
+        for prompt_id, selection in self.selections.items():
+            if not self.full.has(self.full_unit(selection).id):
+                self.ready(prompt_id)
+
     def fold_full(self, group: SampleGroup) -> Outcome:
-        """Take a regenerated group. Raises ValueError if it is not what the selection asked for."""
+        """Take the group of a prompt's full unit. Raises ValueError if it is not what the selection asked for."""
         selection = self.selections.get(group.prompt_id)
         if selection is None:
             raise ValueError(f"group of prompt {group.prompt_id} came before its selection")
@@ -128,10 +172,11 @@ class IterationBook:
             )
         if not (all(math.isfinite(r) for r in group.rewards) and bool(torch.isfinite(group.latents).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
+        self.full.add(unit)
         return self.full.finish(unit.id, group_digest(group))
 
     def full_unit(self, selection: Selection) -> WorkUnit:
-        """The regeneration of a selection, as a unit."""
+        """A selection, as a unit."""
         return WorkUnit(
             stage="full",
             iteration=self.plan.iteration,
@@ -142,22 +187,22 @@ class IterationBook:
 
     @property
     def complete(self) -> bool:
-        """Every prompt explored, selected and regenerated."""
-        return self.preview.complete and self.full.complete and len(self.selections) == len(self.plan.prompt_ids)
+        """Every prompt has its group."""
+        return self.explore.complete and self.full.done == len(self.plan.prompt_ids)
 
     @property
     def proxy_mean(self) -> float:
-        """Mean proxy reward over all candidates of the iteration (summed in prompt and index order)."""
+        """Mean of the rewards that rank all candidates of the iteration (summed in prompt and index order)."""
         return float(np.mean([self._proxy[p] for p in self.plan.prompt_ids], dtype=np.float64))
 
     def counts(self) -> Counts:
         return Counts(
-            candidates=self.preview.done * self.plan.micro_batch,
+            candidates=self.explore.done * self.plan.micro_batch,
             selections=len(self.selections),
             groups=self.full.done,
-            requeued=self.preview.requeued + self.full.requeued,
-            duplicates=self.preview.duplicates + self.full.duplicates,
-            violations=self.preview.violations + self.full.violations,
+            requeued=self.explore.requeued + self.full.requeued,
+            duplicates=self.explore.duplicates + self.full.duplicates,
+            violations=self.explore.violations + self.full.violations,
         )
 
     def close(self) -> Closed:
@@ -180,7 +225,8 @@ class IterationBook:
             worst=worst,
         )
         self.selections[prompt_id] = selection
-        self.full.add(self.full_unit(selection))
+        if not self.plan.one_stage:
+            self.full.add(self.full_unit(selection))
         return selection
 
     def _refuse_nonsense(self, result: UnitResult) -> None:

@@ -3,11 +3,13 @@
 Life of a unit::
 
     WAITING ──lease──► LEASED(worker) ──finish──► DONE          first result wins, whoever brings it
-       ▲                    │
-       └──────release───────┘   the worker died, hung or was drained; the unit keeps its id and goes first
+       ▲                    │                      │
+       ├──────release───────┘                      │   the worker died, hung or was drained; the unit keeps its
+       └────────────────────redo───────────────────┘   id and goes first; what it had made is lost
 
-Invariants: a unit is leased to at most one worker at a time; a unit that is DONE never changes its result; a
-later result of a DONE unit is a duplicate, and a duplicate with other bytes is a counted violation.
+Invariants: a unit is leased to at most one worker at a time; a unit that is DONE never changes its result, not even
+when it is done again; a later result of a DONE unit is a duplicate, and a duplicate with other bytes is a counted
+violation.
 
 >>> from solrl_ray.records import WorkUnit
 >>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
@@ -35,6 +37,8 @@ class Outcome(Enum):
     """What became of a result that was brought to the ledger."""
 
     ACCEPTED = "accepted"
+    RESTORED = "restored"
+    """The unit was done again because what it had made was lost, to the same bytes."""
     DUPLICATE = "duplicate"
     VIOLATION = "violation"
     """A duplicate whose bytes differ from the accepted result: determinism is broken somewhere."""
@@ -48,6 +52,7 @@ class Ledger:
         self._waiting: deque[str] = deque()
         self._leases: dict[str, str] = {}
         self._digests: dict[str, str] = {}
+        self._again: set[str] = set()
         self.requeued = 0
         self.duplicates = 0
         self.violations = 0
@@ -64,7 +69,7 @@ class Ledger:
         """The next waiting unit, now leased to `worker`; None if nothing waits."""
         while self._waiting:
             unit_id = self._waiting.popleft()
-            if unit_id not in self._digests:
+            if unit_id not in self._digests or unit_id in self._again:
                 self._leases[unit_id] = worker
                 return self._units[unit_id]
         return None
@@ -75,6 +80,10 @@ class Ledger:
             raise KeyError(f"unit {unit_id} is not in this ledger of {len(self._units)} units")
         if unit_id in self._digests:
             same = self._digests[unit_id] == digest
+            if same and unit_id in self._again:
+                self._again.discard(unit_id)
+                self._leases.pop(unit_id, None)
+                return Outcome.RESTORED
             self.duplicates += 1
             self.violations += not same
             return Outcome.DUPLICATE if same else Outcome.VIOLATION
@@ -94,6 +103,19 @@ class Ledger:
         if self._leases.pop(unit_id, None) is not None:
             self._waiting.appendleft(unit_id)
             self.requeued += 1
+
+    def redo(self, unit_id: str) -> None:
+        """Have a unit that is DONE done once more, because what it made is lost. Asking twice changes nothing."""
+        if unit_id in self._digests and unit_id not in self._again:
+            self._again.add(unit_id)
+            if unit_id in self._waiting:  # finished without a lease, from a journal
+                self._waiting.remove(unit_id)
+            self._waiting.appendleft(unit_id)
+            self.requeued += 1
+
+    def has(self, unit_id: str) -> bool:
+        """Whether the unit's result is there."""
+        return unit_id in self._digests
 
     def __len__(self) -> int:
         return len(self._units)

@@ -32,7 +32,7 @@ def group(selection: Selection, shift: float = 0.0) -> SampleGroup:
 
 
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
-    units = PLAN.preview_units()
+    units = PLAN.pool_units()
     assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3
     assert list(itertools.chain(*(u.indices for u in units[:3]))) == list(range(6))
     assert units[1].id == "preview/4/beef/2-3"
@@ -40,10 +40,10 @@ def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
 
 def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> None:
     book = IterationBook(PLAN)
-    first, second, third, *_ = PLAN.preview_units()
-    assert book.fold_preview(result(third)) == (Outcome.ACCEPTED, None)
-    assert book.fold_preview(result(first)) == (Outcome.ACCEPTED, None)
-    outcome, selection = book.fold_preview(result(second))
+    first, second, third, *_ = PLAN.pool_units()
+    assert book.fold(result(third)) == (Outcome.ACCEPTED, None)
+    assert book.fold(result(first)) == (Outcome.ACCEPTED, None)
+    outcome, selection = book.fold(result(second))
     assert outcome is Outcome.ACCEPTED
     assert [c.index for c in selection.best] == [1, 3]
     assert [c.index for c in selection.worst] == [0, 4]
@@ -54,23 +54,23 @@ def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> Non
 @pytest.mark.parametrize("seed", range(10))
 def test_arrival_order_and_duplicates_do_not_change_what_comes_out(seed: int) -> None:
     chance = random.Random(seed)
-    arrivals = PLAN.preview_units() * 2
+    arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
     book, calm = IterationBook(PLAN), IterationBook(PLAN)
     for number, unit in enumerate(arrivals):
-        book.fold_preview(result(unit, worker=f"explorer-{number % 3}"))
-    for unit in PLAN.preview_units():
-        calm.fold_preview(result(unit))
+        book.fold(result(unit, worker=f"explorer-{number % 3}"))
+    for unit in PLAN.pool_units():
+        calm.fold(result(unit))
     assert book.ordered_selections() == calm.ordered_selections()
     assert book.proxy_mean == calm.proxy_mean
-    assert book.preview.duplicates == 6
+    assert book.explore.duplicates == 6
     assert [len({c.index for c in s.chosen}) for s in book.ordered_selections()] == [4, 4]
 
 
 def test_an_iteration_is_complete_when_every_group_is_regenerated() -> None:
     book = IterationBook(PLAN)
-    for unit in PLAN.preview_units():
-        book.fold_preview(result(unit))
+    for unit in PLAN.pool_units():
+        book.fold(result(unit))
     with pytest.raises(RunError, match="closed before it was complete"):
         book.close()
     for selection in book.ordered_selections():
@@ -85,21 +85,21 @@ def test_an_iteration_is_complete_when_every_group_is_regenerated() -> None:
 
 def test_nonsense_is_refused_by_name() -> None:
     book = IterationBook(PLAN)
-    unit = PLAN.preview_units()[0]
+    unit = PLAN.pool_units()[0]
     stale = WorkUnit(stage="preview", iteration=4, revision=3, prompt_id="beef", indices=(0, 1))
     with pytest.raises(ValueError, match="revision 3; expected 4, 4"):
-        book.fold_preview(result(stale))
+        book.fold(result(stale))
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
         with pytest.raises(ValueError, match="explorer-1 answered unit preview/4/beef/0-1 with rewards"):
-            book.fold_preview(bad)
-    assert book.preview.done == 0
+            book.fold(bad)
+    assert book.explore.done == 0
 
 
 def test_samples_that_were_not_asked_for_are_refused() -> None:
     book = IterationBook(PLAN)
-    for unit in PLAN.preview_units():
-        book.fold_preview(result(unit))
+    for unit in PLAN.pool_units():
+        book.fold(result(unit))
     selection = book.selections["beef"]
     reversed_group = SampleGroup(
         iteration=4,

@@ -217,7 +217,10 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
             "learner.optimizer.betas=[1]",
             "learner.optimizer.betas in --set is [1]; it must be a list of two numbers.",
         ),
-        ("rollout=3", "rollout in --set is 3; it must be a section with the keys prompts, pool, keep"),
+        (
+            "rollout=3",
+            "rollout in --set is 3; it must be a section with the keys family, accept_quantized_training, prompts",
+        ),
         (
             "rewards.2.weight=1",
             "--set rewards.2: rewards is a list of 2, so '2' must be a whole number below 2.",

@@ -24,18 +24,16 @@ def work(folder: Path) -> None:
     selector = Selector(folder)
     opened = selector.open(PLAN)
     assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
-    for _, unit in selector.lease("preview", ["explorer-0"] * 3):
+    for _, unit in selector.lease("explore", ["explorer-0"] * 3):
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        selection = selector.fold(
-            UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
-        )
-        if selection is not None:
+        full = selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
+        if full is not None:
             selector.store(
                 SampleGroup(
                     iteration=4,
                     revision=4,
                     prompt_id=unit.prompt_id,
-                    indices=tuple(c.index for c in selection.chosen),
+                    indices=full.indices,
                     rewards=(0.9, 0.1),
                     latents=torch.tensor([[1.0], [2.0]]),
                 )
@@ -50,7 +48,7 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert opened.groups[0].indices == (1, 0)
     assert opened.candidates == 6
     assert opened.message == ""
-    assert [unit.id for _, unit in again.lease("preview", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
+    assert [unit.id for _, unit in again.lease("explore", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
 
 
 def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
@@ -61,7 +59,7 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
     assert opened.message == (
         "iteration 4 is done anew: iteration-000004.jsonl.stale was made by another revision's bytes"
     )
-    assert len(again.lease("preview", ["explorer-0"] * 9)) == 4
+    assert len(again.lease("explore", ["explorer-0"] * 9)) == 4
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
         "iteration-000004.jsonl",
         "iteration-000004.jsonl.stale",

@@ -1,0 +1,165 @@
+"""The parts that a run is put together from: one model, one rollout family, one method, one reward.
+
+Parts are files that a user reads, copies and edits, so they are taken from a folder (``./configs``) and not from the
+package: what is listed is what the command line is given, a user's own parts among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from solrl_ray.config import checks
+from solrl_ray.config.loading import INCLUDE, load_with_sources, read_file
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+
+KINDS = ("models", "families", "methods", "rewards")
+"""Folders of the parts, in the order in which a command names them: later files win."""
+PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
+"""What no part can know."""
+ACKNOWLEDGED = "rollout.accept_quantized_training=true"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    kind: str
+    path: Path
+    title: str
+    """First sentence of the file's comment."""
+    checkpoints: tuple[str, ...]
+    """Folders and Hugging Face ids that it names."""
+    whole: bool
+    """Whether it includes other parts, as one that names rollout and objective together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """One part of each kind."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def command(self) -> str:
+        return f"solrl train {' '.join(str(part.path) for part in self.parts)}"
+
+    def refusal(self, *overrides: str) -> str | None:
+        """Why it cannot be run, in one sentence; None if it can, as far as keys and values go."""
+        try:
+            loaded = load_with_sources([part.path for part in self.parts], [*PROMPTS, *overrides])
+            checks.check(loaded.config, loaded.sources)
+        except UserError as error:
+            return str(error)
+        return None
+
+
+def read(folder: Path) -> dict[str, tuple[Part, ...]]:
+    """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind."""
+    found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in KINDS}
+    missing = [kind for kind in KINDS if not found[kind]]
+    if missing:
+        raise UserError(
+            f"{folder} holds no parts of runs: it has no {' and no '.join(f'{kind}/*.yaml' for kind in missing)}; "
+            "name the folder configs of the project's source with --configs."
+        )
+    return found
+
+
+def compositions(parts: dict[str, tuple[Part, ...]]) -> Iterator[Composition]:
+    """Every model × family × method × reward; a part that includes others is a recipe of its own, and left out."""
+    for chosen in itertools.product(*(parts[kind] for kind in KINDS)):
+        if not any(part.whole for part in chosen):
+            yield Composition(chosen)
+
+
+def refusals(parts: dict[str, tuple[Part, ...]]) -> dict[str, list[Composition]]:
+    """Reason → compositions that are refused for it although quantised training was accepted where it must be."""
+    found: dict[str, list[Composition]] = {}
+    for composition in compositions(parts):
+        reason = composition.refusal(ACKNOWLEDGED)
+        if reason is not None:
+            found.setdefault(_without_place(reason), []).append(composition)
+    return found
+
+
+def presence(checkpoint: str) -> str:
+    """Where a checkpoint is: ``shipped``, ``there``, ``in the cache`` or ``not there``. Downloads nothing."""
+    place = paths.resolve(checkpoint)
+    if isinstance(place, Path):
+        if not place.exists():
+            return "not there"
+        return "shipped" if checkpoint.startswith(paths.BUILTIN) else "there"
+    try:
+        snapshot_download(place, local_files_only=True)
+    except (LocalEntryNotFoundError, OSError):
+        return "not there"
+    return "in the cache"
+
+
+def table(folder: Path, width: int = 110) -> str:
+    """What `solrl list` prints: the parts, what they need, how they compose, and what is refused by design."""
+    parts = read(folder)
+    lines: list[str] = []
+    for kind in KINDS:
+        lines.append(kind)
+        for part in parts[kind]:
+            title = f"{part.title} (includes others: name it without a family)" if part.whole else part.title
+            lines += _entry(str(part.path), title, width)
+            lines += [f"      {name}: {presence(name)}" for name in part.checkpoints]
+        lines.append("")
+    lines.append("One of each kind, in this order; what follows wins:")
+    example = next(compositions(parts))
+    lines.append(f"  {example.command} \\\n    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
+    lines += ["", "Refused:"]
+    lines += _entry(f"rollout.family quantized without --set {ACKNOWLEDGED}", _WHY_ACKNOWLEDGED, width)
+    for reason, composed in refusals(parts).items():
+        lines += _entry(_names(composed, parts), reason, width)
+    return "\n".join(lines)
+
+
+_WHY_ACKNOWLEDGED = "it trains on low-precision samples, a baseline that is known to be bad"
+
+
+def _entry(name: str, text: str, width: int) -> list[str]:
+    return [f"  {name}", *textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
+
+
+def _names(composed: list[Composition], parts: dict[str, tuple[Part, ...]]) -> str:
+    """The parts by which `composed` differ from the rest, such as ``families/two_stage × methods/flow_grpo_fast``."""
+    names = []
+    for place, kind in enumerate(KINDS):
+        some = {composition.parts[place].path.stem for composition in composed}
+        if some != {part.path.stem for part in parts[kind] if not part.whole}:
+            names.append(f"{kind}/{' or '.join(sorted(some))}")
+    return " × ".join(names) or "every composition"
+
+
+def _part(kind: str, path: Path) -> Part:
+    values = read_file(path)
+    entries = [values.get("model"), *(values.get("rewards") or [])]
+    named = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
+    return Part(
+        kind=kind, path=path, title=_title(path), checkpoints=tuple(dict.fromkeys(named)), whole=INCLUDE in values
+    )
+
+
+def _title(path: Path) -> str:
+    """The first sentence of the comment that the file begins with."""
+    comment: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.lstrip("# "))
+    return re.split(r"\.(?:\s+(?=[A-Z`])|$)", " ".join(comment), maxsplit=1)[0].strip()
+
+
+def _without_place(reason: str) -> str:
+    """A refusal without the file that its value stands in, so that equal reasons are one."""
+    return re.sub(r" \([^()]*(?:\.yaml|default|--set)\)", "", reason)

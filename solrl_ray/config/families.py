@@ -1,0 +1,60 @@
+"""The rollout families: how a prompt's pool is sampled, and whether its own samples are learned from.
+
+::
+
+    direct      K of K   every sample is trained on          one stage, full precision
+    scaled      K of N   the extremes of the pool            one stage, full precision
+    quantized   K of N   the extremes, as they were drawn    one stage, low precision: breaks the first law
+    two_stage   K of N   the extremes, sampled again         previews in low precision, then full precision
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solrl_ray.config.schema import Config, Model
+
+_TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
+UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSampling:
+    """How explorers sample the candidates of a pool."""
+
+    tier: str
+    steps: int
+    """Solver steps."""
+    micro_batch: int
+    """Candidates of one work unit; divides the pool."""
+
+
+def full_tier(model: Model) -> str:
+    """The tier that quantises nothing: the model's own arithmetic."""
+    return _TIER_OF_DTYPE[model.dtype]
+
+
+def is_one_stage(config: Config) -> bool:
+    """Whether the pool's own samples are learned from. Without previews there is no rank fidelity either."""
+    return config.rollout.family != "two_stage"
+
+
+def pool_sampling(config: Config) -> PoolSampling:
+    """Previews if the chosen seeds are sampled again, else the samples themselves."""
+    rollout = config.rollout
+    if not is_one_stage(config):
+        preview = rollout.preview
+        return PoolSampling(tier=preview.precision, steps=preview.steps, micro_batch=preview.micro_batch)
+    tier = rollout.preview.precision if rollout.family == "quantized" else full_tier(config.model)
+    return PoolSampling(tier=tier, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch)
+
+
+def warnings(config: Config) -> tuple[str, ...]:
+    """What whoever reads the run's results must know first; shown at its start, in its summary and its report."""
+    if config.rollout.family != "quantized":
+        return ()
+    tier = config.rollout.preview.precision
+    return (
+        f"Trained on quantised samples: rollout.family quantized learns from the {tier} pictures and their rewards "
+        "as they are. It is a baseline that is known to be bad; no result of it stands for the method.",
+    )

@@ -1,0 +1,52 @@
+"""How the chosen samples of a pool become the group that is learned from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from solrl_ray.records import SampleGroup, Trajectory, WorkUnit
+
+
+def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
+    """The samples of `unit`'s indices, in its order, out of the `parts` that were sampled unit by unit.
+
+    Raises:
+        ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some of
+            them have trajectories.
+    """
+    where = (unit.iteration, unit.revision, unit.prompt_id)
+    places: dict[int, tuple[SampleGroup, int]] = {}
+    for part in parts:
+        if (part.iteration, part.revision, part.prompt_id) != where:
+            raise ValueError(f"samples of {part.iteration, part.revision, part.prompt_id} came for unit {unit.id}")
+        places |= {index: (part, row) for row, index in enumerate(part.indices)}
+    missing = [index for index in unit.indices if index not in places]
+    if missing:
+        raise ValueError(f"samples {missing} of prompt {unit.prompt_id} are in none of the {len(parts)} parts")
+    chosen = [places[index] for index in unit.indices]
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=tuple(part.rewards[row] for part, row in chosen),
+        latents=torch.stack([part.latents[row] for part, row in chosen]),
+        trajectory=_trajectory(chosen),
+        seconds=sum(part.seconds for part in parts),
+        worker=", ".join(sorted({part.worker for part in parts})),
+    )
+
+
+def _trajectory(chosen: Sequence[tuple[SampleGroup, int]]) -> Trajectory | None:
+    """Those of the chosen rows; all samples of a prompt begin theirs at one step (`sampling.increments`)."""
+    recorded = [(part.trajectory, row) for part, row in chosen if part.trajectory is not None]
+    if not recorded:
+        return None
+    first_steps = {trajectory.first_step for trajectory, _ in recorded}
+    if len(recorded) != len(chosen) or len(first_steps) != 1:
+        raise ValueError(f"trajectories of {len(recorded)} of {len(chosen)} samples, from steps {sorted(first_steps)}")
+    return Trajectory(
+        states=torch.stack([trajectory.states[row] for trajectory, row in recorded]), first_step=first_steps.pop()
+    )

@@ -1,0 +1,146 @@
+"""Rollouts in one stage on a real Ray: what they learn from is what the chosen seeds give, whatever the fleet."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.exceptions import ObjectLostError
+
+from actors import commands
+from actors.explorer import Explorer
+from actors.learner import LearnerRank
+from actors.roles import Roles
+from actors.selector import Selector
+from solrl_ray import models, rewards
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.prompts import choose, read_prompts
+from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.report.data import read_run
+from solrl_ray.rollout import Sampler
+from solrl_ray.run_folder import RunFolder
+from tests.small import digests, folder, small_config, summary
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+SCALED = ("run.iterations=2", "rollout.family=scaled")
+
+
+class Records(LearnerRank):
+    """Keeps what it is given to learn from in iteration 0, beside the run's folder."""
+
+    def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
+        if iteration == 0:
+            for group in ray.get(groups, timeout=60.0):
+                RunFolder(Path(self._config.run.root) / "learned").save_group(group)
+        return super().update(iteration, groups, embeddings)
+
+
+def train(root: Path, name: str, *overrides: str, roles: Roles | None = None) -> Config:
+    config = small_config(root, name, *overrides)
+    commands.train(config, live=False, roles=roles)
+    return config
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Config:
+    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=Roles(learner=Records))
+
+
+def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_them(scaled: Config) -> None:
+    """What the learner got in iteration 0, whose policy is the base model, against drawing each pool here."""
+    run, rollout = RunFolder(Path(scaled.run.root) / "learned"), scaled.rollout
+    torch.set_num_threads(scaled.fleet.explorers.threads)
+    model = models.load(scaled.model, "cpu", components={"text", "transformer", "vae"})
+    sample = Sampler(scaled, model, rewards.load(scaled.rewards, "cpu"), steps=4, micro_batch=4)
+    for prompt in choose(read_prompts(scaled.prompts.train), scaled.run.seed, 0, rollout.prompts):
+        embedding = PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([prompt.text])[0], digest="")
+
+        def draw(*indices: int, prompt: Prompt = prompt, embedding: PromptEmbedding = embedding) -> Any:
+            unit = WorkUnit(stage="full", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
+            return sample(unit, prompt, embedding)
+
+        pool = draw(*range(8)).rewards.tolist()
+        ranked = sorted(range(8), key=lambda i: (-pool[i], i))
+        chosen = (*ranked[:2], *ranked[:-3:-1])
+        group = run.load_group(0, prompt.id)
+        assert group.indices == chosen
+        again = draw(*chosen)
+        assert group.rewards == tuple(again.rewards.tolist()) == tuple(pool[i] for i in chosen)
+        assert torch.equal(group.latents, again.latents)
+
+
+def test_a_family_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
+    found, data = summary(scaled), read_run(folder(scaled))
+    assert (found["family"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
+    assert (found["candidates"], found["samples"], found["warnings"]) == (2 * 3 * 8, 2 * 3 * 4, [])
+    assert {record.spearman for record in data.iterations} == {None}
+    assert {a.tier for a in data.attestations} == {"float32"}
+    page = (folder(scaled) / "report.html").read_text()
+    assert "Not measured: rollout family scaled has no previews." in page
+    assert "warning</span>" not in page
+
+
+class DiesOnce(Explorer):
+    """Is killed with SIGKILL once it has sampled a unit, before it can answer."""
+
+    def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
+        answer = super().sample(unit, prompt, embedding)
+        mark = Path(self._config.run.root) / "shot"
+        if unit.iteration == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+
+class LosesSamples(Selector):
+    """Once the kept samples of a prompt are lost on their way here, as Ray reports it to the call they are for."""
+
+    def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
+        mark = self._folder.path.parent / "lost"
+        if unit.iteration == 1 and not mark.exists():
+            mark.touch()
+            raise ObjectLostError("00", None, "")
+        return super().assemble(unit, *parts)
+
+
+def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
+    roles = Roles(explorer=DiesOnce, selector=LosesSamples)
+    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"shot", "lost"}
+    assert summary(disturbed)["requeued_units"] >= 2
+    assert digests(disturbed) == digests(scaled)
+
+
+@pytest.mark.slow
+def test_direct_trains_on_every_seed_with_one_explorer_and_with_two(tmp_path: Path) -> None:
+    direct = ("run.iterations=2", "rollout.family=direct", "rollout.pool=4")
+    one = train(tmp_path, "one", *direct)
+    two = train(tmp_path, "two", *direct, "fleet.explorers.count=2")
+    assert digests(one) == digests(two)
+    assert summary(one)["candidates"] == summary(one)["samples"] == 2 * 3 * 4
+    stored = list((folder(one) / "samples").glob("*/*.safetensors"))
+    assert len(stored) == 3  # of the last iteration; checkpoints contain the others
+    for path in stored:
+        group = RunFolder(folder(one)).load_group(int(path.parent.name[-6:]), path.stem)
+        assert sorted(group.indices) == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = train(
+        tmp_path, "bad", "run.iterations=1", "rollout.family=quantized", "rollout.accept_quantized_training=true"
+    )
+    warning = "Trained on quantised samples: rollout.family quantized learns from the nvfp4-emulated pictures"
+    assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())
+    assert summary(config)["warnings"][0].startswith(warning)
+    page = (folder(config) / "report.html").read_text()
+    assert page.index(warning) < page.index("Held-out reward")
+    tiers = {a.worker: a.tier for a in read_run(folder(config)).attestations}
+    assert tiers == {"explorer-0": "nvfp4-emulated", "regenerator-0": "float32"}
