@@ -1,0 +1,478 @@
+"""A run in virtual time: the real ledger, book, selection and worker states; stages and messages that only cost time.
+
+::
+
+    checkpoint ─► publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
+
+One clock is the controller's, who does one thing at a time as `actors.rollout` does: what it spends on a message delays
+the next. Workers run what they were handed in order, `credit` units deep. Results come from no model: proxy rewards are
+addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
+
+Left out: hung workers (a deadline's length is a choice, not a cost), prompt encoding, evaluations, contention of
+compute threads, and traffic other than that of revisions.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from solrl_ray.errors import RunError
+from solrl_ray.noise import standard_normal, uniform
+from solrl_ray.records import Address, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
+from solrl_ray.scheduling.fleet import State, advance, replacement_name, role_of
+
+STAGE_OF_ROLE = {"explorer": "preview", "regenerator": "full"}
+LOSSES = 10
+"""Losses of each worker and rank in one iteration, on average, after which it is said never to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Seconds of the work itself, on a worker of usual speed."""
+
+    preview: float
+    """One preview unit."""
+    full: float
+    """Regeneration of one prompt."""
+    update: float
+    """One learner update, all ranks at work."""
+    checkpoint: float = 0.0
+    publication: float = 0.0
+    """Making a revision: merge, quantise, write."""
+    load: float = 0.0
+    """Verifying, swapping in and proving a revision on a worker that has received it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orchestration:
+    """Seconds that the controller spends, one thing after another."""
+
+    round: float = 0.0
+    """One look at what has arrived."""
+    worker: float = 0.0
+    """The same, for each worker of both pools."""
+    call: float = 0.0
+    """Sending one call, or taking one small answer."""
+    ask: float = 0.0
+    """One question to the selector and its answer."""
+    fold: float = 0.0
+    """The selector's own work for a preview result, journal included."""
+    store: float = 0.0
+    """The selector's own work for a sample group, file and journal included."""
+    hop: float = 0.0
+    """A message on its way, which delays its receiver only."""
+    iteration: float = 0.0
+    """Once an iteration: choosing prompts, opening and closing the book, metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How a revision reaches the nodes: whoever holds it sends it on to `fanout` others at a time."""
+
+    payload: float
+    """Bytes of a revision."""
+    bandwidth: float
+    """Bytes a second that one node sends; its receivers share them."""
+    workers_per_node: int = 8
+    """Of each pool; a node receives one copy for all of its workers."""
+    fanout: int = 2
+
+    def arrival(self, index: int, nodes: int) -> float:
+        """Seconds until node `index` of `nodes` has the payload.
+
+        A round multiplies the holders by fanout + 1 and takes as long as one node needs to send `fanout` copies.
+        """
+        fanout = min(self.fanout, nodes)
+        rounds, holders = 0, 1
+        while holders - 1 <= index:
+            rounds, holders = rounds + 1, holders * (fanout + 1)
+        return rounds * fanout * self.payload / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbances:
+    spread: float = 0.0
+    """Standard deviation of the logarithm of a unit's time; the mean stays."""
+    slow_share: float = 0.0
+    """Probability that a worker is a straggler for all its life."""
+    slow_factor: float = 1.0
+    """A straggler's time for a unit, in times of the others."""
+    mtbf: float = math.inf
+    """Mean seconds between failures of one worker or learner rank (exponential)."""
+    restart: float = 0.0
+    """From a worker's loss to its replacement being able to load; also of the learner group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    prompts: int
+    pool: int
+    keep: int
+    micro_batch: int
+    explorers: int
+    regenerators: int
+    learners: int = 1
+    credit: int = 2
+    colocated: bool = False
+    """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
+    stages: Stages
+    orchestration: Orchestration = Orchestration()
+    network: Network | None = None
+    """None: revisions are at their receivers at once."""
+    disturbances: Disturbances = Disturbances()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedIteration:
+    """Seconds of one iteration; its parts follow one another and make up `seconds`."""
+
+    seconds: float
+    publish: float
+    """Checkpoint, revision and sending it off, until units are handed out."""
+    rollout: float
+    """From there to the last group, the wait for the revision's arrival included."""
+    explored: float
+    """From the begin of the rollout to the last preview result; regeneration overlaps with it."""
+    update: float
+    busy: dict[str, float]
+    """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
+    lost: int
+    closed: Closed
+
+
+@dataclass(slots=True)
+class _Member:
+    name: str
+    device: str
+    node: int
+    factor: float
+    dies: float
+    state: State = State.STARTING
+    units: int = 0
+
+
+@dataclass(slots=True)
+class _Pool:
+    role: str
+    members: dict[str, _Member] = field(default_factory=dict)
+    free: set[str] = field(default_factory=set)
+    """Those that are ready with a free slot."""
+
+    def settle(self, member: _Member, credit: int) -> None:
+        if member.state is State.READY and member.units < credit:
+            self.free.add(member.name)
+        else:
+            self.free.discard(member.name)
+
+    def slots(self, credit: int) -> list[str]:
+        """One entry a free slot, least busy first, as `actors.pool.Pool.slots` gives them."""
+        free = [(taken, name) for name in self.free for taken in range(self.members[name].units, credit)]
+        return [name for _, name in sorted(free)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    kind: str
+    """``started``, ``loaded``, ``done`` or ``lost``."""
+    worker: str
+    unit: WorkUnit | None = None
+    publication: int = 0
+    seconds: float = 0.0
+
+
+class Simulation:
+    """One run.
+
+    >>> stages = Stages(preview=1.0, full=1.0, update=1.0)
+    >>> scenario = Scenario(
+    ...     prompts=2, pool=4, keep=2, micro_batch=4, explorers=1, regenerators=1, stages=stages
+    ... )
+    >>> Simulation(scenario).iterate().seconds  # explore, explore ∥ regenerate, regenerate, update
+    4.0
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._costs = scenario.orchestration
+        self._now = 0.0
+        self._controller = 0.0
+        self._iteration = 0
+        self._sequence = 0
+        self._lost = 0
+        self._heap: list[tuple[float, int, _Event]] = []
+        self._device_free: dict[str, float] = {}
+        self._pools = {role: _Pool(role) for role in STAGE_OF_ROLE}
+        for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
+            for index in range(count):
+                member = self._open(role, f"{role}-{index}")
+                member.state = advance(member.state, "started")
+
+    def run(self, iterations: int) -> Iterator[SimulatedIteration]:
+        """The next `iterations`, one after the other."""
+        for _ in range(iterations):
+            yield self.iterate()
+
+    def iterate(self) -> SimulatedIteration:
+        """The next iteration, from the checkpoint of the one before to its update.
+
+        Raises RunError if workers fail so often that it does not end.
+        """
+        scenario, began, lost = self._scenario, self._now, self._lost
+        self._lost_before = lost
+        self._busy = dict.fromkeys(STAGE_OF_ROLE, 0.0)
+        self._factors: dict[str, list[float]] = {}
+        self._rewards: dict[str, list[float]] = {}
+        self._now += scenario.stages.checkpoint + scenario.stages.publication + self._costs.iteration
+        self._publish()
+        opened, self._controller = self._now, 0.0
+        plan = IterationPlan(
+            iteration=self._iteration,
+            revision=self._iteration,
+            prompt_ids=tuple(f"{number:016x}" for number in range(scenario.prompts)),
+            pool=scenario.pool,
+            keep=scenario.keep,
+            micro_batch=scenario.micro_batch,
+        )
+        self._book, self._waiting = IterationBook(plan), {"preview": True, "full": True}
+        self._explored = self._now
+        while not self._book.complete:
+            self._hand_out()
+            for event in self._arrived():
+                self._take(event)
+        rolled = self._now
+        self._update()
+        self._iteration += 1
+        return SimulatedIteration(
+            seconds=self._now - began,
+            publish=opened - began,
+            rollout=rolled - opened,
+            explored=self._explored - opened,
+            update=self._now - rolled,
+            busy=self._busy | {"controller": self._controller},
+            lost=self._lost - lost,
+            closed=self._book.close(),
+        )
+
+    # What the controller does
+
+    def _publish(self) -> None:
+        for pool in self._pools.values():
+            for member in pool.members.values():
+                member.state = advance(member.state, "outdated")
+                pool.settle(member, self._scenario.credit)
+                self._spend(self._costs.call)
+                if member.state is State.STALE:
+                    self._load(member)
+
+    def _hand_out(self) -> None:
+        for role, stage in STAGE_OF_ROLE.items():
+            pool = self._pools[role]
+            slots = pool.slots(self._scenario.credit) if self._waiting[stage] else []
+            if not slots:
+                continue
+            self._spend(self._costs.ask)
+            ledger = self._book.preview if stage == "preview" else self._book.full
+            for worker in slots:
+                unit = ledger.lease(worker)
+                if unit is None:
+                    self._waiting[stage] = False
+                    break
+                self._spend(self._costs.call)
+                self._give(pool, pool.members[worker], unit)
+
+    def _arrived(self) -> list[_Event]:
+        """Wait for the next event; it, and whatever else is there by then."""
+        self._now = max(self._now, self._heap[0][0])
+        events = []
+        while self._heap and self._heap[0][0] <= self._now:
+            events.append(heapq.heappop(self._heap)[2])
+        workers = sum(len(pool.members) for pool in self._pools.values())
+        self._spend(self._costs.round + self._costs.worker * workers)
+        return events
+
+    def _take(self, event: _Event) -> None:
+        pool = self._pools[role_of(event.worker)]
+        member = pool.members[event.worker]
+        if event.kind == "lost":
+            self._replace(pool, member)
+        elif event.kind == "started":
+            self._spend(self._costs.call)
+            member.state = advance(member.state, "started")
+            self._load(member)
+        elif event.kind == "loaded":
+            self._spend(self._costs.call)
+            if event.publication == self._iteration:
+                member.state = advance(member.state, "proved")
+        else:
+            member.units -= 1
+            self._finish(event)
+        if event.kind != "lost":
+            pool.settle(member, self._scenario.credit)
+
+    def _finish(self, event: _Event) -> None:
+        unit = event.unit
+        assert unit is not None
+        self._busy[role_of(event.worker)] += event.seconds
+        if unit.stage == "preview":
+            self._spend(self._costs.ask + self._costs.fold)
+            rewards = self._rewards_of(unit.prompt_id)
+            result = UnitResult(
+                unit=unit,
+                rewards=tuple(rewards[index] for index in unit.indices),
+                worker=event.worker,
+                score_class="simulated",
+                seconds=event.seconds,
+            )
+            if self._book.fold_preview(result)[1] is not None:
+                self._waiting["full"] = True
+            self._explored = self._now
+        else:
+            self._spend(self._costs.ask + self._costs.store)
+            rewards = self._rewards_of(unit.prompt_id)
+            group = SampleGroup(
+                iteration=unit.iteration,
+                revision=unit.revision,
+                prompt_id=unit.prompt_id,
+                indices=unit.indices,
+                rewards=tuple(rewards[index] for index in unit.indices),
+                latents=torch.zeros(len(unit.indices), 1),
+            )
+            self._book.fold_full(group)
+
+    def _replace(self, pool: _Pool, member: _Member) -> None:
+        self._spend(self._costs.ask)
+        member.state = advance(member.state, "lost")
+        pool.free.discard(member.name)
+        del pool.members[member.name]
+        self._lose()
+        self._book.preview.release(member.name)
+        self._book.full.release(member.name)
+        self._waiting = {"preview": True, "full": True}
+        if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
+            self._device_free[member.device] = self._now
+        replacement = self._open(pool.role, replacement_name(member.name))
+        self._push(self._now + self._scenario.disturbances.restart, replacement, _Event("started", replacement.name))
+
+    def _update(self) -> None:
+        """The learners' update; if a rank fails in it, the group starts again and repeats it."""
+        disturbances, seconds = self._scenario.disturbances, self._scenario.stages.update
+        attempt = 0
+        while math.isfinite(disturbances.mtbf):
+            address = self._address("simulated-learner-failure", step=attempt)
+            failed = _exponential(address, disturbances.mtbf / self._scenario.learners)
+            if failed >= seconds:
+                break
+            self._now += failed + disturbances.restart
+            self._lose()
+            attempt += 1
+        self._now += seconds
+
+    def _lose(self) -> None:
+        self._lost += 1
+        scenario = self._scenario
+        everybody = scenario.explorers + scenario.regenerators + scenario.learners
+        if self._lost - self._lost_before > LOSSES * everybody:
+            raise RunError(
+                f"iteration {self._iteration} does not end: {everybody} workers with a mean of "
+                f"{scenario.disturbances.mtbf:g} s between failures are lost faster than they finish"
+            )
+
+    def _spend(self, seconds: float) -> None:
+        self._now += seconds
+        self._controller += seconds
+
+    # What the workers do
+
+    def _open(self, role: str, name: str) -> _Member:
+        slot = int(name.partition(".")[0].partition("-")[2])
+        disturbances = self._scenario.disturbances
+        worker = Address(run_seed=self._scenario.seed, purpose="simulated-straggler", prompt_id=name)
+        slow = disturbances.slow_share > 0 and float(uniform(worker, (1,))[0]) < disturbances.slow_share
+        dies = math.inf
+        if math.isfinite(disturbances.mtbf):
+            failure = Address(run_seed=self._scenario.seed, purpose="simulated-failure", prompt_id=name)
+            dies = self._now + _exponential(failure, disturbances.mtbf)
+        member = _Member(
+            name=name,
+            device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
+            node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
+            factor=disturbances.slow_factor if slow else 1.0,
+            dies=dies,
+        )
+        self._pools[role].members[name] = member
+        if math.isfinite(dies):
+            self._sequence += 1
+            heapq.heappush(self._heap, (dies, self._sequence, _Event("lost", name)))
+        return member
+
+    def _give(self, pool: _Pool, member: _Member, unit: WorkUnit) -> None:
+        stages = self._scenario.stages
+        usual = stages.preview if unit.stage == "preview" else stages.full
+        seconds = usual * member.factor * self._factor(unit)
+        begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
+        self._device_free[member.device] = begins + seconds
+        member.units += 1
+        pool.settle(member, self._scenario.credit)
+        self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))
+
+    def _load(self, member: _Member) -> None:
+        """The revision travels and is proved; the worker's pool sits on nodes of its own unless colocated."""
+        network, arrives = self._scenario.network, self._now + self._costs.hop
+        if network is not None:
+            scenario = self._scenario
+            counts = (scenario.explorers, scenario.regenerators)
+            nodes = [math.ceil(count / network.workers_per_node) for count in counts]
+            if scenario.colocated:
+                arrives += network.arrival(member.node, max(nodes))
+            else:
+                before = 0 if role_of(member.name) == "explorer" else nodes[0]
+                arrives += network.arrival(before + member.node, sum(nodes))
+        event = _Event("loaded", member.name, publication=self._iteration)
+        self._push(arrives + self._scenario.stages.load + self._costs.hop, member, event)
+
+    def _push(self, time: float, member: _Member, event: _Event) -> None:
+        """Something will arrive, unless the worker is dead by then."""
+        if time < member.dies:
+            self._sequence += 1
+            heapq.heappush(self._heap, (time, self._sequence, event))
+
+    # What is random
+
+    def _factor(self, unit: WorkUnit) -> float:
+        """Log-normal with mean 1, a function of the unit alone."""
+        spread, scenario = self._scenario.disturbances.spread, self._scenario
+        if spread == 0:
+            return 1.0
+        units = scenario.pool // scenario.micro_batch
+        if unit.prompt_id not in self._factors:
+            address = self._address("simulated-seconds", prompt_id=unit.prompt_id)
+            normals = standard_normal(address, (units + 1,)).tolist()
+            self._factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
+        position = unit.indices[0] // scenario.micro_batch if unit.stage == "preview" else units
+        return self._factors[unit.prompt_id][position]
+
+    def _rewards_of(self, prompt_id: str) -> list[float]:
+        if prompt_id not in self._rewards:
+            address = self._address("simulated-reward", prompt_id=prompt_id)
+            self._rewards[prompt_id] = uniform(address, (self._scenario.pool,)).astype("float32").tolist()
+        return self._rewards[prompt_id]
+
+    def _address(self, purpose: str, *, prompt_id: str = "", step: int = 0) -> Address:
+        return Address(
+            run_seed=self._scenario.seed,
+            purpose=purpose,
+            iteration=self._iteration,
+            prompt_id=prompt_id,
+            step=step,
+        )
+
+
+def _exponential(address: Address, mean: float) -> float:
+    return -mean * math.log(float(uniform(address, (1,))[0]))
