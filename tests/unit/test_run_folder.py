@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.journal import Journal
-from solrl_ray.records import SampleGroup
+from solrl_ray.records import SampleGroup, Trajectory
 from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.book import group_digest
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
 GROUP = SampleGroup(
@@ -60,6 +62,20 @@ def test_a_journal_that_was_set_aside_begins_anew(tmp_path: Path) -> None:
     journal.append({"n": 1})
     assert [e["n"] for e in journal.entries()] == [1]
     assert [e["n"] for e in Journal(tmp_path / "j.jsonl.stale").entries()] == [0]
+
+
+def test_a_group_comes_back_with_its_trajectory_which_its_digest_covers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    states = torch.randn(len(GROUP.indices), 3, *GROUP.latents.shape[1:], generator=torch.Generator().manual_seed(3))
+    group = replace(GROUP, trajectory=Trajectory(states=states, first_step=4))
+    folder.save_group(group)
+    back = folder.load_group(group.iteration, group.prompt_id).trajectory
+    assert back is not None
+    assert back.first_step == 4
+    assert torch.equal(back.states, states)
+    others = (GROUP, replace(group, trajectory=Trajectory(states=states, first_step=5)))
+    others += (replace(group, trajectory=Trajectory(states=-states, first_step=4)),)
+    assert len({group_digest(each) for each in (group, *others)}) == 4
 
 
 def test_a_stored_group_comes_back_bit_for_bit(tmp_path: Path) -> None:
