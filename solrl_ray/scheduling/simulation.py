@@ -27,7 +27,7 @@ from solrl_ray.records import Address, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
 from solrl_ray.scheduling.fleet import State, advance, replacement_name, role_of
 
-STAGE_OF_ROLE = {"explorer": "preview", "regenerator": "full"}
+ROLES = ("explorer", "regenerator")
 LOSSES = 10
 """Losses of each worker and rank in one iteration, on average, after which it is said never to end."""
 
@@ -37,7 +37,7 @@ class Stages:
     """Seconds of the work itself, on a worker of usual speed."""
 
     preview: float
-    """One preview unit."""
+    """One unit of a prompt's pool: previews or, in one stage, the samples themselves."""
     full: float
     """Regeneration of one prompt."""
     update: float
@@ -62,7 +62,7 @@ class Orchestration:
     ask: float = 0.0
     """One question to the selector and its answer."""
     fold: float = 0.0
-    """The selector's own work for a preview result, journal included."""
+    """The selector's own work for the result of a pool's unit, journal included."""
     store: float = 0.0
     """The selector's own work for a sample group, file and journal included."""
     hop: float = 0.0
@@ -119,6 +119,8 @@ class Scenario:
     regenerators: int
     learners: int = 1
     credit: int = 2
+    one_stage: bool = False
+    """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
     colocated: bool = False
     """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
     stages: Stages
@@ -139,7 +141,7 @@ class SimulatedIteration:
     rollout: float
     """From there to the last group, the wait for the revision's arrival included."""
     explored: float
-    """From the begin of the rollout to the last preview result; regeneration overlaps with it."""
+    """From the begin of the rollout to the last result of a pool's unit; regeneration overlaps with it."""
     update: float
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
@@ -208,7 +210,7 @@ class Simulation:
         self._lost = 0
         self._heap: list[tuple[float, int, _Event]] = []
         self._device_free: dict[str, float] = {}
-        self._pools = {role: _Pool(role) for role in STAGE_OF_ROLE}
+        self._pools = {role: _Pool(role) for role in ROLES}
         for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
             for index in range(count):
                 member = self._open(role, f"{role}-{index}")
@@ -226,7 +228,7 @@ class Simulation:
         """
         scenario, began, lost = self._scenario, self._now, self._lost
         self._lost_before = lost
-        self._busy = dict.fromkeys(STAGE_OF_ROLE, 0.0)
+        self._busy = dict.fromkeys(ROLES, 0.0)
         self._factors: dict[str, list[float]] = {}
         self._rewards: dict[str, list[float]] = {}
         self._now += scenario.stages.checkpoint + scenario.stages.publication + self._costs.iteration
@@ -239,8 +241,10 @@ class Simulation:
             pool=scenario.pool,
             keep=scenario.keep,
             micro_batch=scenario.micro_batch,
+            one_stage=scenario.one_stage,
         )
-        self._book, self._waiting = IterationBook(plan), {"preview": True, "full": True}
+        self._working = ROLES[:1] if scenario.one_stage else ROLES
+        self._book, self._waiting = IterationBook(plan), dict.fromkeys(self._working, True)
         self._explored = self._now
         while not self._book.complete:
             self._hand_out()
@@ -272,17 +276,17 @@ class Simulation:
                     self._load(member)
 
     def _hand_out(self) -> None:
-        for role, stage in STAGE_OF_ROLE.items():
+        for role in self._working:
             pool = self._pools[role]
-            slots = pool.slots(self._scenario.credit) if self._waiting[stage] else []
+            slots = pool.slots(self._scenario.credit) if self._waiting[role] else []
             if not slots:
                 continue
             self._spend(self._costs.ask)
-            ledger = self._book.preview if stage == "preview" else self._book.full
+            ledger = self._book.explore if role == "explorer" else self._book.full
             for worker in slots:
                 unit = ledger.lease(worker)
                 if unit is None:
-                    self._waiting[stage] = False
+                    self._waiting[role] = False
                     break
                 self._spend(self._costs.call)
                 self._give(pool, pool.members[worker], unit)
@@ -320,31 +324,38 @@ class Simulation:
         unit = event.unit
         assert unit is not None
         self._busy[role_of(event.worker)] += event.seconds
-        if unit.stage == "preview":
-            self._spend(self._costs.ask + self._costs.fold)
-            rewards = self._rewards_of(unit.prompt_id)
-            result = UnitResult(
-                unit=unit,
-                rewards=tuple(rewards[index] for index in unit.indices),
-                worker=event.worker,
-                score_class="simulated",
-                seconds=event.seconds,
-            )
-            if self._book.fold_preview(result)[1] is not None:
-                self._waiting["full"] = True
-            self._explored = self._now
-        else:
-            self._spend(self._costs.ask + self._costs.store)
-            rewards = self._rewards_of(unit.prompt_id)
-            group = SampleGroup(
-                iteration=unit.iteration,
-                revision=unit.revision,
-                prompt_id=unit.prompt_id,
-                indices=unit.indices,
-                rewards=tuple(rewards[index] for index in unit.indices),
-                latents=torch.zeros(len(unit.indices), 1),
-            )
-            self._book.fold_full(group)
+        if unit.stage == "full":
+            self._store(unit)
+            return
+        self._spend(self._costs.ask + self._costs.fold)
+        rewards = self._rewards_of(unit.prompt_id)
+        result = UnitResult(
+            unit=unit,
+            rewards=tuple(rewards[index] for index in unit.indices),
+            worker=event.worker,
+            score_class="simulated",
+            seconds=event.seconds,
+        )
+        self._book.fold(result)
+        self._explored = self._now
+        full = self._book.ready(unit.prompt_id)
+        if full is not None and self._scenario.one_stage:
+            self._store(full)
+        elif full is not None:
+            self._waiting["regenerator"] = True
+
+    def _store(self, unit: WorkUnit) -> None:
+        self._spend(self._costs.ask + self._costs.store)
+        rewards = self._rewards_of(unit.prompt_id)
+        group = SampleGroup(
+            iteration=unit.iteration,
+            revision=unit.revision,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=tuple(rewards[index] for index in unit.indices),
+            latents=torch.zeros(len(unit.indices), 1),
+        )
+        self._book.fold_full(group)
 
     def _replace(self, pool: _Pool, member: _Member) -> None:
         self._spend(self._costs.ask)
@@ -352,9 +363,9 @@ class Simulation:
         pool.free.discard(member.name)
         del pool.members[member.name]
         self._lose()
-        self._book.preview.release(member.name)
+        self._book.explore.release(member.name)
         self._book.full.release(member.name)
-        self._waiting = {"preview": True, "full": True}
+        self._waiting = dict.fromkeys(self._working, True)
         if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
             self._device_free[member.device] = self._now
         replacement = self._open(pool.role, replacement_name(member.name))
@@ -414,7 +425,7 @@ class Simulation:
 
     def _give(self, pool: _Pool, member: _Member, unit: WorkUnit) -> None:
         stages = self._scenario.stages
-        usual = stages.preview if unit.stage == "preview" else stages.full
+        usual = stages.full if unit.stage == "full" else stages.preview
         seconds = usual * member.factor * self._factor(unit)
         begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
         self._device_free[member.device] = begins + seconds
@@ -455,7 +466,7 @@ class Simulation:
             address = self._address("simulated-seconds", prompt_id=unit.prompt_id)
             normals = standard_normal(address, (units + 1,)).tolist()
             self._factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
-        position = unit.indices[0] // scenario.micro_batch if unit.stage == "preview" else units
+        position = units if unit.stage == "full" else unit.indices[0] // scenario.micro_batch
         return self._factors[unit.prompt_id][position]
 
     def _rewards_of(self, prompt_id: str) -> list[float]:

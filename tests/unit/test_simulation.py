@@ -51,6 +51,12 @@ def test_one_regenerator_for_many_explorers_is_what_everybody_waits_for() -> Non
     assert simulate(scenario(16, 1))[0].seconds == pytest.approx(1 + 8 + 1)
 
 
+def test_in_one_stage_nothing_is_regenerated() -> None:
+    iteration = simulate(scenario(2, one_stage=True))[0]
+    assert iteration.seconds == pytest.approx(16 / 2 + 1)
+    assert (iteration.closed.counts.groups, iteration.busy["regenerator"]) == (8, 0)
+
+
 def test_on_one_shared_device_exploring_and_regenerating_add_up() -> None:
     assert simulate(scenario(1, colocated=True))[0].seconds == pytest.approx(16 + 8 + 1)
 
