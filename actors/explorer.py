@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import torch
+
 from actors.devices import prepare
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
@@ -16,8 +18,9 @@ from solrl_ray.compilation import compile_, compiles
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config
+from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization import attestation
-from solrl_ray.quantization.scope import quantize_
+from solrl_ray.quantization.scope import QuantizationReport, quantize_
 from solrl_ray.records import (
     Attestation,
     Prompt,
@@ -28,15 +31,18 @@ from solrl_ray.records import (
     UnitResult,
     WorkUnit,
 )
+from solrl_ray.revisions import base_pack
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.rollout import Sampled, Sampler
 from solrl_ray.scheduling.book import group_digest
 
 
 class Explorer:
-    def __init__(self, name: str, config: Config) -> None:
+    def __init__(self, name: str, config: Config, pack: Buffer | None = None) -> None:
+        """`pack`: the base pack, if this explorer is not to load the checkpoint's transformer."""
         self._name = name
         self._config = config
+        self._pack = pack
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -51,11 +57,8 @@ class Explorer:
         config = self._config
         worker, pool = config.fleet.explorers, pool_sampling(config)
         device = prepare(worker)
-        decoder = "vae" if is_one_stage(config) else "preview_decoder"  # what is learned from is decoded in full
-        model = models.load(config.model, device, components={"transformer", decoder})
         tier = pool.tier
-        kept = base_to_keep(model.transformer, config)
-        report = quantize_(model.transformer, tier, config.model.quantization)
+        model, report, kept = self._build(device)
         checks = attestation.attest(model.transformer, tier, report)
         make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, device, tier)
@@ -84,6 +87,22 @@ class Explorer:
             quantized_layers=len(report.layers),
             skipped_layers=len(report.skipped),
         )
+
+    def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
+        """The quantised model, what was quantised, and what `Receiver` must remember of the base."""
+        config = self._config
+        decoder = "vae" if is_one_stage(config) else "preview_decoder"  # what is learned from is decoded in full
+        if self._pack is None:
+            model = models.load(config.model, device, components={"transformer", decoder})
+            kept = base_to_keep(model.transformer, config)
+            report = quantize_(model.transformer, pool_sampling(config).tier, config.model.quantization)
+            return model, report, kept
+        transformer = models.family(config.model).skeleton(config.model)
+        report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
+        self._pack = None  # its memory may be given back
+        model = models.load(config.model, device, components={decoder})
+        model.take(transformer)
+        return model, report, {}
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Swap a revision in, in place, and prove it."""

@@ -60,6 +60,7 @@ class Fleet:
         pool.publish(
             publication.name,
             lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
+            chained=pool is self.explorers and publication.kind == "delta",
         )
 
     @property

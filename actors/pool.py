@@ -127,6 +127,7 @@ class Pool:
         self._budget = budget
         self._members: dict[str, _Member] = {}
         self._publication: tuple[str, Load] | None = None
+        self._chained = False
 
     def open(self, name: str) -> None:
         """Add a worker: it starts, attests, then loads the present revision."""
@@ -134,17 +135,21 @@ class Pool:
         self._members[name] = member
         self._call(member, member.handle.start.remote(), "start", self._deadlines.start)
 
-    def publish(self, name: str, load: Load) -> None:
+    def publish(self, name: str, load: Load, *, chained: bool = False) -> None:
         """Have everybody load the weights called `name` after the units they hold.
 
         The call and its payload travel while those units are still at work, so that nobody waits for them.
+
+        Args:
+            chained: what is sent builds on the revision before; who never held one is sent the whole.
         """
         self._publication = (name, load)
+        self._chained = chained
         for member in self._members.values():
             member.state = advance(member.state, "outdated")
             member.idle_since = time.monotonic()
             if member.state is State.STALE:
-                self._load(member, full=not member.proved)
+                self._load(member, full=chained and not member.proved)
 
     def slots(self) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first."""
@@ -218,7 +223,7 @@ class Pool:
         if call.kind == "start":
             member.state = advance(member.state, "started")
             member.idle_since = time.monotonic()
-            self._load(member, full=True)
+            self._load(member, full=self._chained)
             return Started(name, value)
         if call.kind == "load":
             latest = self._publication is not None and self._publication[0] == call.publication

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.encoder import Encoder
 from actors.explorer import Explorer
 from actors.learner import LearnerRank
+from actors.packer import Packer
 from actors.regenerator import Regenerator
 from actors.selector import Selector
 from solrl_ray.config.schema import Config, Worker
@@ -44,6 +45,7 @@ class Cast:
         self._folder = folder
         self._roles = roles
         self._namespace = scope or namespace(folder)
+        self._pack: tuple[Any, ...] = ()
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
@@ -52,7 +54,8 @@ class Cast:
         return self._here(self._roles.selector, "selector").remote(self._folder)
 
     def explorer(self, name: str) -> Any:
-        return self._anywhere(self._roles.explorer, name, self._config.fleet.explorers).remote(name, self._config)
+        make = self._anywhere(self._roles.explorer, name, self._config.fleet.explorers)
+        return make.remote(name, self._config, *self._base_pack())
 
     def regenerator(self, name: str) -> Any:
         worker = self._config.fleet.regenerators
@@ -61,6 +64,13 @@ class Cast:
     def learner(self, rank: int) -> Any:
         worker = self._config.fleet.learners
         return self._anywhere(self._roles.learner, f"learner-{rank}", worker).remote(self._config, rank)
+
+    def _base_pack(self) -> tuple[Any, ...]:
+        """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
+        if self._config.publish.base == "pack" and not self._pack:
+            self._packer = self._here(Packer, "packer").remote()
+            self._pack = (self._packer.pack.remote(self._config, self._folder),)
+        return self._pack
 
     def _here(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage
+from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.problems import show
@@ -201,11 +201,22 @@ def _evaluation(config: Config) -> Iterator[Problem]:
         yield Problem("evaluation.reference", "a callable module:function")
 
 
+def _publish(config: Config) -> Iterator[Problem]:
+    if config.publish.base != "pack":
+        return
+    if config.publish.mode == "lora":
+        yield Problem("publish.base", "checkpoint with publish.mode lora, whose explorers merge into their own base")
+    if pool_sampling(config).tier in UNQUANTIZED_TIERS:
+        yield Problem(
+            "publish.base", "checkpoint, because the pool is sampled in full precision: there is nothing to pack"
+        )
+
+
 def check(config: Config, sources: Sources | None = None) -> None:
     """Refuse a configuration that cannot be run.
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _rewards, _evaluation):
+    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _rewards, _evaluation, _publish):
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

@@ -269,6 +269,9 @@ class Publish(Part):
     themselves and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it."""
     snapshot_every: Positive = 10
     """``packed``: every n-th revision travels whole, those between as deltas."""
+    base: Literal["checkpoint", "pack"] = "checkpoint"
+    """Where explorers have their base from: they quantise the checkpoint, or get it quantised and never hold it in
+    full precision."""
 
 
 class Evaluation(Part):

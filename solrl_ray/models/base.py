@@ -153,6 +153,10 @@ class DiffusionModel(ABC):
     def transformer(self) -> nn.Module:
         return self._module("transformer")
 
+    def take(self, transformer: nn.Module) -> None:
+        """Use a transformer that was made from this family's `skeleton` and is on the device already."""
+        self._modules["transformer"] = freeze(transformer)
+
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
         """Encode each text alone, so that an embedding is a function of its text and not of its neighbours.

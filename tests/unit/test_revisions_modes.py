@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from solrl_ray import models
+from solrl_ray.config.checks import check
 from solrl_ray.config.schema import Config, QuantizationScope
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.quantization.scope import plan, quantize_
 from solrl_ray.revisions import base_pack, payload
 from solrl_ray.revisions.branch import BranchLinear, add_branches
@@ -31,6 +32,7 @@ from tests.revisions import (
     randn,
     sent,
 )
+from tests.small import small_config
 
 TIERS = ("nvfp4-emulated", "fp8")
 
@@ -194,3 +196,15 @@ def test_a_base_pack_that_is_damaged_or_of_another_model_is_refused(tiny_pipelin
         base_pack.read(content, tiny_config(tiny_pipeline, "fp8"))
     with pytest.raises(RunError, match="the explorers quantise nothing"):
         base_pack.write(transformer, tiny_config(tiny_pipeline, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["publish.mode=lora"], 'publish.base is "pack".* must be checkpoint with publish.mode lora'),
+        (["rollout.preview.precision=float32"], 'publish.base is "pack".* must be checkpoint, because the pool'),
+    ],
+)
+def test_a_base_pack_that_nobody_could_use_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check(small_config(tmp_path, "pack", "publish.base=pack", *changes))
