@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make lint · make format · make lock · make clean
+# make demo · make test · make test-all · make parity · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,13 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test test-all lint format lock upgrade clean
+.PHONY: help install demo test test-all parity lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
 	@echo "make test     tests: unit, system, chaos"
 	@echo "make test-all the same and the slow ones"
+	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
 	@echo "make lock     pin the versions of pyproject.toml again; make upgrade takes the newest"
@@ -67,6 +68,22 @@ test test-all: $(READY)
 	  echo "== tests/$$part took $$(($$(date +%s) - began)) s"; \
 	done
 
+# Packages whose own requirements clash with current tools: without them, and with what their code needs.
+PARITY := .parity
+$(PARITY)/.ready: $(BIN)/uv requirements.lock
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(PARITY)
+	$(BIN)/uv pip install --python $(PARITY)/bin/python $$(sed -nE 's/^((torch|torchvision|pillow)==[^ ]+).*/\1/p' requirements.lock) \
+	  transformers==4.40.2 timm==0.6.13 ftfy regex clint requests 'huggingface-hub<1' setuptools
+	$(BIN)/uv pip install --python $(PARITY)/bin/python --no-deps hpsv2==1.2.0 image-reward==1.5
+	@touch $@
+
+# The hpsv2 wheel lacks its vocabulary; open_clip's is the same file.
+parity: $(READY) $(PARITY)/.ready
+	@to=$$($(PARITY)/bin/python -c 'import importlib.util as i; print(i.find_spec("hpsv2").submodule_search_locations[0])'); \
+	from=$$($(BIN)/python -c 'import importlib.util as i; print(i.find_spec("open_clip").submodule_search_locations[0])'); \
+	cp "$$from/bpe_simple_vocab_16e6.txt.gz" "$$to/src/open_clip/"
+	$(BIN)/python benchmarks/parity/compare.py $(PARITY)/bin/python
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -87,5 +104,5 @@ upgrade: $(BIN)/uv
 	$(BIN)/uv $(LOCK) --upgrade
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(PARITY) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find solrl_ray actors tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
