@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import solrl_ray
 from solrl_ray import access
 from solrl_ray.config import checks, continuation, families
+from solrl_ray.config.arithmetic import Arithmetic
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.files import replace_file
@@ -45,9 +46,19 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print the arithmetic of a run, and with a cluster what that lacks; start nothing."""
+    """Print the arithmetic of a run, on a named card its times, and with a cluster what that lacks; start nothing."""
+    counts = {
+        "fleet.explorers.count": arguments.explorers,
+        "fleet.regenerators.count": arguments.regenerators,
+        "learner.world_size": arguments.learners,
+    }
+    arguments.set += [f"{key}={count}" for key, count in counts.items() if count is not None]
     loaded = _fresh(arguments)
-    _print_plan(loaded)
+    arithmetic = _print_plan(loaded)
+    if arguments.gpu or arguments.machines:
+        from solrl_ray.scheduling.forecast import times
+
+        print(times(arithmetic, arguments.machines, arguments.gpu), flush=True)
     if arguments.address:
         access.settle(local=False)
         from actors import commands
@@ -249,16 +260,18 @@ def _resumed(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
-def _print_plan(loaded: Loaded) -> None:
+def _print_plan(loaded: Loaded) -> Arithmetic:
     # Imported here: diffusers takes seconds, and a misspelt key should be told at once.
     from solrl_ray import preflight
 
     inputs = preflight.check(loaded.config, loaded.sources)
-    print(preflight.plan(loaded.config, inputs).table(), flush=True)
+    arithmetic = preflight.plan(loaded.config, inputs)
+    print(arithmetic.table(), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
     for warning in families.warnings(loaded.config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return arithmetic
 
 
 def _check_system() -> None:
@@ -317,6 +330,10 @@ def parser() -> argparse.ArgumentParser:
 
     command = verbs.add_parser("plan", parents=[configured], help="print the arithmetic of a run")
     command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: say what it lacks for this run")
+    command.add_argument("--gpu", metavar="NAME", help="say how long it takes: on h200, b200, or by a file of costs")
+    command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, nodes, network, …")
+    for role in ("explorers", "regenerators", "learners"):
+        command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")
     command.set_defaults(run_verb=plan)
 
     command = verbs.add_parser("list", help="models, families, methods and rewards that a run is put together from")

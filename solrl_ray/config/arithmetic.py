@@ -149,18 +149,7 @@ class Arithmetic:
 
     def table(self, width: int = 100) -> str:
         """The printed arithmetic: one paragraph a stage, wrapped at `width` columns."""
-        column = max(len(name) for name, _ in self.rows()) + 2
-        return "\n".join(
-            textwrap.fill(
-                text,
-                width=width,
-                initial_indent=name.ljust(column),
-                subsequent_indent=" " * column,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            for name, text in self.rows()
-        )
+        return paragraphs(self.rows(), width)
 
     def _rollout(self) -> list[tuple[str, str]]:
         """How candidates become samples, by family."""
@@ -239,6 +228,22 @@ class Arithmetic:
         ]
         asked = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved" if self.cpus or self.gpus else "nothing reserved"
         return f"{', '.join(parts)} · {asked}"
+
+
+def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
+    """Names in a column, each with its text wrapped at `width` columns beside it."""
+    column = max(len(name) for name, _ in rows) + 2
+    return "\n".join(
+        textwrap.fill(
+            text,
+            width=width,
+            initial_indent=name.ljust(column),
+            subsequent_indent=" " * column,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for name, text in rows
+    )
 
 
 def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:

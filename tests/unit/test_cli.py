@@ -78,6 +78,30 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert not (config.parent / "runs").exists()
 
 
+def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from solrl_ray.preflight import model_facts
+
+    assert solrl("plan", config, "--gpu", "h200") == 2
+    assert "has nothing like" in capsys.readouterr().err
+    model = load([config]).model
+    figure = "{ms: 2.0, measured: true, source: here}"
+    costs = tmp_path / "costs.yaml"
+    costs.write_text(
+        f"gpu: here\nfastest: fp8\npublication: {figure}\nload: {figure}\ncheckpoint: {figure}\nmodels:\n"
+        f"- {{family: {model.family}, parameters: {model_facts(load([config])).parameters}, "
+        f"resolution: {model.resolution}, steps: {{nvfp4-emulated: {figure}, float32: {figure}}}, "
+        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}}}\n"
+    )
+    capsys.readouterr()
+    assert solrl("plan", config, "--gpu", costs, "--explorers", "5", "--regenerators", "1", "--learners", "2") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "5 explorers" in text
+    assert "s an iteration on 8 × here: explore" in text
+    assert "ESTIMATES none" in text
+
+
 def test_options_may_stand_before_and_after_files(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,15 +7,8 @@ from dataclasses import replace
 import pytest
 
 from solrl_ray.errors import RunError
-from solrl_ray.scheduling.simulation import (
-    Disturbances,
-    Network,
-    Orchestration,
-    Scenario,
-    SimulatedIteration,
-    Simulation,
-    Stages,
-)
+from solrl_ray.scheduling.scenario import Disturbances, Network, Orchestration, Scenario, Stages
+from solrl_ray.scheduling.simulation import SimulatedIteration, Simulation
 from solrl_ray.selection import selection_digest
 
 
