@@ -7,8 +7,10 @@ is an error.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -104,6 +106,12 @@ def parse(text: str, source: str) -> Any:
     `source` names the text in errors. Raises UserError for bad syntax, a repeated key, a key that is not
     text, or a number that is not finite.
     """
+    return copy.deepcopy(_parsed(text, source))  # callers change what they get
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str, source: str) -> Any:
+    """One part is read for each of the hundreds of compositions that it is in."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:

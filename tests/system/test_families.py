@@ -144,3 +144,18 @@ def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: p
     assert page.index(warning) < page.index("Held-out reward")
     tiers = {a.worker: a.tier for a in read_run(folder(config)).attestations}
     assert tiers == {"explorer-0": "nvfp4-emulated", "regenerator-0": "float32"}
+
+
+@pytest.mark.slow
+def test_an_objective_of_transitions_learns_from_those_that_the_pool_was_sampled_by(tmp_path: Path) -> None:
+    grpo = (
+        "run.iterations=1",
+        "rollout.family=scaled",
+        "rollout.sampler={kind: flow_sde}",
+        "objective={kind: flow_grpo}",
+    )
+    one = train(tmp_path, "one", *grpo)
+    (update,) = read_run(folder(one)).iterations
+    assert update.ratio_deviation == 0.0
+    two = train(tmp_path, "two", *grpo, "fleet.explorers.count=2")
+    assert digests(one) == digests(two)

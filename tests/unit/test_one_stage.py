@@ -12,7 +12,7 @@ import torch
 
 from actors.selector import Selector
 from solrl_ray.errors import RunError
-from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.ledger import Ledger, Outcome
@@ -158,6 +158,25 @@ def test_samples_of_another_unit_make_no_group() -> None:
     for stranger in (replace(third, revision=3), sampled(PLAN.pool_units()[2])):
         with pytest.raises(ValueError, match="came for unit full/4/cafe/3-4"):
             assemble(unit, [second, stranger])
+
+
+def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
+    unit = folded().ready("cafe")
+    assert unit is not None
+
+    def recorded(source: WorkUnit, first_step: int = 2) -> SampleGroup:
+        states = torch.tensor([[[100.0 * i], [100.0 * i + 1]] for i in source.indices])
+        return replace(sampled(source), trajectory=Trajectory(states=states, first_step=first_step))
+
+    _, second, third = PLAN.pool_units_of("cafe")
+    group = assemble(unit, [recorded(second), recorded(third)])
+    assert group.trajectory is not None
+    assert group.trajectory.first_step == 2
+    assert group.trajectory.states.tolist() == [[[300.0], [301.0]], [[400.0], [401.0]]]
+    assert assemble(unit, [sampled(second), sampled(third)]).trajectory is None
+    for parts in ([recorded(second), sampled(third)], [recorded(second), recorded(third, first_step=1)]):
+        with pytest.raises(ValueError, match="of 2 samples, from steps"):
+            assemble(unit, parts)
 
 
 def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
