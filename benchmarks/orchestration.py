@@ -150,7 +150,7 @@ class SleepingLearner:
             f"{MODULE}.lora_B": torch.zeros(32, rank_of_lora),
         }
 
-    def host(self) -> str:
+    def start(self) -> str:
         return "here"
 
     def address(self) -> tuple[str, int]:

@@ -66,19 +66,23 @@ class _Member:
 class _Pool:
     role: str
     members: dict[str, _Member] = field(default_factory=dict)
-    free: set[str] = field(default_factory=set)
-    """Those that are ready with a free slot."""
+    free: list[tuple[int, str]] = field(default_factory=list)
+    """A heap of (units held, name), with outdated entries in it."""
 
     def settle(self, member: _Member, credit: int) -> None:
+        """Note a member whose state or units have changed."""
         if member.state is State.READY and member.units < credit:
-            self.free.add(member.name)
-        else:
-            self.free.discard(member.name)
+            heapq.heappush(self.free, (member.units, member.name))
 
-    def slots(self, credit: int) -> list[str]:
-        """One entry a free slot, least busy first, as `actors.pool.Pool.slots` gives them."""
-        free = [(taken, name) for name in self.free for taken in range(self.members[name].units, credit)]
-        return [name for _, name in sorted(free)]
+    def slot(self) -> str | None:
+        """Who takes the next unit: the least busy, by name, as in `actors.pool.Pool.slots`; None if all are full."""
+        while self.free:
+            units, name = self.free[0]
+            member = self.members.get(name)
+            if member is not None and member.state is State.READY and member.units == units:
+                return name
+            heapq.heappop(self.free)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +185,19 @@ class Simulation:
     def _hand_out(self) -> None:
         for role in self._working:
             pool = self._pools[role]
-            slots = pool.slots(self._scenario.credit) if self._waiting[role] else []
-            if not slots:
+            worker = pool.slot() if self._waiting[role] else None
+            if worker is None:
                 continue
             self._spend(self._costs.ask)
             ledger = self._book.explore if role == "explorer" else self._book.full
-            for worker in slots:
+            while worker is not None:
                 unit = ledger.lease(worker)
                 if unit is None:
                     self._waiting[role] = False
                     break
                 self._spend(self._costs.call)
                 self._give(pool, pool.members[worker], unit)
+                worker = pool.slot()
 
     def _arrived(self) -> list[_Event]:
         """Wait for the next event; it, and whatever else is there by then."""
@@ -263,7 +268,6 @@ class Simulation:
     def _replace(self, pool: _Pool, member: _Member) -> None:
         self._spend(self._costs.ask)
         member.state = advance(member.state, "lost")
-        pool.free.discard(member.name)
         del pool.members[member.name]
         self._lose()
         self._book.explore.release(member.name)

@@ -1,0 +1,348 @@
+"""What would fleets cost that nobody has at hand? The live run's ledger, book and worker states in virtual time.
+
+    python benchmarks/scaling.py                 # all questions below, simulated: CPU alone, minutes
+    python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray and a real selector
+    python benchmarks/scaling.py --validate      # simulated beside real runs with stages that sleep
+
+FLUX.1-dev at 512 px by the published method, with the stage times of `price_lists/h200.yaml`. Only its steps are
+measured; the learner's passes, decoding, the network and restarts are estimates. Questions: strong scaling (48 prompts
+whatever the fleet), weak scaling (a prompt an explorer), stragglers, failures, fan-out of a revision, the best split of
+a number of GPUs, the controller's share, and candidates a second through the book on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from solrl_ray.config.arithmetic import ModelFacts, describe
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.noise import uniform
+from solrl_ray.records import Address, UnitResult
+from solrl_ray.scheduling.book import IterationBook, IterationPlan
+from solrl_ray.scheduling.costs import Cluster, orchestration, price_list, priced
+from solrl_ray.scheduling.forecast import scenario
+from solrl_ray.scheduling.scenario import Disturbances, Orchestration, Scenario, Stages
+from solrl_ray.scheduling.simulation import Simulation
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FLUX = ModelFacts(
+    latent_shape=(1024, 64),
+    parameters=11_901_408_320,
+    lora_modules=190,
+    lora_parameters=37_355_520,
+    packed_bytes=1_008_599_040,
+)
+CLUSTER = Cluster(gpu="h200", spread=0.05)
+EXPLORERS = (1, 4, 16, 64, 256, 1024, 4096, 10_000)
+LEARNERS = (8, 16, 32, 64, 128, 256, 512, 1024)
+Rows = list[dict[str, Any]]
+
+
+def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48) -> Config:
+    files = [ROOT / "configs/methods/sol_rl.yaml", ROOT / "configs/models/flux1_dev.yaml"]
+    overrides = (
+        "prompts={train: train.txt, heldout: heldout.txt}",
+        "rewards=[{kind: clipscore, path: clip}]",
+        f"rollout={{prompts: {prompts}, preview: {{precision: fp8}}}}",
+        f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {regenerators}}}}}",
+        f"learner.world_size={learners}",
+    )
+    return load(files, overrides)
+
+
+def made(explorers: int, regenerators: int, learners: int, prompts: int = 48) -> Scenario:
+    config = flux(explorers, regenerators, learners, prompts)
+    cost = priced(config, describe(config, FLUX), price_list(CLUSTER.gpu), CLUSTER)
+    return scenario(config, cost, CLUSTER, orchestration())
+
+
+def mean_seconds(simulated: Scenario, iterations: int = 1) -> float:
+    return statistics.fmean(iteration.seconds for iteration in Simulation(simulated).run(iterations))
+
+
+def overhead(simulated: Scenario) -> float:
+    """Share of an iteration that a controller without costs would save."""
+    seconds = mean_seconds(simulated)
+    return 1 - mean_seconds(replace(simulated, orchestration=Orchestration())) / seconds
+
+
+def strong_scaling() -> Rows:
+    rows = []
+    for explorers in EXPLORERS:
+        iteration = Simulation(made(explorers, min(48, max(1, explorers // 4)), 64)).iterate()
+        rows.append({"explorers": explorers, "rollout": iteration.rollout})
+    return [row | {"efficiency": rows[0]["rollout"] / row["rollout"] / row["explorers"]} for row in rows]
+
+
+def learner_scaling() -> Rows:
+    """Weak: 6 prompts a learner rank, as the published run has."""
+    return [
+        {
+            "learners": ranks,
+            "strong_update": made(1, 1, ranks).stages.update,
+            "weak_update": made(1, 1, ranks, prompts=6 * ranks).stages.update,
+        }
+        for ranks in LEARNERS
+    ]
+
+
+def weak_scaling() -> Rows:
+    rows = []
+    for explorers in EXPLORERS:
+        began = time.process_time()
+        simulated = made(explorers, explorers, min(1024, max(8, explorers)), prompts=explorers)
+        iteration = Simulation(simulated).iterate()
+        free = Simulation(replace(simulated, orchestration=Orchestration())).iterate()
+        cpu = time.process_time() - began
+        rows.append(
+            {
+                "explorers": explorers,
+                "rollout": iteration.rollout,
+                "without_controller": free.rollout,
+                "controller_busy": iteration.busy["controller"] / iteration.rollout,
+                "cpu_seconds": cpu / 2,
+            }
+        )
+    return [row | {"efficiency": rows[0]["rollout"] / row["rollout"]} for row in rows]
+
+
+def stragglers() -> Rows:
+    base, rows = made(64, 32, 64), []
+    for share in (0.0, 0.01, 0.05, 0.1, 0.2):
+        disturbed = replace(base, disturbances=Disturbances(spread=0.05, slow_share=share, slow_factor=3.0))
+        seconds = [Simulation(replace(disturbed, seed=seed)).iterate().rollout for seed in range(10)]
+        rows.append({"slow_share": share, "factor": 3.0, "rollout": statistics.fmean(seconds)})
+    return rows
+
+
+def failures() -> Rows:
+    base, rows = made(256, 48, 64, prompts=256), []
+    for hours in (math.inf, 1000.0, 100.0, 10.0):
+        disturbed = replace(base, disturbances=Disturbances(spread=0.05, mtbf=hours * 3600, restart=60.0))
+        iterations = list(Simulation(disturbed).run(8))
+        rows.append(
+            {
+                "mtbf_hours": hours if math.isfinite(hours) else None,
+                "seconds": statistics.fmean(i.seconds for i in iterations),
+                "lost_an_iteration": statistics.fmean(i.lost for i in iterations),
+            }
+        )
+    return rows
+
+
+def fan_out() -> Rows:
+    """Until the last of the nodes has a revision of the size of FLUX.1-dev's mean one."""
+    network = made(8, 8, 8).network
+    assert network is not None
+    return [
+        {"nodes": nodes, "fanout": fanout, "seconds": replace(network, fanout=fanout).arrival(nodes - 1, nodes)}
+        for nodes in (8, 128, 1250)
+        for fanout in (1, 2, 4, 8, nodes)
+    ]
+
+
+def best_split() -> Rows:
+    """The fastest of the tried splits, none with more than a regenerator a prompt; and GPUs shared by one of each."""
+    rows = []
+    for gpus in LEARNERS:
+        tried = []
+        for learners in sorted({max(1, round(gpus * share)) for share in (0.25, 0.375, 0.5, 0.625, 0.75)}):
+            for part in (0.1, 0.2, 0.35, 0.5):
+                regenerators = min(48, max(1, round((gpus - learners) * part)))
+                explorers = gpus - learners - regenerators
+                if explorers > 0:
+                    seconds = mean_seconds(made(explorers, regenerators, learners))
+                    tried.append((seconds, explorers, regenerators, learners))
+        seconds, explorers, regenerators, learners = min(tried)
+        shared = mean_seconds(replace(made(gpus, gpus, gpus), colocated=True))
+        rows.append(
+            {
+                "gpus": gpus,
+                "split_seconds": seconds,
+                "explorers": explorers,
+                "regenerators": regenerators,
+                "learners": learners,
+                "colocated_seconds": shared,
+            }
+        )
+    return rows
+
+
+def controller_share() -> Rows:
+    """Stages of 1 s, as `benchmarks/orchestration.py` has them: two units a prompt; and FLUX.1-dev's stages."""
+    rows = []
+    for explorers in (1, 4, 16, 64, 256, 1000):
+        sleeping = Scenario(
+            prompts=max(8, 2 * explorers),
+            pool=8,
+            keep=4,
+            micro_batch=4,
+            explorers=explorers,
+            regenerators=explorers,
+            stages=Stages(preview=1.0, full=1.0, update=1.0),
+            orchestration=orchestration().seconds(),
+        )
+        stages = made(explorers, math.ceil(explorers / 2), max(8, explorers), prompts=max(8, explorers))
+        rows.append({"explorers": explorers, "stages_of_1_s": overhead(sleeping), "flux": overhead(stages)})
+    return rows
+
+
+def book_throughput(prompts: int = 400) -> Rows:
+    plan = IterationPlan(
+        iteration=0,
+        revision=0,
+        prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
+        pool=96,
+        keep=24,
+        micro_batch=24,
+    )
+    rewards = {
+        prompt: uniform(Address(run_seed=0, purpose="reward", prompt_id=prompt), (96,)).tolist()
+        for prompt in plan.prompt_ids
+    }
+    results = [
+        UnitResult(
+            unit=unit,
+            rewards=tuple(rewards[unit.prompt_id][index] for index in unit.indices),
+            worker="w",
+            score_class="c",
+            seconds=0.0,
+        )
+        for unit in plan.pool_units()
+    ]
+    book, began = IterationBook(plan), time.process_time()
+    for result in results:
+        book.fold(result)
+    seconds = time.process_time() - began
+    return [{"candidates": 96 * prompts, "candidates_per_second": 96 * prompts / seconds}]
+
+
+QUESTIONS: dict[str, Callable[[], Rows]] = {
+    "strong_scaling": strong_scaling,
+    "learner_scaling": learner_scaling,
+    "weak_scaling": weak_scaling,
+    "stragglers": stragglers,
+    "failures": failures,
+    "fan_out": fan_out,
+    "best_split": best_split,
+    "controller_share": controller_share,
+    "book_throughput": book_throughput,
+}
+
+
+def show(name: str, rows: Rows) -> None:
+    print(f"\n{name}")
+    print("  ".join(f"{key:>18}" for key in rows[0]))
+    for row in rows:
+        print("  ".join(f"{'-' if v is None else f'{v:.4g}' if isinstance(v, float) else v:>18}" for v in row.values()))
+
+
+def plot(results: dict[str, Rows]) -> None:
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    weak, split, share = results["weak_scaling"], results["best_split"], results["controller_share"]
+    axes[0].plot([r["explorers"] for r in weak], [r["rollout"] for r in weak], "o-", label="simulated")
+    axes[0].plot([r["explorers"] for r in weak], [r["without_controller"] for r in weak], "--", label="free controller")
+    axes[0].set(xscale="log", xlabel="explorers, a prompt each", ylabel="rollout, s", ylim=(0, None))
+    axes[1].plot([r["gpus"] for r in split], [r["split_seconds"] for r in split], "o-", label="best split")
+    axes[1].plot([r["gpus"] for r in split], [r["colocated_seconds"] for r in split], "s--", label="taking turns")
+    axes[1].set(xscale="log", yscale="log", xlabel="GPUs, 48 prompts", ylabel="iteration, s")
+    axes[2].plot(
+        [r["explorers"] for r in share], [100 * r["stages_of_1_s"] for r in share], "o-", label="stages of 1 s"
+    )
+    axes[2].plot([r["explorers"] for r in share], [100 * r["flux"] for r in share], "s-", label="FLUX.1-dev")
+    axes[2].set(xscale="log", xlabel="explorers", ylabel="controller's share, %", ylim=(0, None))
+    for axis in axes:
+        axis.legend(frameon=False)
+    figure.savefig(RESULTS / "scaling.png", dpi=120)
+
+
+def validate(seconds: list[float], explorers: list[int], iterations: int) -> None:
+    """Real runs with sleeping stages beside the same scenario, whose costs come from `--calibrate`."""
+    import orchestration as sleeping
+    import ray
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
+    rows = []
+    for stage in seconds:
+        for count in explorers:
+            with tempfile.TemporaryDirectory() as root:
+                measured = sleeping.measure(count, stage, iterations, Path(root))["measured_seconds"]
+            simulated = Scenario(
+                prompts=sleeping.PROMPTS,
+                pool=sleeping.UNITS * sleeping.MICRO_BATCH,
+                keep=sleeping.KEEP,
+                micro_batch=sleeping.MICRO_BATCH,
+                explorers=count,
+                regenerators=count,
+                stages=Stages(preview=stage, full=stage, update=stage),
+                orchestration=orchestration().seconds(),
+            )
+            predicted = mean_seconds(simulated, 2)
+            rows.append(
+                {
+                    "stage_seconds": stage,
+                    "explorers": count,
+                    "measured": measured,
+                    "simulated": predicted,
+                    "error": predicted / measured - 1,
+                }
+            )
+            show("validation", rows[-1:])
+    write("scaling_validation", {"validation": rows})
+
+
+def write(name: str, content: dict[str, Any]) -> None:
+    import os
+
+    RESULTS.mkdir(exist_ok=True)
+    conditions = {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "controller": orchestration().model_dump(),
+        "cluster": CLUSTER.model_dump(),
+        "stages": asdict(made(1, 1, 8).stages),
+    }
+    text = json.dumps({"conditions": conditions} | content, indent=1)
+    (RESULTS / f"{name}.json").write_text(text + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--calibrate", action="store_true", help="measure the controller's messages with a real Ray")
+    parser.add_argument("--validate", action="store_true", help="run real fleets with stages that sleep")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[1.0], help="stage lengths for --validate")
+    parser.add_argument("--explorers", type=int, nargs="+", default=[1, 2, 4], help="for --validate")
+    parser.add_argument("--iterations", type=int, default=4, help="for --validate; the first one is not counted")
+    arguments = parser.parse_args()
+    if arguments.calibrate:
+        from controller_costs import calibrate
+
+        calibrate()
+    elif arguments.validate:
+        validate(arguments.seconds, arguments.explorers, arguments.iterations)
+    else:
+        results = {}
+        for name, question in QUESTIONS.items():
+            results[name] = question()
+            show(name, results[name])
+        write("scaling", results)
+        plot(results)
+
+
+if __name__ == "__main__":
+    main()
