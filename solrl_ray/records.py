@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from solrl_ray.wire import Portable
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -37,7 +39,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptEmbedding:
+class PromptEmbedding(Portable):
     """What the text encoders made of one prompt. Tensors have no batch dimension and are on the CPU."""
 
     prompt_id: str
@@ -108,7 +110,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class Trajectory(Portable):
     """Consecutive states of a stochastic sampler, for objectives that learn from its transitions."""
 
     states: torch.Tensor
@@ -118,7 +120,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleGroup:
+class SampleGroup(Portable):
     """The chosen samples of one prompt: all that a learner may see of a rollout. Of a ``sample`` unit, all it made."""
 
     iteration: int

@@ -16,7 +16,7 @@ from solrl_ray import models
 from solrl_ray.checkpoints import newest_state
 from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.schema import Config, Lora
+from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.policy.digest import lora_digest
@@ -41,7 +41,9 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     path = Path(init).expanduser()
     source = continuation.origin(path)
     if source is not None:
-        lora = continuation.stored(source).model.lora
+        trained = continuation.stored(source).model
+        _check_base(trained, config.model, named)
+        lora = trained.lora
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.exists():
         factors, lora = load_lora(path)
@@ -87,6 +89,15 @@ def _newest(run: Path, named: str) -> LearnerState:
     if state is None:
         raise UserError(f"{named}, a run that has no checkpoint yet.")
     return state
+
+
+def _check_base(found: Model, wanted: Model, named: str) -> None:
+    """A LoRA file does not say what base it was trained on; a run does."""
+    if (found.family, found.path) != (wanted.family, wanted.path):
+        raise UserError(
+            f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "
+            "a LoRA goes with the base that it was trained on."
+        )
 
 
 def _check_lora(found: Lora, wanted: Lora, named: str) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_folder
+from solrl_ray.wire import Portable
 
 FORMAT = "solrl-learner-state/2"
 
@@ -31,7 +32,7 @@ _COUNTERS = ("updates", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerState:
+class LearnerState(Portable):
     """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name."""
 
     updates: int

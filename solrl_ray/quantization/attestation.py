@@ -24,7 +24,16 @@ from solrl_ray.quantization.scope import LAYERS, UNQUANTIZED_TIERS, Quantization
 from solrl_ray.quantization.transformer_engine import engine_codes
 from solrl_ray.records import Address
 
-_LIBRARIES = ("torch", "diffusers", "transformers", "numpy", "solrl-ray")
+_LIBRARIES = (
+    "torch",
+    "torchvision",
+    "diffusers",
+    "transformers",
+    "transformer-engine-torch",
+    "open-clip-torch",
+    "numpy",
+    "solrl-ray",
+)
 _ROWS, _IN, _OUT = 48, 320, 96
 
 
@@ -56,7 +65,7 @@ def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: i
         "micro_batch": micro_batch,
         "threads": threads,
         "libraries": {name: metadata.version(name) for name in _LIBRARIES if _installed(name)},
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cuda": [torch.version.cuda, torch.backends.cudnn.version()] if device.type == "cuda" else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if compiled:

@@ -24,10 +24,11 @@ from solrl_ray.revisions.checksums import Stamp, stamp, stamps_digest
 from solrl_ray.revisions.manifest import Expected, Manifest, Policy, touched_modules
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR
+from solrl_ray.wire import Portable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class Part(Portable):
     """One rank's share of a revision: some of the touched modules."""
 
     revision: int

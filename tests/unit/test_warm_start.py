@@ -98,6 +98,7 @@ def test_a_lora_file_is_all_three_policies(source: Config, tmp_path: Path) -> No
         ),
         ("model.lora.alpha=16", "a LoRA of rank 16 and alpha 32; model.lora must have the same"),
         ("model.lora.targets=[to_q]", "a LoRA of another base or other targets: .* the model has no such factor"),
+        ("model.path=/elsewhere", "a run on flux 'builtin:testbed/pipeline', but this one is on flux '/elsewhere'"),
         ("run.init_digest=feed", r"whose digest is [0-9a-f]{64}, but run\.init_digest is feed"),
     ],
 )
