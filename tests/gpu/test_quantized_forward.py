@@ -209,19 +209,20 @@ def test_an_engine_nvfp4_linear_holds_what_was_published() -> None:
 
 @engine
 @pytest.mark.skipif(not lacks("nvfp4"), reason="the card has NVFP4")
-def test_delayed_scaling_with_an_e2m1_format_is_fp8() -> None:
+def test_delayed_scaling_with_an_e2m1_format_is_no_fp4() -> None:
+    """It is per-tensor FP8: either a product with FP8's error, or, where both operands come out as E5M2, none at all."""
     from transformer_engine.common.recipe import DelayedScaling, Format
 
     from solrl_ray.quantization.transformer_engine import EngineLinear
 
     x, weight = randn(64, 320).to(CUDA, torch.bfloat16), (randn(96, 320, seed=1) / 18).to(CUDA, torch.bfloat16)
-    outs = []
-    for recipe in (DelayedScaling(fp8_format=Format.E2M1), DelayedScaling()):
-        layer = EngineLinear(320, 96, None, recipe)
-        layer.refresh(weight)
+    layer = EngineLinear(320, 96, None, DelayedScaling(fp8_format=Format.E2M1))
+    layer.refresh(weight)
+    try:
         with torch.no_grad():
-            outs.append(layer(x))
+            out = layer(x)
+    except RuntimeError as error:
+        assert "Unable to find suitable cuBLAS GEMM algorithm" in str(error)
+        return
     wanted = torch.nn.functional.linear(x.float(), weight.float())
-    errors = [float((out.float() - wanted).norm() / wanted.norm()) for out in outs]
-    print(f"DelayedScaling: error {errors[0]} with Format.E2M1, {errors[1]} with the default format")
-    assert errors[0] < 0.1  # FP4's would be 0.13
+    assert (out.float() - wanted).norm() / wanted.norm() < 0.1  # FP4's would be 0.13
