@@ -18,12 +18,12 @@ from typing import Any
 from actors import waiting
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
-from actors.learner import LearnerGroup
+from actors.learner_group import LearnerGroup
 from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
 from actors.telemetry import Telemetry
 from solrl_ray import models, report
-from solrl_ray.checkpoints import Uploader
+from solrl_ray.checkpoints import Uploader, newest_state
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
@@ -96,7 +96,13 @@ class Controller:
         encoding = self._encoder.start.remote()
         self._fleet = Fleet(self._config, self._cast, self._telemetry)
         self._fleet.open()
-        self._learners = LearnerGroup(self._cast.learner, self._config)
+        self._learners = LearnerGroup(
+            self._cast.learner,
+            self._config,
+            last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
+            budget=self._fleet.budget,
+            tell=self._telemetry.message,
+        )
         self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)
         waiting.get(encoding, what="the start of the encoder", seconds=self._config.fleet.deadlines.start)
@@ -153,6 +159,7 @@ class Controller:
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
         state.save(self._folder.checkpoint(iteration + 1))
+        self._learners.saved()
         self._folder.prune(self._config.checkpoints)
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(iteration + 1))

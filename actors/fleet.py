@@ -27,7 +27,7 @@ class Fleet:
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
-        self._budget = budget = Budget(config.fleet.max_replacements)
+        self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
         unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
         self.explorers = self._pool(cast.explorer, unit_seconds, budget)
@@ -87,7 +87,7 @@ class Fleet:
         self._telemetry.workers(
             self.explorers.states() | self.regenerators.states(),
             census={"explorer": self.explorers.census(), "regenerator": self.regenerators.census()},
-            replacements_left=self._budget.left,
+            replacements_left=self.budget.left,
         )
         return [event for event in happened if isinstance(event, Done | Lost)]
 

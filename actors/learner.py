@@ -1,9 +1,8 @@
-"""The learner group: one actor a rank around `solrl_ray.learning.Learner`, called once an iteration."""
+"""A rank of the learner group: an actor around `solrl_ray.learning.Learner`."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -16,9 +15,9 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner, UpdateMetrics
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.revisions.manifest import Policy
-from solrl_ray.revisions.payload import Revision
-from solrl_ray.revisions.publish import Part, Publisher, assemble
+from solrl_ray.revisions.publish import Part, Publisher
 
 
 class LearnerRank:
@@ -26,6 +25,8 @@ class LearnerRank:
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
+        self._groups: list[SampleGroup] = []
+        self._embeddings: dict[str, PromptEmbedding] = {}
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -61,13 +62,25 @@ class LearnerRank:
     def load(self, state: LearnerState) -> None:
         self._joined.load(state)
 
-    def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
-        """One update on sample groups in prompt order; groups and embeddings come by reference."""
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        """Fetch sample groups in prompt order and their embeddings, both given by reference. Not collective.
+
+        Raises:
+            InputGone: some of them are lost, or do not arrive in time.
+        """
         seconds = self._config.fleet.deadlines.fetch
         what = f"fetching the samples of iteration {iteration}"
-        fetched = waiting.get(groups, what=what, seconds=seconds)
-        prompts = {e.prompt_id: e for e in waiting.get(embeddings, what=what, seconds=seconds)}
-        return self._joined.update(iteration, fetched, prompts)
+        try:
+            self._groups = waiting.get(groups, what=what, seconds=seconds)
+            self._embeddings = {e.prompt_id: e for e in waiting.get(embeddings, what=what, seconds=seconds)}
+        except waiting.WorkerGone as error:  # this rank is well; what it asked for is gone
+            raise waiting.InputGone(error.what, error.reason) from error
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        """One update on what was fed last, which is let go; collective."""
+        groups, embeddings = self._groups, self._embeddings
+        self._groups, self._embeddings = [], {}
+        return self._joined.update(iteration, groups, embeddings)
 
     def state(self) -> LearnerState | None:
         """The whole state, from rank 0; collective."""
@@ -93,49 +106,3 @@ class LearnerRank:
         if self._learner is None:
             raise RunError(f"learner rank {self._rank} was used before it joined its group")
         return self._learner
-
-
-class LearnerGroup:
-    """The controller's side of the group: calls every rank, waits for all, loses all if one is lost."""
-
-    def __init__(self, spawn: Callable[[int], Any], config: Config) -> None:
-        self._config = config
-        self._ranks = [spawn(rank) for rank in range(config.learner.world_size)]
-
-    def start(self, state: LearnerState | None) -> None:
-        """Bring the ranks together, at `state` or at revision 0."""
-        seconds = self._config.fleet.deadlines.start
-        hosts = self._all("start", seconds=seconds)
-        address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
-        self._all("join", address, port, len(set(hosts)) == 1, seconds=seconds)
-        if state is not None:
-            self._all("load", ray.put(state), seconds=seconds)
-
-    def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
-        """One update; returns rank 0's metrics."""
-        results = self._all(
-            "update", iteration, list(groups), list(embeddings), seconds=self._config.fleet.deadlines.update
-        )
-        metrics: UpdateMetrics = results[0]
-        return metrics
-
-    def state(self) -> LearnerState:
-        state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
-        return state
-
-    def revision(self, policy: Policy) -> Revision:
-        """The policy as it is now, ready to be published; the ranks share the work."""
-        parts = self._all("part", policy, seconds=self._config.fleet.deadlines.publish)
-        return assemble(parts, self._config.model.lora)
-
-    def factors(self, policy: Policy) -> dict[str, Any]:
-        """LoRA factors by name; they are the same on all ranks."""
-        seconds = self._config.fleet.deadlines.publish
-        what = f"the factors of policy {policy}"
-        factors: dict[str, Any] = waiting.get(self._ranks[0].factors.remote(policy), what=what, seconds=seconds)
-        return factors
-
-    def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
-        results: list[Any] = waiting.get(refs, what=f"{method} of the learner group", seconds=seconds)
-        return results

@@ -61,9 +61,10 @@ class Cast:
         worker = self._config.fleet.regenerators
         return self._anywhere(self._roles.regenerator, name, worker).remote(name, self._config)
 
-    def learner(self, rank: int) -> Any:
-        worker = self._config.fleet.learners
-        return self._anywhere(self._roles.learner, f"learner-{rank}", worker).remote(self._config, rank)
+    def learner(self, rank: int, rebuilt: int = 0) -> Any:
+        """`rebuilt`: how often the group was, as part of the name."""
+        worker, name = self._config.fleet.learners, f"learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
+        return self._anywhere(self._roles.learner, name, worker).remote(self._config, rank)
 
     def _base_pack(self) -> tuple[Any, ...]:
         """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,10 @@ _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
+
+GRACE = 30.0
+"""How long after one call of a group has failed another one may turn out to be lost, seconds: Ray notices a dead node
+later than those who were talking to it."""
 
 
 class Gone(RunError):
@@ -87,6 +92,31 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
         raise WorkerGone(what, f"no answer within its deadline of {seconds:g} s") from None
     except RayError as error:
         raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
+
+
+def gather(refs: Sequence[Any], *, what: str, seconds: float) -> list[Any]:
+    """The values of `refs`, calls that depend on each other: for one that is lost, the others fail or hang.
+
+    Raises as `get` does; a loss rather than what the others made of it, for which a failed call is held back for
+    `GRACE` seconds.
+    """
+    deadline, failure = time.monotonic() + seconds, None
+    found: dict[Any, Any] = {}
+    pending = list(refs)
+    while pending:
+        ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
+        if not ready:
+            raise failure or WorkerGone(what, f"no answer within its deadline of {seconds:g} s")
+        try:
+            found[ready[0]] = get(ready[0], what=what, seconds=max(GRACE, deadline - time.monotonic()))
+        except WorkerGone:
+            raise
+        except (RunError, UserError) as error:
+            failure = failure or error
+            deadline = min(deadline, time.monotonic() + GRACE)
+    if failure is not None:
+        raise failure
+    return [found[ref] for ref in refs]
 
 
 def first_ready(refs: Sequence[Any], *, seconds: float) -> list[Any]:

@@ -1,0 +1,147 @@
+"""The learner group, the controller's side: every rank is called, all are waited for, and all are rebuilt for one.
+
+::
+
+    last checkpoint ─► start ─► update ─► state ─► checkpoint ─► saved
+           ▲                      │         │
+           └──── rebuild ◄────────┴─────────┘   a rank died or hung: new ranks, fed the same samples again
+
+An update is a function of state and samples, so a rebuilt group arrives at the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors import waiting
+from actors.pool import Budget
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.revisions.manifest import Policy
+from solrl_ray.revisions.payload import Revision
+from solrl_ray.revisions.publish import assemble
+
+
+@dataclass(frozen=True, slots=True)
+class _Meal:
+    """What an update learns from, by reference."""
+
+    iteration: int
+    groups: list[Any]
+    embeddings: list[Any]
+
+
+class LearnerGroup:
+    def __init__(
+        self,
+        spawn: Callable[[int, int], Any],
+        config: Config,
+        *,
+        last_state: Callable[[], LearnerState | None],
+        budget: Budget,
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            spawn: makes the actor of a rank; its second argument counts how often the group was rebuilt.
+            last_state: what a rebuilt group begins with, None for revision 0: the newest checkpoint.
+            budget: from which each rebuilding takes one.
+            tell: is given a sentence for the user.
+        """
+        self._config = config
+        self._spawn = spawn
+        self._last_state = last_state
+        self._budget = budget
+        self._tell = tell
+        self._rebuilt = 0
+        self._meal: _Meal | None = None
+        """Of the update that no checkpoint holds yet."""
+        self._metrics: UpdateMetrics | None = None
+        self._ranks = self._spawn_all()
+
+    def start(self, state: LearnerState | None) -> None:
+        """Bring the ranks together, at `state` or at revision 0. A rank that is lost here ends the run."""
+        seconds = self._config.fleet.deadlines.start
+        hosts = self._ask("start", seconds=seconds)
+        address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
+        self._ask("join", address, port, len(set(hosts)) == 1, seconds=seconds)
+        if state is not None:
+            self._ask("load", ray.put(state), seconds=seconds)
+
+    def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
+        """One update; returns rank 0's metrics.
+
+        Args:
+            groups: references of the sample groups, in prompt order; kept until `saved`.
+            embeddings: references of their prompts' embeddings.
+        """
+        self._meal = _Meal(iteration, list(groups), list(embeddings))
+        try:
+            return self._learn(self._meal)
+        except waiting.WorkerGone as error:
+            self._rebuild(error)
+        assert self._metrics is not None
+        return self._metrics
+
+    def state(self) -> LearnerState:
+        state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
+        return state
+
+    def saved(self) -> None:
+        """Note that `last_state` is what the group holds now: its samples need not be fed again."""
+        self._meal = None
+
+    def revision(self, policy: Policy) -> Revision:
+        """The policy as it is now, ready to be published; the ranks share the work."""
+        parts = self._all("part", policy, seconds=self._config.fleet.deadlines.publish)
+        return assemble(parts, self._config.model.lora)
+
+    def factors(self, policy: Policy) -> dict[str, Any]:
+        """LoRA factors by name; they are the same on all ranks."""
+        factors: dict[str, Any] = self._all("factors", policy, seconds=self._config.fleet.deadlines.publish)[0]
+        return factors
+
+    def _learn(self, meal: _Meal) -> UpdateMetrics:
+        deadlines = self._config.fleet.deadlines
+        # Twice the deadline of each of its two fetches, which names what does not arrive.
+        self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=4 * deadlines.fetch)
+        metrics: UpdateMetrics = self._ask("update", meal.iteration, seconds=deadlines.update)[0]
+        self._metrics = metrics
+        return metrics
+
+    def _rebuild(self, error: waiting.WorkerGone) -> None:
+        """New ranks at the last state, and the open update done again. Raises RunError if no replacement is left."""
+        while True:
+            self._budget.spend("the learner group", str(error))
+            self._tell(f"the learner group is rebuilt from the last checkpoint ({error})")
+            for rank in self._ranks:
+                ray.kill(rank, no_restart=True)
+            self._rebuilt += 1
+            self._ranks = self._spawn_all()
+            try:
+                self.start(self._last_state())
+                if self._meal is not None:
+                    self._learn(self._meal)
+                return
+            except waiting.WorkerGone as again:
+                error = again
+
+    def _spawn_all(self) -> list[Any]:
+        return [self._spawn(rank, self._rebuilt) for rank in range(self._config.learner.world_size)]
+
+    def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+        """As `_ask`, of a group that is rebuilt if it is lost."""
+        while True:
+            try:
+                return self._ask(method, *arguments, seconds=seconds)
+            except waiting.WorkerGone as error:
+                self._rebuild(error)
+
+    def _ask(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+        refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
+        return waiting.gather(refs, what=f"{method} of the learner group", seconds=seconds)

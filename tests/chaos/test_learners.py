@@ -1,0 +1,92 @@
+"""A learner rank is killed in chosen states; the rebuilt group ends with the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from actors.learner import LearnerRank
+from actors.learner_group import LearnerGroup
+from actors.pool import Budget
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.state import LearnerState
+from tests.learning import config, embeddings, groups
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
+
+
+class KilledWhileUpdating(LearnerRank):
+    """The first rank 1 is killed in iteration 1 after its second backward pass, while rank 0 waits for it."""
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        if iteration == 1 and self._rank == 1 and ".1" not in ray.get_runtime_context().get_actor_name():
+            engine, passes = self._joined._engine, []
+            backward = engine.backward
+
+            def killed(*arguments: Any, **keywords: Any) -> None:
+                backward(*arguments, **keywords)
+                passes.append(1)
+                if len(passes) == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            engine.backward = killed  # type: ignore[method-assign]
+        return super().update(iteration)
+
+
+class KilledBeforeItsStateIsSaved(LearnerRank):
+    """The first rank 0 is killed when it has made update 1 and is asked for its state."""
+
+    def state(self) -> LearnerState | None:
+        state = super().state()
+        if state is not None and state.updates == 2 and ".1" not in ray.get_runtime_context().get_actor_name():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state
+
+
+def group(settings: Config, folder: Path, role: type, said: list[str]) -> LearnerGroup:
+    def spawn(rank: int, rebuilt: int) -> Any:
+        name = f"{folder.name}-learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
+        return ray.remote(role).options(name=name, num_cpus=0).remote(settings, rank)
+
+    def last_state() -> LearnerState | None:
+        there = sorted(folder.glob("state-*"))
+        return LearnerState.load(there[-1]) if there else None
+
+    return LearnerGroup(spawn, settings, last_state=last_state, budget=Budget(1), tell=said.append)
+
+
+def train(learners: LearnerGroup, folder: Path) -> list[list[bytes]]:
+    """Two iterations; the files of the states after each."""
+    known = [ray.put(embedding) for embedding in embeddings().values()]
+    learners.start(None)
+    for iteration in range(2):
+        learners.update(iteration, [ray.put(made) for made in groups(iteration)], known)
+        learners.state().save(folder / f"state-{iteration + 1}")
+        learners.saved()
+    return [[(folder / f"state-{n}" / name).read_bytes() for name in STATE_FILES] for n in (1, 2)]
+
+
+def two_ranks(pipeline: Path, zero_stage: int) -> Config:
+    return config(pipeline, learner={"world_size": 2, "zero_stage": zero_stage}, fleet={"learners": {"threads": 1}})
+
+
+@pytest.mark.parametrize(("zero_stage", "role"), [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved)])
+def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
+    tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type
+) -> None:
+    settings = two_ranks(tiny_pipeline, zero_stage)
+    said: list[str] = []
+    calm, hurt = tmp_path / f"calm-{zero_stage}", tmp_path / f"hurt-{zero_stage}"
+    expected = train(group(settings, calm, LearnerRank, said), calm)
+    assert said == []
+    assert train(group(settings, hurt, role, said), hurt) == expected
+    assert len(said) == 1
+    assert said[0].startswith("the learner group is rebuilt from the last checkpoint (")
