@@ -21,6 +21,7 @@ from actors.fleet import Fleet
 from actors.learner_group import LearnerGroup
 from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
+from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray import models, report
 from solrl_ray.checkpoints import Uploader, newest_state
@@ -91,17 +92,24 @@ class Controller:
         self._telemetry.state("starting workers", stage="start")
         for warning in warnings(self._config):
             self._telemetry.message(f"warning: {warning}")
-        self._selector = self._cast.selector()
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
         self._fleet = Fleet(self._config, self._cast, self._telemetry)
         self._fleet.open()
+        self._selector = SelectorClient(
+            self._cast.selector,
+            seconds=self._config.fleet.deadlines.selector,
+            budget=self._fleet.budget,
+            held=self._fleet.held,
+            tell=self._telemetry.message,
+        )
         self._learners = LearnerGroup(
             self._cast.learner,
             self._config,
             last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
             budget=self._fleet.budget,
             tell=self._telemetry.message,
+            supply=lambda: self._rollout.supply(),
         )
         self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)

@@ -45,6 +45,8 @@ def collect(
             if not isinstance(event, Done):
                 ledger.release(event.worker)
                 continue
+            if event.unit not in units:
+                continue  # of a rollout: it was done twice, and came too late
             ledger.finish(event.unit.id, repr(event.value.rewards))
             found[event.unit.prompt_id] = event.value
         telemetry.stage("evaluate", ledger.done, len(ledger))

@@ -15,7 +15,7 @@ from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.records import Attestation
+from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
 
@@ -67,6 +67,10 @@ class Fleet:
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
         return dict(self._counts)
+
+    def held(self) -> list[tuple[str, WorkUnit]]:
+        """Worker and unit of everything at work in both pools."""
+        return self.explorers.held() + self.regenerators.held()
 
     def events(self, *, seconds: float) -> list[Done | Lost]:
         """What happened in both pools, waiting at most `seconds` for something to.

@@ -12,7 +12,7 @@ An update is a function of state and samples, so a rebuilt group arrives at the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -45,6 +45,7 @@ class LearnerGroup:
         last_state: Callable[[], LearnerState | None],
         budget: Budget,
         tell: Callable[[str], None],
+        supply: Callable[[], list[Any]],
     ) -> None:
         """
         Args:
@@ -52,12 +53,14 @@ class LearnerGroup:
             last_state: what a rebuilt group begins with, None for revision 0: the newest checkpoint.
             budget: from which each rebuilding takes one.
             tell: is given a sentence for the user.
+            supply: the open iteration's groups once more, by reference, if some are lost with a node.
         """
         self._config = config
         self._spawn = spawn
         self._last_state = last_state
         self._budget = budget
         self._tell = tell
+        self._supply = supply
         self._rebuilt = 0
         self._meal: _Meal | None = None
         """Of the update that no checkpoint holds yet."""
@@ -108,11 +111,20 @@ class LearnerGroup:
 
     def _learn(self, meal: _Meal) -> UpdateMetrics:
         deadlines = self._config.fleet.deadlines
-        # Twice the deadline of each of its two fetches, which names what does not arrive.
-        self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=4 * deadlines.fetch)
+        try:
+            self._feed(meal)
+        except waiting.InputGone as error:
+            self._tell(f"the samples of iteration {meal.iteration} are taken from the run folder ({error.reason})")
+            meal = self._meal = replace(meal, groups=self._supply())
+            self._feed(meal)
         metrics: UpdateMetrics = self._ask("update", meal.iteration, seconds=deadlines.update)[0]
         self._metrics = metrics
         return metrics
+
+    def _feed(self, meal: _Meal) -> None:
+        # Twice the deadline of each of its two fetches, which names what does not arrive.
+        seconds = 4 * self._config.fleet.deadlines.fetch
+        self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=seconds)
 
     def _rebuild(self, error: waiting.WorkerGone) -> None:
         """New ranks at the last state, and the open update done again. Raises RunError if no replacement is left."""

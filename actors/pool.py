@@ -169,6 +169,10 @@ class Pool:
         seconds = self._unit_seconds * (member.units + 1)
         self._call(member, small, "unit", seconds, unit=unit, large=large)
 
+    def held(self) -> list[tuple[str, WorkUnit]]:
+        """Worker and unit of everything at work."""
+        return [(n, call.unit) for n, member in self._members.items() for call in member.calls.values() if call.unit]
+
     def refs(self) -> list[Any]:
         """References of all calls in flight."""
         return [ref for member in self._members.values() for ref in member.calls]

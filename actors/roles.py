@@ -50,8 +50,8 @@ class Cast:
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
 
-    def selector(self) -> Any:
-        return self._here(self._roles.selector, "selector").remote(self._folder)
+    def selector(self, name: str) -> Any:
+        return self._here(self._roles.selector, name).remote(self._folder)
 
     def explorer(self, name: str) -> Any:
         make = self._anywhere(self._roles.explorer, name, self._config.fleet.explorers)

@@ -17,7 +17,8 @@ from actors import waiting
 from actors.fleet import Fleet
 from actors.pool import Done, Lost
 from actors.regenerator import GroupReport
-from actors.selector import Closed, Opened
+from actors.selector import Closed
+from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
@@ -60,12 +61,12 @@ class RolledOut:
 
 
 class Rollout:
-    def __init__(self, config: Config, fleet: Fleet, selector: Any, telemetry: Telemetry) -> None:
+    def __init__(self, config: Config, fleet: Fleet, selector: SelectorClient, telemetry: Telemetry) -> None:
         self._config = config
         self._fleet = fleet
         self._selector = selector
         self._telemetry = telemetry
-        self._seconds = config.fleet.deadlines.selector
+        self._restarts = 0
 
     def run(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> RolledOut:
         """Bring every prompt of the plan to its group.
@@ -79,7 +80,8 @@ class Rollout:
         self._clocks = {stage: StageClock() for stage in self._stages}
         self._waiting = dict.fromkeys(self._stages, True)
         self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
-        opened: Opened = self._ask("open", plan)
+        self._plan = plan
+        opened = self._selector.open(plan)
         if opened.message:
             self._telemetry.message(opened.message)
         self._groups = {group.prompt_id: ray.put(group) for group in opened.groups}
@@ -99,8 +101,15 @@ class Rollout:
             clocks=self._clocks,
         )
 
+    def supply(self) -> list[Any]:
+        """The groups of the last rollout once more, from the run folder; references in prompt order."""
+        return [self._selector.stored(prompt_id) for prompt_id in self._plan.prompt_ids]
+
     def _hand_out(self) -> None:
         """Fill every free slot. The flags spare the selector questions whose answer is known to be nothing."""
+        if self._restarts != self._selector.restarts:  # what was known of the old selector's queues is void
+            self._restarts = self._selector.restarts
+            self._waiting = dict.fromkeys(self._stages, True)
         for stage in self._stages:
             pool = self._fleet.explorers if stage == "explore" else self._fleet.regenerators
             slots = pool.slots() if self._waiting[stage] else []
@@ -120,6 +129,8 @@ class Rollout:
             self._waiting = dict.fromkeys(self._stages, True)
             if requeued:
                 self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
+        elif event.unit.iteration != self._plan.iteration:
+            return  # a unit that was done twice, and came too late
         elif event.unit.stage == "full":
             self._store(event.unit, event.value, event.large)
         else:
@@ -143,11 +154,8 @@ class Rollout:
         kept = self._kept[unit.prompt_id]
         self._kept[unit.prompt_id] = {}
         parts = [samples for source, samples in kept.items() if set(source.indices) & set(unit.indices)]
-        rewards, group = self._selector.assemble.options(num_returns=2).remote(unit, *parts)
         try:
-            what = f"putting the group of prompt {unit.prompt_id} together"
-            self._rewards[unit.prompt_id] = waiting.get(rewards, what=what, seconds=self._seconds)
-            self._groups[unit.prompt_id] = group
+            self._rewards[unit.prompt_id], self._groups[unit.prompt_id] = self._selector.assemble(unit, *parts)
         except waiting.InputGone as error:  # some went down with their node
             self._ask("lose", unit.prompt_id)
             self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
@@ -166,8 +174,7 @@ class Rollout:
         self._rewards[report.prompt_id] = report.rewards
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        ref = getattr(self._selector, method).remote(*arguments)
-        return waiting.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
+        return self._selector.ask(method, *arguments)
 
     def _show(self) -> None:
         self._telemetry.stage("explore", self._candidates, self._pool_size)

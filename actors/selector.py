@@ -83,6 +83,12 @@ class Selector:
         """Take back a lost worker's units."""
         return self._iteration.explore.release(worker) + self._iteration.full.release(worker)
 
+    def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
+        """Note which units are at work already, after a restart."""
+        for worker, unit in held:
+            for ledger in (self._iteration.explore, self._iteration.full):
+                ledger.hold(worker, unit.id)
+
     def requeue(self, unit: WorkUnit) -> None:
         """Have a full unit done again whose answer was lost on its way here."""
         self._iteration.full.requeue(unit.id)
@@ -128,6 +134,20 @@ class Selector:
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         self.store(group)
         return group.rewards, group
+
+    def stored(self, prompt_id: str) -> tuple[bool, SampleGroup]:
+        """An acknowledged group, read from the run folder; True, and the group.
+
+        Raises RunError if the folder does not hold its bytes any more.
+        """
+        book = self._iteration
+        try:
+            group = self._folder.load_group(book.plan.iteration, prompt_id)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"the stored group of prompt {prompt_id} cannot be read: {error}; resume the run") from None
+        if book.fold_full(group) is not Outcome.DUPLICATE:
+            raise RunError(f"the stored group of prompt {prompt_id} is not what was acknowledged; resume the run")
+        return True, group
 
     def lose(self, prompt_id: str) -> None:
         """Have the kept samples of a selected prompt made again, because they are gone."""

@@ -74,6 +74,12 @@ class Ledger:
                 return self._units[unit_id]
         return None
 
+    def hold(self, worker: str, unit_id: str) -> None:
+        """Note that `worker` has a unit already, as after a restart. Nothing happens unless it waits."""
+        if unit_id in self._waiting:
+            self._waiting.remove(unit_id)
+            self._leases[unit_id] = worker
+
     def finish(self, unit_id: str, digest: str) -> Outcome:
         """Bring a result, named by the digest of its bytes. Raises KeyError for a unit that was never planned."""
         if unit_id not in self._units:

@@ -60,7 +60,7 @@ def group(settings: Config, folder: Path, role: type, said: list[str]) -> Learne
         there = sorted(folder.glob("state-*"))
         return LearnerState.load(there[-1]) if there else None
 
-    return LearnerGroup(spawn, settings, last_state=last_state, budget=Budget(1), tell=said.append)
+    return LearnerGroup(spawn, settings, last_state=last_state, budget=Budget(1), tell=said.append, supply=list)
 
 
 def train(learners: LearnerGroup, folder: Path) -> list[list[bytes]]:

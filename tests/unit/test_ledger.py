@@ -82,3 +82,12 @@ def test_whatever_dies_every_unit_is_done_exactly_once(seed: int) -> None:
     assert ledger.complete
     assert sorted(accepted) == sorted(unit(n).id for n in range(30))
     assert ledger.violations == 0
+
+
+def test_a_unit_that_is_at_work_is_not_handed_out_again_until_its_worker_is_lost() -> None:
+    ledger = Ledger([unit(0), unit(1)])
+    ledger.hold("a", unit(1).id)
+    ledger.hold("a", "preview/1/unknown/0-1")
+    assert [ledger.lease("b"), ledger.lease("b")] == [unit(0), None]
+    assert ledger.release("a") == (unit(1).id,)
+    assert ledger.lease("b") == unit(1)

@@ -1,0 +1,102 @@
+"""The controller's line to the selector, which is restarted in place when it dies or hangs.
+
+A new selector replays the journal of the open iteration and is told which units are at work. What the old one did not
+acknowledge is sent again; had it been journaled already, it folds away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from actors import waiting
+from actors.pool import Budget
+from actors.selector import Opened
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.fleet import replacement_name
+
+
+class SelectorClient:
+    def __init__(
+        self,
+        spawn: Callable[[str], Any],
+        *,
+        seconds: float,
+        budget: Budget,
+        held: Callable[[], list[tuple[str, WorkUnit]]],
+        tell: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            spawn: makes the actor of a given name.
+            seconds: deadline of one call.
+            budget: from which each restart takes one.
+            held: worker and unit of everything at work.
+            tell: is given a sentence for the user.
+        """
+        self._spawn, self._seconds, self._budget, self._held, self._tell = spawn, seconds, budget, held, tell
+        self._name = "selector"
+        self._actor = spawn(self._name)
+        self._plan: IterationPlan | None = None
+        self.restarts = 0
+
+    def open(self, plan: IterationPlan) -> Opened:
+        """Begin an iteration; from now on a new selector goes on with it."""
+        self._plan = plan
+        opened: Opened = self.ask("open", plan)
+        return opened
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """The selector's answer. Raises as `waiting.get`, but for the loss of the selector."""
+        return self._repeat(lambda: (self._call(method, *arguments), None))[0]
+
+    def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
+        """`Selector.assemble` of parts given by reference: rewards, and the reference of the group."""
+
+        def attempt() -> tuple[Any, Any]:
+            rewards, group = self._actor.assemble.options(num_returns=2).remote(unit, *parts)
+            what = f"putting the group of prompt {unit.prompt_id} together"
+            return waiting.get(rewards, what=what, seconds=self._seconds), group
+
+        return self._repeat(attempt)
+
+    def stored(self, prompt_id: str) -> Any:
+        """Reference of a finished group as the run folder holds it; returns once it is there."""
+
+        def attempt() -> tuple[Any, Any]:
+            acknowledged, group = self._actor.stored.options(num_returns=2).remote(prompt_id)
+            what = f"reading the group of prompt {prompt_id}"
+            return waiting.get(acknowledged, what=what, seconds=self._seconds), group
+
+        return self._repeat(attempt)[1]
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        ref = getattr(self._actor, method).remote(*arguments)
+        return waiting.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
+
+    def _repeat(self, attempt: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+        while True:
+            try:
+                return attempt()
+            except waiting.WorkerGone as error:
+                self._restart(error)
+
+    def _restart(self, error: waiting.WorkerGone) -> None:
+        while True:
+            self._budget.spend("the selector", str(error))
+            self._tell(f"the selector is restarted and replays its journal ({error})")
+            ray.kill(self._actor, no_restart=True)
+            self._name = replacement_name(self._name)
+            self._actor = self._spawn(self._name)
+            self.restarts += 1
+            if self._plan is None:
+                return
+            try:
+                self._call("open", self._plan)
+                self._call("hold", self._held())
+                return
+            except waiting.WorkerGone as again:
+                error = again

@@ -1,0 +1,105 @@
+"""The selector is killed between receiving and acknowledging; a new one goes on from the journal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from actors.pool import Budget
+from actors.selector import Selector
+from actors.selector_client import SelectorClient
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.book import IterationPlan, group_digest
+from solrl_ray.scheduling.ledger import Outcome
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
+REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
+
+
+def die_once(folder: Path, name: str) -> None:
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killed(Selector):
+    """Once after it journaled a result, once before it takes a result, once after it stored a group."""
+
+    def fold(self, result: UnitResult) -> WorkUnit | None:
+        if result.unit.prompt_id == "cafe":
+            die_once(self._folder.path, "before")
+        ready = super().fold(result)
+        die_once(self._folder.path, "folded")
+        return ready
+
+    def store(self, group: SampleGroup) -> Outcome:
+        outcome = super().store(group)
+        die_once(self._folder.path, "stored")
+        return outcome
+
+
+def client(folder: Path, at_work: list[tuple[str, WorkUnit]], *, replacements: int = 3) -> SelectorClient:
+    def spawn(name: str) -> Any:
+        return ray.remote(Killed).options(name=f"{folder.name}-{name}", num_cpus=0).remote(folder)
+
+    return SelectorClient(
+        spawn, seconds=60.0, budget=Budget(replacements), held=lambda: list(at_work), tell=lambda _: None
+    )
+
+
+def result_of(unit: WorkUnit) -> UnitResult:
+    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+    return UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
+
+
+def group_of(unit: WorkUnit) -> SampleGroup:
+    return SampleGroup(
+        iteration=4,
+        revision=4,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=(0.9, 0.1),
+        latents=torch.tensor([[1.0], [float(len(unit.prompt_id))]]),
+    )
+
+
+def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away(tmp_path: Path) -> None:
+    at_work: list[tuple[str, WorkUnit]] = []
+    selector = client(tmp_path, at_work)
+    assert selector.open(PLAN).candidates == 0
+    at_work += selector.ask("lease", "explore", ["explorer-0"] * 4)
+    assert len(at_work) == 4
+    while at_work:
+        _, unit = at_work.pop(0)
+        selector.ask("fold", result_of(unit))
+        assert selector.ask("lease", "explore", ["explorer-1"]) == []  # nobody does what is at work already
+    full = [unit for _, unit in selector.ask("lease", "regenerate", ["regenerator-0"] * 3)]
+    assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
+    for unit in full:
+        selector.ask("store", group_of(unit))
+    closed = selector.ask("close")
+    assert selector.restarts == 3
+    assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
+    assert closed.proxy_mean == pytest.approx(0.5)
+    assert (closed.counts.candidates, closed.counts.groups, closed.counts.violations) == (8, 2, 0)
+    stored = ray.get(selector.stored("cafe"))
+    assert group_digest(stored) == group_digest(group_of(full[1]))
+
+
+def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
+    selector = client(tmp_path, [], replacements=0)
+    selector.open(PLAN)
+    _, unit = selector.ask("lease", "explore", ["explorer-0"])[0]
+    with pytest.raises(RunError, match=r"the selector was lost \(the selector's answer to fold failed: its worker is "):
+        selector.ask("fold", result_of(unit))
