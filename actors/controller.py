@@ -37,7 +37,7 @@ from solrl_ray.resuming import ResumePoint, resume_point
 from solrl_ray.revisions.publication import Publications
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
-from solrl_ray.run_metrics import iteration_metrics
+from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling.book import IterationPlan
 
 REVISIONS_KEPT = 2
@@ -133,6 +133,7 @@ class Controller:
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
             policy_digest=self._policy_digest,
+            audit=audit_plan(config),
         )
         rolled = self._rollout.run(plan, prompts, embeddings)
         self._telemetry.state("learning", stage="learn")

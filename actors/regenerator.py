@@ -17,7 +17,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, WorkUnit
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout import Sampler
@@ -67,14 +67,14 @@ class Regenerator:
         report = quantize_(model.transformer, tier, config.model.quantization)
         checks = attestation.attest(model.transformer, tier, report)
         checks["compiled"] = compile_(model.transformer, config.compile, self._device, tier)
-        score_class = attestation.score_class(
+        self._score_class = attestation.score_class(
             self._device,
             tier,
             micro_batch=full.micro_batch,
             threads=worker.threads,
             compiled=checks["compiled"] if compiles(config.compile, self._device, tier) else "",
         )
-        self._weights = WeightHolder(self._name, "regenerator", config, model, score_class)
+        self._weights = WeightHolder(self._name, "regenerator", config, model, self._score_class)
         record = needs_trajectory(config)
         self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch, record=record)
         self._evaluate = Sampler(
@@ -84,7 +84,7 @@ class Regenerator:
             worker=self._name,
             device=attestation.device_name(self._device),
             tier=tier,
-            score_class=score_class,
+            score_class=self._score_class,
             checks=checks,
             skipped_layers=len(report.skipped),
         )
@@ -114,6 +114,20 @@ class Regenerator:
         )
         report = GroupReport(prompt_id=group.prompt_id, rewards=group.rewards, seconds=group.seconds, started=began)
         return report, group
+
+    def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        """Score seeds that were not selected as if they had been; their samples do not leave this method."""
+        began, started = time.time(), time.perf_counter()
+        self._weights.check(unit)
+        sampled = self._full(unit, prompt, embedding)
+        return UnitResult(
+            unit=unit,
+            rewards=tuple(sampled.rewards.tolist()),
+            worker=self._name,
+            score_class=self._score_class,
+            seconds=time.perf_counter() - started,
+            started=began,
+        )
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""

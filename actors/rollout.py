@@ -24,7 +24,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 
-CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2)}
+CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2), "audit": ("audit", 1)}
 """A unit's stage → the worker's method and the number of parts of its answer."""
 
 
@@ -78,6 +78,8 @@ class Rollout:
         self._embeddings = embeddings
         self._stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
         self._clocks = {stage: StageClock() for stage in self._stages}
+        if plan.audit:
+            self._clocks["audit"] = StageClock()
         self._waiting = dict.fromkeys(self._stages, True)
         self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
         self._plan = plan
@@ -86,9 +88,10 @@ class Rollout:
             self._telemetry.message(opened.message)
         self._groups = {group.prompt_id: ray.put(group) for group in opened.groups}
         self._rewards = {group.prompt_id: group.rewards for group in opened.groups}
+        self._audits, self._audited = set(opened.audits), len(plan.audited_prompts)
         self._candidates, self._pool_size = opened.candidates, plan.pool * len(prompts)
         self._show()
-        while len(self._groups) < len(prompts):
+        while len(self._groups) < len(prompts) or len(self._audits) < self._audited:
             self._hand_out()
             for event in self._fleet.events(seconds=1.0):
                 self._take(event)
@@ -118,7 +121,7 @@ class Rollout:
             leases = self._ask("lease", stage, slots)
             self._waiting[stage] = len(leases) == len(slots)
             for worker, unit in leases:
-                self._clocks[stage].start()
+                self._clocks["audit" if unit.stage == "audit" else stage].start()
                 method, parts = CALLS[unit.stage]
                 inputs = (unit, self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id])
                 pool.give(worker, unit, method, *inputs, parts=parts)
@@ -133,6 +136,10 @@ class Rollout:
             return  # a unit that was done twice, and came too late
         elif event.unit.stage == "full":
             self._store(event.unit, event.value, event.large)
+        elif event.unit.stage == "audit":
+            self._clocks["audit"].stop(event.value.seconds)
+            self._ask("fold_audit", event.value)
+            self._audits.add(event.unit.prompt_id)
         else:
             self._fold(event.value, event.large)
 
@@ -181,3 +188,5 @@ class Rollout:
         self._telemetry.stage(
             "regenerate" if "regenerate" in self._stages else "select", len(self._groups), len(self._prompts)
         )
+        if self._audited:
+            self._telemetry.stage("audit", len(self._audits), self._audited)

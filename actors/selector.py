@@ -6,7 +6,7 @@ What it acknowledges is in the journal, on the disk. Bringing the same result tw
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Opened:
     """Groups that need not be made again."""
     candidates: int
     """Candidates whose rewards are known already."""
+    audits: tuple[str, ...] = ()
+    """Prompts whose audits are done already."""
     message: str = ""
     """What a user should know: that the journal was set aside, and why."""
 
@@ -67,21 +69,30 @@ class Selector:
             self._journal.append(header)
         groups = [group for entry in entries[1:] if (group := self._replay(entry)) is not None]
         self._book.restart()
-        return Opened(groups=tuple(groups), candidates=self._book.counts().candidates, message=message)
+        return Opened(
+            groups=tuple(groups),
+            candidates=self._book.counts().candidates,
+            audits=self._book.audits_done,
+            message=message,
+        )
 
     def lease(self, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
         """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
 
         Args:
-            stage: ``explore``, units of the pools, or ``regenerate``, full units.
+            stage: ``explore``, units of the pools, or ``regenerate``, full units and, when none waits, audit units.
         """
-        ledger = self._iteration.full if stage == "regenerate" else self._iteration.explore
-        leased = ((worker, ledger.lease(worker)) for worker in slots)
+        book = self._iteration
+        if stage == "explore":
+            leased = [(worker, book.explore.lease(worker)) for worker in slots]
+        else:
+            leased = [(worker, book.full.lease(worker) or book.audit.lease(worker)) for worker in slots]
         return [(worker, unit) for worker, unit in leased if unit is not None]
 
     def release(self, worker: str) -> tuple[str, ...]:
         """Take back a lost worker's units."""
-        return self._iteration.explore.release(worker) + self._iteration.full.release(worker)
+        book = self._iteration
+        return book.explore.release(worker) + book.full.release(worker) + book.audit.release(worker)
 
     def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
         """Note which units are at work already, after a restart."""
@@ -107,8 +118,20 @@ class Selector:
         if outcome is Outcome.VIOLATION:
             raise RunError(f"{result.worker} computed other bytes for {result.unit.id} than the first result")
         if outcome is Outcome.ACCEPTED:
-            self._journal.append(_pool_entry(result), *([_selection_entry(selection)] if selection else []))
+            self._journal.append(_unit_entry(result), *([_selection_entry(selection)] if selection else []))
         return None if outcome is Outcome.DUPLICATE else book.ready(result.unit.prompt_id)
+
+    def fold_audit(self, result: UnitResult) -> Outcome:
+        """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `fold` does."""
+        try:
+            outcome = self._iteration.fold_audit(result)
+        except (KeyError, ValueError) as error:
+            raise RunError(f"refused an audit of {result.worker}: {error}") from error
+        if outcome is Outcome.VIOLATION:
+            raise RunError(f"{result.worker} computed other bytes for {result.unit.id} than the first result")
+        if outcome is Outcome.ACCEPTED:
+            self._journal.append(_unit_entry(result))
+        return outcome
 
     def store(self, group: SampleGroup) -> Outcome:
         """Take a group: write it to the run folder, then acknowledge it. Raises as `fold` does."""
@@ -167,7 +190,9 @@ class Selector:
         """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
         book = self._iteration
         if entry["kind"] in ("preview", "sample"):
-            book.fold(_pool_result(entry, book.plan))
+            book.fold(_unit_result(entry, book.plan))
+        elif entry["kind"] == "audit":
+            book.fold_audit(_unit_result(entry, book.plan))
         elif entry["kind"] == "full":
             try:
                 group = self._folder.load_group(book.plan.iteration, entry["prompt"])
@@ -189,6 +214,7 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "policy_digest": plan.policy_digest,
         **({"one_stage": True} if plan.one_stage else {}),
+        **({"audit": asdict(plan.audit)} if plan.audit else {}),
     }
 
 
@@ -198,7 +224,7 @@ def _differs_in_policy_only(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return plans[0] == plans[1]
 
 
-def _pool_entry(result: UnitResult) -> dict[str, Any]:
+def _unit_entry(result: UnitResult) -> dict[str, Any]:
     return {
         "kind": result.unit.stage,
         "prompt": result.unit.prompt_id,
@@ -211,7 +237,7 @@ def _pool_entry(result: UnitResult) -> dict[str, Any]:
     }
 
 
-def _pool_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
+def _unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
     raw = bytes.fromhex(entry["rewards"])
     return UnitResult(
         unit=WorkUnit(

@@ -57,6 +57,9 @@ class IterationMetrics:
     """The same in the iteration's first optimiser step. Expected: 0, for the policy is still the one that sampled."""
     clip_fraction: float | None = None
     """Share of samples and passes whose ratio was outside of the clip range. With one optimiser step: 0."""
+    audit: dict[str, float] = field(default_factory=dict)
+    """Whole-pool fidelity (`audit.Audit.as_dict`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
+    ``worst_beats`` and ``regret``, each with ``…_low`` and ``…_high`` of its 95 % interval. Empty without an audit."""
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class WorkUnit:
 
     stage: str
     """``preview`` or, of a family that learns from the pool's own samples, ``sample`` (explorers); ``full``, the
-    chosen seeds of a prompt (regenerators); ``evaluate`` (regenerators)."""
+    chosen seeds of a prompt (regenerators); ``audit``, some of those not chosen, and ``evaluate`` (regenerators)."""
     iteration: int
     revision: int
     prompt_id: str
@@ -71,8 +71,8 @@ class WorkUnit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """An explorer's answer to a unit of a pool: one reward (float32 value) per index. Of a preview nothing else; what
-    a ``sample`` unit made stays in the object store."""
+    """The answer to a unit: one reward (float32 value) per index. Of an explorer's preview and a regenerator's audit
+    nothing else; what a ``sample`` unit made stays in the object store."""
 
     unit: WorkUnit
     rewards: tuple[float, ...]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from solrl_ray.audit import AuditPlan, audit
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.families import is_one_stage
 from solrl_ray.config.schema import Config
@@ -60,6 +61,7 @@ def iteration_metrics(
         spearman=fidelity.spearman if fidelity else None,
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
+        audit=audit(closed.audited).as_dict() if closed.audited else {},
         selection_digest=selection_digest(closed.selections),
         lora_digest=lora_digest(factors),
         passes=update.passes,
@@ -70,6 +72,14 @@ def iteration_metrics(
         first_ratio_deviation=update.first_ratio_deviation,
         clip_fraction=update.clip_fraction,
     )
+
+
+def audit_plan(config: Config) -> AuditPlan | None:
+    """What is audited of each iteration; None if nothing is."""
+    fidelity = config.fidelity
+    if not fidelity.audit_prompts:
+        return None
+    return AuditPlan(run_seed=config.run.seed, prompts=fidelity.audit_prompts, seeds=fidelity.audit_seeds)
 
 
 def _proxies(closed: Closed) -> np.ndarray:

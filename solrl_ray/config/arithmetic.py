@@ -175,7 +175,12 @@ class Arithmetic:
             f"· {self.full_units} units of {rollout.full.micro_batch}, {self.full_forwards:,} forwards"
             + (f", {self.padded_images} images of padding" if self.padded_images else "")
         )
-        return [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
+        rows = [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
+        fidelity = config.fidelity
+        if fidelity.audit_prompts:
+            seeds = f"{fidelity.audit_seeds} unselected seeds of {fidelity.audit_prompts} prompts"
+            rows.append(("audit", f"{seeds}, regenerated to measure the ranking, never trained on"))
+        return rows
 
     def _model(self) -> str:
         model = self.config.model

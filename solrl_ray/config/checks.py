@@ -57,6 +57,7 @@ _AT_LEAST_ZERO = (
     "fleet.deadlines.resources",
     "evaluation.every",
     "evaluation.pictures",
+    "fidelity.audit_prompts",
     "checkpoints.every",
     "checkpoints.min_free_gb",
 )
@@ -184,6 +185,24 @@ def _family(config: Config) -> Iterator[Problem]:
             )
 
 
+def _fidelity(config: Config) -> Iterator[Problem]:
+    rollout, fidelity = config.rollout, config.fidelity
+    if not fidelity.audit_prompts:
+        return
+    if is_one_stage(config):
+        yield Problem("fidelity.audit_prompts", f"0, because rollout.family {rollout.family} has no previews to audit")
+    if fidelity.audit_prompts > rollout.prompts:
+        yield Problem("fidelity.audit_prompts", f"at most rollout.prompts, which is {rollout.prompts}")
+    unselected = rollout.pool - rollout.keep
+    if unselected < 2:
+        yield Problem("fidelity.audit_prompts", f"0, because {unselected} of a pool's seeds stay unselected")
+    elif not 2 <= fidelity.audit_seeds <= unselected:
+        yield Problem(
+            "fidelity.audit_seeds",
+            f"at least 2, for pairs are compared, and at most the {unselected} seeds of a pool that stay unselected",
+        )
+
+
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
         module, colon, function = reward.kind.partition(":")
@@ -217,6 +236,6 @@ def check(config: Config, sources: Sources | None = None) -> None:
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _rewards, _evaluation, _publish):
+    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _fidelity, _rewards, _evaluation, _publish):
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

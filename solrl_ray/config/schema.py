@@ -176,6 +176,15 @@ class Rollout(Part):
     full: Full = Full()
 
 
+class Fidelity(Part):
+    """How closely the previews' ranking is watched. Changes neither what is selected nor what is learned."""
+
+    audit_prompts: int = 0
+    """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
+    audit_seeds: int = 4
+    """Unselected seeds of each of them."""
+
+
 class Optimizer(Part):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
@@ -319,6 +328,7 @@ class Config(Part):
     prompts: Prompts
     rewards: Annotated[list[Reward], Field(min_length=1)]
     rollout: Rollout = Rollout()
+    fidelity: Fidelity = Fidelity()
     objective: Objective = DiffusionNft()
     learner: Learner = Learner()
     fleet: Fleet = Fleet()

@@ -178,6 +178,12 @@ def _fidelity(data: RunData) -> str:
         "on the regenerated seeds; “same half” is the share of seeds that fall in the same half, better or "
         "worse, under both rewards (chance: 0.5)."
     )
+    if any(record.audit for record in data.iterations):
+        note += (
+            " “Whole pools” are estimates from a few unselected seeds that were regenerated as well, with a 95 % "
+            "interval over the audited prompts of an iteration; “best beat” is the share of its pool that a seed "
+            "chosen as best truly beats, “regret” the reward contrast lost by choosing with previews."
+        )
     plot = figure("Preview against full-precision reward", plots.rank_fidelity(data.iterations), "")
     table = f'<div class="card scroll top"><h3>In numbers</h3>{tables.fidelity(data)}</div>'
     return f'<h2>Rank fidelity</h2><p class="note">{note}</p><div class="figures">{plot}{table}</div>'

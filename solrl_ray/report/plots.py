@@ -240,10 +240,25 @@ def rank_fidelity(iterations: Sequence[IterationMetrics]) -> str:
         plot.labels("iteration", "correlation, share")
         for name, values, color, marker in lines:
             plot.axes.plot(numbers, values, color=COLORS[color], marker=marker, label=name)
-        plot.axes.set_ylim(min(0.5, lowest - 0.05), 1.01)
+        audited = _draw_audits(plot, iterations)
+        plot.axes.set_ylim(min([0.5, lowest - 0.05, *audited]), max([1.01, *audited]))
         _whole_ticks(plot.axes)
         plot.legend(3)
     return plot.svg
+
+
+def _draw_audits(plot: Plot, iterations: Sequence[IterationMetrics]) -> list[float]:
+    """Estimates for whole pools with their intervals, which may leave [-1, 1]; returns the estimates."""
+    audited = [record for record in iterations if record.audit]
+    if not audited:
+        return []
+    means = [record.audit["spearman"] for record in audited]
+    halves = [record.audit.get("spearman_high", mean) - mean for record, mean in zip(audited, means, strict=True)]
+    numbers = [record.iteration for record in audited]
+    plot.axes.errorbar(
+        numbers, means, halves, color=COLORS["purple"], fmt="D", capsize=3, label="Spearman, whole pools"
+    )
+    return means
 
 
 def _or_nan(value: float | None) -> float:

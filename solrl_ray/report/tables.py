@@ -33,12 +33,29 @@ def clock(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+_AUDITED = (
+    ("whole pools: Spearman", "spearman"),
+    ("its interval, low end", "spearman_low"),
+    ("its interval, high end", "spearman_high"),
+    ("whole pools: Kendall", "kendall"),
+    ("best beat", "best_beats"),
+    ("worst beat", "worst_beats"),
+    ("regret", "regret"),
+)
+"""Name in the report, key in `IterationMetrics.audit`."""
+
+
 def fidelity(data: RunData) -> str:
     """Mean, first, last and least value of each measure of rank fidelity."""
-    measures = (
+    measures: tuple[tuple[str, list[float | None]], ...] = (
         ("Spearman", [record.spearman for record in data.iterations]),
         ("Kendall", [record.kendall for record in data.iterations]),
         ("same half", [record.side_agreement for record in data.iterations]),
+    )
+    measures += tuple(
+        (name, [record.audit.get(key) for record in data.iterations])
+        for name, key in _AUDITED
+        if any(key in record.audit for record in data.iterations)
     )
     rows = []
     for name, values in measures:

@@ -5,6 +5,7 @@ training and held-out rewards share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
 * ``rank_fidelity/`` spearman, kendall, side_agreement; not where there are no previews
+* ``audit/`` estimates for whole pools with their 95 % intervals, where `fidelity.audit_prompts` asks for them
 * ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
   clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
@@ -55,6 +56,7 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     scalars |= {name: value for name, value in ratios.items() if value is not None}
     fidelity = {name: getattr(record, name) for name in ("spearman", "kendall", "side_agreement")}
     scalars |= {f"rank_fidelity/{name}": value for name, value in fidelity.items() if value is not None}
+    scalars |= {f"audit/{name}": value for name, value in record.audit.items()}
     scalars |= {f"wall_seconds/{stage}": value for stage, value in record.seconds.items()}
     scalars |= {f"busy_seconds/{stage}": value for stage, value in record.busy_seconds.items()}
     return scalars

@@ -18,7 +18,13 @@ from typing import IO, Any, Literal
 from solrl_ray.errors import UserError
 
 FILE = "spans.jsonl"
-UNIT_STAGES = {"preview": "explore", "sample": "explore", "full": "regenerate", "evaluate": "evaluate"}
+UNIT_STAGES = {
+    "preview": "explore",
+    "sample": "explore",
+    "full": "regenerate",
+    "audit": "audit",
+    "evaluate": "evaluate",
+}
 """Stage of a unit → stage of an iteration."""
 _STAGES, _WORKERS = 1, 2
 """Process numbers of the two groups of tracks."""

@@ -7,6 +7,7 @@ Per prompt, in two stages and in one::
          ▲                                  │
          └─────── those chosen are lost ────┘   after a node's loss or a resume; to the same bytes
 
+In two stages, some prompts have an audit unit as well, of seeds that were not chosen; its rewards are only measured.
 A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
 arrival order, retries and duplicates change nothing.
 """
@@ -17,11 +18,12 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from solrl_ray.audit import AuditedPool, AuditPlan
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.scheduling.ledger import Ledger, Outcome
@@ -43,6 +45,12 @@ class IterationPlan:
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
     """LoRA digest of the sampling policy: a journal made with other bytes of this revision is not gone on with."""
+    audit: AuditPlan | None = None
+
+    @property
+    def audited_prompts(self) -> tuple[str, ...]:
+        """Those whose pools are audited."""
+        return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
 
     def pool_units(self) -> list[WorkUnit]:
         """All units of all pools, prompt by prompt, so that the first prompts complete early."""
@@ -79,6 +87,8 @@ class Closed:
     """In prompt order."""
     proxy_mean: float
     counts: Counts
+    audited: tuple[AuditedPool, ...] = ()
+    """In prompt order."""
 
 
 def rewards_digest(rewards: Sequence[float]) -> str:
@@ -101,10 +111,14 @@ class IterationBook:
         self.plan = plan
         self.explore = Ledger(plan.pool_units())
         self.full = Ledger()
+        self.audit = Ledger()
         self.selections: dict[str, Selection] = {}
+        self._audited = plan.audited_prompts
         self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
         self._kept: set[str] = set()
         """Units whose samples are in the object store."""
+        self._full_rewards: dict[str, tuple[float, ...]] = {}
+        self._audits: dict[str, UnitResult] = {}
         self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
 
     def fold(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
@@ -173,7 +187,18 @@ class IterationBook:
         if not (all(math.isfinite(r) for r in group.rewards) and bool(torch.isfinite(group.latents).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         self.full.add(unit)
-        return self.full.finish(unit.id, group_digest(group))
+        outcome = self.full.finish(unit.id, group_digest(group))
+        if outcome is Outcome.ACCEPTED:
+            self._full_rewards[group.prompt_id] = group.rewards
+        return outcome
+
+    def fold_audit(self, result: UnitResult) -> Outcome:
+        """Take the answer to an audit unit. Raises as `fold` does."""
+        self._refuse_nonsense(result)
+        outcome = self.audit.finish(result.unit.id, rewards_digest(result.rewards))
+        if outcome is Outcome.ACCEPTED:
+            self._audits[result.unit.prompt_id] = result
+        return outcome
 
     def full_unit(self, selection: Selection) -> WorkUnit:
         """A selection, as a unit."""
@@ -186,9 +211,15 @@ class IterationBook:
         )
 
     @property
+    def audits_done(self) -> tuple[str, ...]:
+        """Prompts whose audit is in."""
+        return tuple(self._audits)
+
+    @property
     def complete(self) -> bool:
-        """Every prompt has its group."""
-        return self.explore.complete and self.full.done == len(self.plan.prompt_ids)
+        """Every prompt has its group, every audited one its audit."""
+        groups = self.explore.complete and self.full.done == len(self.plan.prompt_ids)
+        return groups and len(self._audits) == len(self._audited)
 
     @property
     def proxy_mean(self) -> float:
@@ -200,16 +231,21 @@ class IterationBook:
             candidates=self.explore.done * self.plan.micro_batch,
             selections=len(self.selections),
             groups=self.full.done,
-            requeued=self.explore.requeued + self.full.requeued,
-            duplicates=self.explore.duplicates + self.full.duplicates,
-            violations=self.explore.violations + self.full.violations,
+            requeued=sum(ledger.requeued for ledger in self._ledgers),
+            duplicates=sum(ledger.duplicates for ledger in self._ledgers),
+            violations=sum(ledger.violations for ledger in self._ledgers),
         )
 
     def close(self) -> Closed:
         """What the iteration came to. Raises RunError if it is not complete."""
         if not self.complete:
             raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
-        return Closed(selections=self.ordered_selections(), proxy_mean=self.proxy_mean, counts=self.counts())
+        return Closed(
+            selections=self.ordered_selections(),
+            proxy_mean=self.proxy_mean,
+            counts=self.counts(),
+            audited=tuple(self._audited_pool(prompt_id) for prompt_id in self._audited),
+        )
 
     def ordered_selections(self) -> tuple[Selection, ...]:
         """The selections made so far, in the plan's prompt order."""
@@ -227,7 +263,30 @@ class IterationBook:
         self.selections[prompt_id] = selection
         if not self.plan.one_stage:
             self.full.add(self.full_unit(selection))
+        if prompt_id in self._audited:
+            self.audit.add(self._audit_unit(selection))
         return selection
+
+    @property
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        return self.explore, self.full, self.audit
+
+    def _audit_unit(self, selection: Selection) -> WorkUnit:
+        """Seeds of a pool that were not selected, as a unit."""
+        assert self.plan.audit is not None
+        plan, full = self.plan, self.full_unit(selection)
+        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, full.indices)
+        return replace(full, stage="audit", indices=indices)
+
+    def _audited_pool(self, prompt_id: str) -> AuditedPool:
+        result = self._audits[prompt_id]
+        return AuditedPool(
+            proxies=tuple(self._proxy[prompt_id].tolist()),
+            chosen=self.full_unit(self.selections[prompt_id]).indices,
+            chosen_rewards=self._full_rewards[prompt_id],
+            audited=result.unit.indices,
+            audited_rewards=result.rewards,
+        )
 
     def _refuse_nonsense(self, result: UnitResult) -> None:
         unit = result.unit

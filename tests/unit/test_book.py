@@ -1,9 +1,11 @@
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from solrl_ray.audit import AuditPlan
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationBook, IterationPlan
@@ -113,3 +115,51 @@ def test_samples_that_were_not_asked_for_are_refused() -> None:
         book.fold_full(reversed_group)
     with pytest.raises(ValueError, match="not finite"):
         book.fold_full(group(selection, shift=float("nan")))
+
+
+AUDITED = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=1, seeds=2))
+
+
+def audit_result(book: IterationBook, rewards: tuple[float, ...] = (0.7, 0.8)) -> UnitResult:
+    unit = book.audit.lease("regenerator-0")
+    return UnitResult(unit=unit, rewards=rewards, worker="regenerator-0", score_class="c", seconds=0.1)
+
+
+def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() -> None:
+    book = IterationBook(AUDITED)
+    assert book.audit.lease("regenerator-0") is None
+    for unit in AUDITED.pool_units():
+        book.fold(result(unit))
+    for selection in book.ordered_selections():
+        book.fold_full(group(selection))
+    (prompt_id,) = AUDITED.audited_prompts
+    chosen = tuple(c.index for c in book.selections[prompt_id].chosen)
+    found = audit_result(book)
+    assert (found.unit.stage, found.unit.prompt_id) == ("audit", prompt_id)
+    assert sorted(found.unit.indices + chosen) == list(range(6))
+    assert not book.complete
+    assert book.fold_audit(found) is Outcome.ACCEPTED
+    assert book.fold_audit(found) is Outcome.DUPLICATE
+    assert book.fold_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
+    (pool,) = book.close().audited
+    assert pool.proxies == pytest.approx(REWARDS[prompt_id])
+    assert (pool.chosen, pool.audited, pool.audited_rewards) == (chosen, found.unit.indices, (0.7, 0.8))
+    assert pool.chosen_rewards == tuple(REWARDS[prompt_id][i] for i in chosen)
+
+
+def test_an_audit_changes_neither_selections_nor_full_units() -> None:
+    plain, audited = IterationBook(PLAN), IterationBook(AUDITED)
+    for book in (plain, audited):
+        for unit in PLAN.pool_units():
+            book.fold(result(unit))
+    assert plain.ordered_selections() == audited.ordered_selections()
+    assert [plain.full.lease("r") for _ in range(3)] == [audited.full.lease("r") for _ in range(3)]
+
+
+def test_an_audit_that_answers_nonsense_is_refused() -> None:
+    book = IterationBook(AUDITED)
+    for unit in AUDITED.pool_units():
+        book.fold(result(unit))
+    found = audit_result(book, rewards=(0.7, float("nan")))
+    with pytest.raises(ValueError, match="regenerator-0 answered unit audit/4/"):
+        book.fold_audit(found)

@@ -310,6 +310,18 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated, or '
             "bf16, because model.dtype is bfloat16.",
         ),
+        (
+            ["fidelity.audit_prompts=49"],
+            "fidelity.audit_prompts is 49 (--set); it must be at most rollout.prompts, which is 48.",
+        ),
+        (
+            ["fidelity={audit_prompts: 2, audit_seeds: 1}"],
+            "fidelity.audit_seeds is 1 (--set); it must be at least 2, for pairs are compared, and at most the 72",
+        ),
+        (
+            ["fidelity.audit_prompts=1", "rollout.keep=96"],
+            "fidelity.audit_prompts is 1 (--set); it must be 0, because 0 of a pool's seeds stay unselected.",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:

@@ -354,3 +354,13 @@ def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path: Path) -> None
         writer.iteration(replace(iteration(1), reward_mean=0.9))
     entries = read_events(tmp_path).Scalars("reward/train")
     assert [(entry.step, round(entry.value, 3)) for entry in entries] == [(0, 0.3), (1, 0.9)]
+
+
+def test_an_audit_is_shown_and_explained_where_there_is_one(tmp_path: Path, finished: Page) -> None:
+    estimate = {"pools": 2.0, "seeds": 6.0, "spearman": 0.8125, "spearman_low": 0.5, "spearman_high": 1.125}
+    folder = write_run(tmp_path / "audited")
+    write_metrics(folder, [replace(iteration(number), audit=estimate) for number in range(3)])
+    shown = page(folder)
+    assert "“Whole pools” are estimates from a few unselected seeds" in shown.text
+    assert "whole pools: Spearman 0.812 0.812 0.812 0.812" in shown.text
+    assert "Whole pools" not in finished.text

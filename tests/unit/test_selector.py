@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.selector import Selector
+from solrl_ray.audit import AuditPlan
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult
 from solrl_ray.scheduling.book import IterationPlan
@@ -72,3 +73,23 @@ def test_a_journal_of_another_plan_is_refused(tmp_path: Path, changes: dict[str,
     with pytest.raises(RunError, match="was begun with another plan"):
         Selector(tmp_path).open(replace(PLAN, **changes))
     assert not list((tmp_path / "journal").glob("*.stale"))
+
+
+def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path) -> None:
+    plan = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
+    selector = Selector(tmp_path)
+    selector.open(plan)
+    for _, unit in selector.lease("explore", ["explorer-0"] * 4):
+        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+        selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
+    leased = [unit for _, unit in selector.lease("regenerate", ["regenerator-0"] * 4)]
+    assert [unit.stage for unit in leased] == ["full", "full", "audit", "audit"]  # what is learned from goes first
+    done, lost = leased[2:]
+    selector.fold_audit(UnitResult(unit=done, rewards=(0.5, 0.4), worker="r", score_class="c", seconds=0.1))
+    again = Selector(tmp_path)
+    assert again.open(plan).audits == (done.prompt_id,)
+    waiting = [unit for _, unit in again.lease("regenerate", ["regenerator-0"] * 4)]
+    assert [unit.id for unit in waiting if unit.stage == "audit"] == [lost.id]
+    assert again.release("regenerator-0")[-1] == lost.id
+    with pytest.raises(RunError, match="refused an audit of r"):
+        again.fold_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
