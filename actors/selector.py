@@ -97,7 +97,7 @@ class Selector:
     def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
         """Note which units are at work already, after a restart."""
         for worker, unit in held:
-            for ledger in (self._iteration.explore, self._iteration.full):
+            for ledger in (self._iteration.explore, self._iteration.full, self._iteration.audit):
                 ledger.hold(worker, unit.id)
 
     def requeue(self, unit: WorkUnit) -> None:

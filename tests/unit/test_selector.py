@@ -91,5 +91,7 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     waiting = [unit for _, unit in again.lease("regenerate", ["regenerator-0"] * 4)]
     assert [unit.id for unit in waiting if unit.stage == "audit"] == [lost.id]
     assert again.release("regenerator-0")[-1] == lost.id
+    again.hold([("regenerator-0", lost)])  # it is at work already
+    assert "audit" not in [unit.stage for _, unit in again.lease("regenerate", ["regenerator-1"] * 4)]
     with pytest.raises(RunError, match="refused an audit of r"):
         again.fold_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
