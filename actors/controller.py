@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from actors import waiting
+from actors.devices import takes_turns
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
 from actors.learner_group import LearnerGroup
@@ -138,6 +139,8 @@ class Controller:
         rolled = self._rollout.run(plan, prompts, embeddings)
         self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
+        if takes_turns(config.fleet):
+            self._fleet.rest()  # all units are in, so nothing that happens here is anybody's work
         update = self._learners.update(iteration, rolled.groups, [embeddings[p.id] for p in prompts])
         self._commit(iteration, rolled, update, learning)
 

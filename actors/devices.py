@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 from solrl_ray.config.families import pool_sampling
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.schema import Config, Fleet, Worker
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
@@ -20,6 +22,22 @@ def prepare(worker: Worker) -> torch.device:
     """Fix this process's threads, which are part of the score class, and return its device."""
     torch.set_num_threads(worker.threads)
     return device_of(worker.num_gpus)
+
+
+def free_cache() -> int:
+    """Give the GPU memory that PyTorch keeps for later back to the device; returns how many bytes. 0 on a CPU."""
+    if not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    return before - torch.cuda.memory_reserved()
+
+
+def takes_turns(fleet: Fleet) -> bool:
+    """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
+    others = (fleet.explorers.num_gpus, fleet.regenerators.num_gpus)
+    return 0 < fleet.learners.num_gpus < 1 and any(0 < share < 1 for share in others)
 
 
 def settle_tier(config: Config) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from actors.devices import prepare
+from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compiles
@@ -103,6 +103,10 @@ class Explorer:
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)
         return model, report, {}
+
+    def rest(self) -> int:
+        """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
+        return free_cache()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Swap a revision in, in place, and prove it."""

@@ -63,6 +63,18 @@ class Fleet:
             chained=pool is self.explorers and publication.kind == "delta",
         )
 
+    def rest(self) -> list[Done | Lost]:
+        """Before the learner's turn on a shared GPU: wait until both pools have given back what they keep there.
+
+        Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
+        """
+        happened: list[Done | Lost] = []
+        self.explorers.rest()
+        self.regenerators.rest()
+        while self.explorers.resting or self.regenerators.resting:
+            happened += self.events(seconds=1.0)
+        return happened
+
     @property
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from actors import waiting
-from actors.devices import prepare
+from actors.devices import free_cache, prepare
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -86,6 +86,10 @@ class LearnerRank:
         """The whole state, from rank 0; collective."""
         state = self._joined.state()
         return state if self._rank == 0 else None
+
+    def rest(self) -> int:
+        """Leave the GPU's memory to others until the next update; returns the bytes given back."""
+        return free_cache()
 
     def part(self, policy: Policy) -> Part:
         """This rank's share of the policy as it is now, merged and quantised."""

@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from actors import waiting
+from actors.devices import takes_turns
 from actors.pool import Budget
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
@@ -102,6 +103,8 @@ class LearnerGroup:
     def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
         parts = self._all("part", policy, seconds=self._config.fleet.deadlines.publish)
+        if takes_turns(self._config.fleet):
+            self._all("rest", seconds=self._config.fleet.deadlines.rest)
         return assemble(parts, self._config.model.lora)
 
     def factors(self, policy: Policy) -> dict[str, Any]:

@@ -59,7 +59,16 @@ class Lost:
     replacement: str
 
 
-Event = Started | Loaded | Refused | Done | Lost
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """A worker has given back the GPU memory that it kept for later."""
+
+    worker: str
+    freed: int
+    """Bytes."""
+
+
+Event = Started | Loaded | Refused | Done | Lost | Rested
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
 
@@ -151,6 +160,18 @@ class Pool:
             if member.state is State.STALE:
                 self._load(member, full=chained and not member.proved)
 
+    def rest(self) -> None:
+        """Have everybody who has started give back cached GPU memory, after the units they hold."""
+        for member in self._members.values():
+            if member.state is not State.STARTING:
+                seconds = self._deadlines.rest + self._unit_seconds * member.units
+                self._call(member, member.handle.rest.remote(), "rest", seconds)
+
+    @property
+    def resting(self) -> bool:
+        """Whether somebody has not answered `rest` yet."""
+        return any(call.kind == "rest" for member in self._members.values() for call in member.calls.values())
+
     def slots(self) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first."""
         free = [
@@ -239,6 +260,8 @@ class Pool:
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
+        if call.kind == "rest":
+            return Rested(name, value)
         assert call.unit is not None
         member.idle_since = time.monotonic()  # if it is outdated, it waits from now on
         return Done(name, call.unit, value, call.large)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from actors.devices import prepare
+from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compiles
@@ -91,6 +91,10 @@ class Regenerator:
 
     def _load_reward(self) -> Reward:
         return rewards.load(self._config.rewards, self._device)
+
+    def rest(self) -> int:
+        """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
+        return free_cache()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Merge a revision into the weights, in place, and prove it."""

@@ -243,6 +243,8 @@ class Deadlines(Part):
     """Joining the learner group, and each collective operation of its ranks (NCCL, gloo)."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
+    rest: Seconds = 60.0
+    """Giving back cached memory of a GPU that learners share with explorers or regenerators."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0

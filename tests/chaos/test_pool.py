@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.fleet import Fleet
-from actors.pool import Budget, Event, Lost, Pool, Started
+from actors.pool import Budget, Event, Lost, Pool, Rested, Started
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError, UserError
@@ -80,6 +80,37 @@ def test_a_worker_that_cannot_get_its_inputs_is_replaced() -> None:
     assert "All copies of ab12 have been lost" in lost.reason
     assert isinstance(started, Started)
     assert started.worker == "explorer-0.1"
+
+
+class Rests(Worker):
+    """Gives memory back, unless it is the second one, which hangs."""
+
+    def rest(self) -> int:
+        if self._name == "explorer-1":
+            time.sleep(3600.0)
+        return 7
+
+
+def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
+    pool = Pool(
+        lambda name: ray.remote(Rests).options(num_cpus=0).remote(name, "A", None),
+        unit_seconds=60.0,
+        credit=1,
+        deadlines=Deadlines(rest=10.0),
+        budget=Budget(1),
+    )
+    pool.open("explorer-0")
+    pool.open("explorer-1")
+    pool.rest()  # nobody has started, so there is nothing to give back
+    assert not pool.resting
+    settle(pool, 2)
+    pool.rest()
+    assert pool.resting
+    rested, lost = settle(pool, 2)
+    assert rested == Rested("explorer-0", 7)
+    assert isinstance(lost, Lost)
+    assert (lost.worker, lost.reason) == ("explorer-1", "rest passed its deadline of 10 s")
+    assert not pool.resting
 
 
 class Mixed:

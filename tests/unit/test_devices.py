@@ -1,0 +1,27 @@
+"""Who takes turns on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.devices import takes_turns
+from solrl_ray.config.schema import Fleet
+
+
+@pytest.mark.parametrize(
+    ("learners", "explorers", "regenerators", "expected"),
+    [
+        (0.0, 0.0, 0.0, False),
+        (0.34, 0.33, 0.33, True),
+        (0.5, 1.0, 0.5, True),
+        (0.5, 1.0, 1.0, False),
+        (1.0, 0.5, 0.5, False),
+        (0.0, 0.5, 0.5, False),
+    ],
+)
+def test_learners_take_turns_with_workers_that_hold_a_share_of_a_gpu(
+    learners: float, explorers: float, regenerators: float, expected: bool
+) -> None:
+    shares = {"explorers": explorers, "regenerators": regenerators, "learners": learners}
+    fleet = Fleet.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
+    assert takes_turns(fleet) is expected
