@@ -78,7 +78,10 @@ def two_ranks(pipeline: Path, zero_stage: int) -> Config:
     return config(pipeline, learner={"world_size": 2, "zero_stage": zero_stage}, fleet={"learners": {"threads": 1}})
 
 
-@pytest.mark.parametrize(("zero_stage", "role"), [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved)])
+@pytest.mark.parametrize(
+    ("zero_stage", "role"),
+    [(1, KilledWhileUpdating), pytest.param(2, KilledBeforeItsStateIsSaved, marks=pytest.mark.slow)],
+)
 def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
     tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type
 ) -> None:

@@ -210,7 +210,7 @@ def test_an_engine_nvfp4_linear_holds_what_was_published() -> None:
 @engine
 @pytest.mark.skipif(not lacks("nvfp4"), reason="the card has NVFP4")
 def test_delayed_scaling_with_an_e2m1_format_is_no_fp4() -> None:
-    """It is per-tensor FP8: either a product with FP8's error, or, where both operands come out as E5M2, none at all."""
+    """It is per-tensor FP8: a product with FP8's error, or, where both operands come out as E5M2, none at all."""
     from transformer_engine.common.recipe import DelayedScaling, Format
 
     from solrl_ray.quantization.transformer_engine import EngineLinear
@@ -222,7 +222,8 @@ def test_delayed_scaling_with_an_e2m1_format_is_no_fp4() -> None:
         with torch.no_grad():
             out = layer(x)
     except RuntimeError as error:
-        assert "Unable to find suitable cuBLAS GEMM algorithm" in str(error)
+        if "Unable to find suitable cuBLAS GEMM algorithm" not in str(error):
+            raise
         return
     wanted = torch.nn.functional.linear(x.float(), weight.float())
     assert (out.float() - wanted).norm() / wanted.norm() < 0.1  # FP4's would be 0.13

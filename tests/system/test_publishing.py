@@ -50,7 +50,10 @@ def publications(config: Config) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(
     ("mode", "role", "snapshots"),
-    [("packed", LosesTheEnd, [1, 0, 0]), ("lora", Miscopies, [0, 0, 0])],
+    [
+        pytest.param("packed", LosesTheEnd, [1, 0, 0], marks=pytest.mark.slow),
+        ("lora", Miscopies, [0, 0, 0]),
+    ],
 )
 def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
     mode: str, role: type, snapshots: list[int], calm: Config, tmp_path: Path
