@@ -23,9 +23,11 @@ from solrl_ray.policy.merge import merged_weight
 from solrl_ray.policy.saving import check_base, save_lora
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import PromptEmbedding
+from solrl_ray.revisions import payload
+from solrl_ray.revisions.publication import Publications
 from solrl_ray.revisions.publish import Publisher
 from solrl_ray.revisions.receive import Receiver
-from tests import tiny
+from tests import revisions, tiny
 
 TEXTS = ["a red square", "two blue circles"]
 
@@ -272,15 +274,17 @@ def random_factors(model: DiffusionModel) -> dict[str, Tensor]:
 
 def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path: Path) -> None:
     learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
-    publisher = Publisher.for_model(learner.transformer, learner.config, "nvfp4-emulated")
-    revision = publisher.build(1, random_factors(learner))
+    config = revisions.config("nvfp4-emulated").model_copy(update={"model": learner.config})
+    revision = Publisher.for_model(learner.transformer, config).build(1, random_factors(learner))
+    publication = Publications(config.publish).publish(revision)
     assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
     latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)
     with torch.no_grad():
         before = regenerator.velocity(latents, 0.5, batch)
         for role, model in (("regenerator", regenerator), ("explorer", explorer)):
-            bound, digest = Receiver(model.transformer).apply(revision)
-            assert (bound, digest) == (revision.expected[role].modules, revision.expected[role].digest)
+            bound, digest = Receiver(model.transformer).apply(payload.read(publication.payload(role)))
+            expected = revision.manifest.expected[role]
+            assert (bound, digest) == (expected.modules, expected.digest)
         exact, preview = (model.velocity(latents, 0.5, batch) for model in (regenerator, explorer))
     moved = (exact - before).norm()
     assert moved > 0.02 * before.norm()
