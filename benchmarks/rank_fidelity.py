@@ -1,0 +1,192 @@
+"""How well do cheap previews rank, by tier, steps, solver, layers left unquantised, and age of the policy?
+
+    python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo]
+
+Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
+steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
+folder: policies are then its last two checkpoints, and a stale preview is one by the older of them, beside the full
+sample of the newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from solrl_ray import models, rewards
+from solrl_ray.audit import AuditedPool, audit
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.prompts import read_prompts
+from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
+from solrl_ray.records import PromptEmbedding, WorkUnit
+from solrl_ray.revisions.publish import merge_module, touched_linears
+from solrl_ray.rollout import Sampler
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
+STEPS = (2, 3, 4, 6, 8, 10)
+SKIPPED = {
+    "query and key as well": ["to_q", "to_k", "add_q_proj", "add_k_proj"],
+    "the text stream as well": [".add_", "to_add_out", "ff_context"],
+    "attention as well": ["attn"],
+}
+"""Layers left unquantised beside those of the configuration."""
+Factors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to preview."""
+
+    group: str
+    name: str
+    tier: str = "nvfp4-emulated"
+    steps: int = 6
+    solver: str = "dpm2"
+    skip: tuple[str, ...] = ()
+    stale: bool = False
+
+
+def cases(policies: int) -> Iterator[Case]:
+    for tier in TIERS:
+        yield Case(group="tier", name=tier, tier=tier)
+    for steps in STEPS:
+        yield Case(group="steps", name=f"{steps} steps", steps=steps)
+    for solver in ("euler", "dpm2"):
+        yield Case(group="solver", name=solver, solver=solver)
+    yield Case(group="unquantised", name="as configured")
+    for name, skip in SKIPPED.items():
+        yield Case(group="unquantised", name=name, skip=tuple(skip))
+    if policies > 1:
+        yield Case(group="staleness", name="the same policy")
+        yield Case(group="staleness", name="one update older", stale=True)
+
+
+class Bench:
+    """Rewards of pools of seeds on the first held-out prompts."""
+
+    def __init__(self, config: Config, prompts: int, seeds: int, policies: list[Factors]) -> None:
+        self._config, self._seeds, self._policies = config, seeds, policies
+        self._reward = rewards.load(config.rewards, "cpu")
+        self._prompts = read_prompts(config.prompts.heldout)[:prompts]
+        encoded = models.load(config.model, "cpu").encode([prompt.text for prompt in self._prompts])
+        self._embeddings = [
+            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest="")
+            for prompt, tensors in zip(self._prompts, encoded, strict=True)
+        ]
+        self._known: dict[Case, np.ndarray] = {}
+
+    def pool(self, case: Case) -> np.ndarray:
+        """Rewards [prompts, seeds]; each pool is one micro-batch."""
+        key = Case(
+            group="", name="", **{name: getattr(case, name) for name in ("tier", "steps", "solver", "skip", "stale")}
+        )
+        if key not in self._known:
+            self._known[key] = self._sample(key)
+        return self._known[key]
+
+    def _sample(self, case: Case) -> np.ndarray:
+        model_section = self._config.model
+        if case.tier == "bf16":
+            model_section = model_section.model_copy(update={"dtype": "bfloat16"})
+        model = models.load(model_section, "cpu")
+        if self._policies:
+            factors = self._policies[0 if case.stale else -1]
+            lora = model_section.lora
+            for module, linear in touched_linears(model.transformer, lora.targets).items():
+                linear.weight.data = merge_module(linear.weight.data, module, factors, lora.alpha / lora.rank)
+        if case.tier not in UNQUANTIZED_TIERS:
+            scope = model_section.quantization
+            scope = scope.model_copy(update={"skip": [*scope.skip, *case.skip]})
+            # FP8 of a CPU is its reference arithmetic: the numbers of the tier, not its speed.
+            quantize_(model.transformer, case.tier, scope, without_kernels=True)
+        rollout = self._config.rollout.model_copy(update={"solver": case.solver})
+        config = self._config.model_copy(update={"rollout": rollout, "model": model_section})
+        sampler = Sampler(config, model, self._reward, steps=case.steps, micro_batch=self._seeds)
+        rows = []
+        for prompt, embedding in zip(self._prompts, self._embeddings, strict=True):
+            unit = WorkUnit(
+                stage="preview", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
+            )
+            rows.append(sampler(unit, prompt, embedding).rewards.numpy())
+        return np.stack(rows).astype(np.float64)
+
+
+def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
+    """Fidelity of whole pools [prompts, seeds], all of whose full rewards are known."""
+    pools, overlap = [], []
+    for x, y in zip(proxy, full, strict=True):
+        order, truth = (np.argsort(-values, kind="stable").tolist() for values in (x, y))
+        half = keep // 2
+        chosen, others = (*order[:half], *order[-half:]), tuple(order[half:-half])
+        pools.append(
+            AuditedPool(
+                proxies=tuple(x.tolist()),
+                chosen=chosen,
+                chosen_rewards=tuple(y[list(chosen)].tolist()),
+                audited=others,
+                audited_rewards=tuple(y[list(others)].tolist()),
+            )
+        )
+        same = len(set(order[:half]) & set(truth[:half])) + len(set(order[-half:]) & set(truth[-half:]))
+        overlap.append(same / keep)
+    figures = audit(pools).as_dict()
+    return figures | {"overlap": float(np.mean(overlap)), "spread": float(full.std(axis=1).mean())}
+
+
+def measure(bench: Bench, policies: int, keep: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    print("| varied | preview | Spearman | Kendall | overlap | best beat | worst beat | regret |")
+    print("|---|---|---|---|---|---|---|---|")
+    for case in cases(policies):
+        full = bench.pool(Case(group="", name="", tier="float32", steps=10, solver=case.solver))
+        found = compare(bench.pool(case), full, keep)
+        rows.append({"group": case.group, "preview": case.name} | found)
+        half = f" ± {found['spearman_high'] - found['spearman']:.3f}" if "spearman_high" in found else ""
+        print(
+            f"| {case.group} | {case.name} | {found['spearman']:.3f}{half} | {found['kendall']:.3f} "
+            f"| {found['overlap']:.3f} | {found['best_beats']:.3f} | {found['worst_beats']:.3f} "
+            f"| {found['regret']:.4f} |",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=24)
+    parser.add_argument("--keep", type=int, default=8, help="seeds chosen of each pool")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--run", type=Path, help="folder of a finished run, for its last two policies")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    config = load([ROOT / "configs" / "demo.yaml"])
+    checkpoints = sorted((arguments.run / "checkpoints").iterdir())[-2:] if arguments.run else []
+    policies = [LearnerState.load(folder).old for folder in checkpoints]
+    rows = measure(Bench(config, arguments.prompts, arguments.seeds, policies), len(policies), arguments.keep)
+    result = {
+        "model": config.model.path,
+        "policies": [folder.name for folder in checkpoints] or ["base"],
+        "prompts": arguments.prompts,
+        "seeds": arguments.seeds,
+        "keep": arguments.keep,
+        "torch": torch.__version__,
+        "previews": rows,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "rank_fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
