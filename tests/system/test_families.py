@@ -110,6 +110,7 @@ class LosesSamples(Selector):
         return super().assemble(unit, *parts)
 
 
+@pytest.mark.slow
 def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
     roles = Roles(explorer=DiesOnce, selector=LosesSamples)
     disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)

@@ -26,6 +26,7 @@ def danced(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_a_trajectory_is_kept_as_it_was_learned_from(danced: Config) -> None:
     run = RunFolder(folder(danced))
     iterations = [record for record in run.read_metrics() if record["event"] == "iteration"]

@@ -22,7 +22,7 @@ from solrl_ray.revisions.publication import Publications
 from solrl_ray.revisions.publish import Publisher, touched_linears
 from tests.small import digests, folder, small_config
 
-pytestmark = pytest.mark.usefixtures("local_ray")
+pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
 
 class LosesTheEnd(Explorer):
