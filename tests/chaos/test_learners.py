@@ -80,7 +80,7 @@ def two_ranks(pipeline: Path, zero_stage: int) -> Config:
 
 @pytest.mark.parametrize(
     ("zero_stage", "role"),
-    [(1, KilledWhileUpdating), pytest.param(2, KilledBeforeItsStateIsSaved, marks=pytest.mark.slow)],
+    [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved)],
 )
 def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
     tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type
