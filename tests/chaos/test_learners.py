@@ -78,6 +78,7 @@ def two_ranks(pipeline: Path, zero_stage: int) -> Config:
     return config(pipeline, learner={"world_size": 2, "zero_stage": zero_stage}, fleet={"learners": {"threads": 1}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("zero_stage", "role"),
     [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved)],

@@ -108,6 +108,7 @@ class Hangs(Explorer):
         return super().explore(unit, prompt, embedding)
 
 
+@pytest.mark.slow
 def test_a_regenerator_killed_in_evaluations_and_an_explorer_that_hangs_do_not_change_the_result(
     calm: Config, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def solrl(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_on_an_existing_cluster_has_the_same_bytes(calm: Config, two_nodes: Cluster, tmp_path: Path) -> None:
     here = ("--address", two_nodes.address, "--set", f"run.root='{tmp_path}'", "--set", "run.name=joined")
     stored = str(folder(calm) / "config.yaml")

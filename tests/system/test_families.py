@@ -53,6 +53,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Config:
     return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=Roles(learner=Records))
 
 
+@pytest.mark.slow
 def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_them(scaled: Config) -> None:
     """What the learner got in iteration 0, whose policy is the base model, against drawing each pool here."""
     run, rollout = RunFolder(Path(scaled.run.root) / "learned"), scaled.rollout
@@ -76,6 +77,7 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
         assert torch.equal(group.latents, again.latents)
 
 
+@pytest.mark.slow
 def test_a_family_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
     found, data = summary(scaled), read_run(folder(scaled))
     assert (found["family"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
