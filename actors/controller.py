@@ -134,6 +134,7 @@ class Controller:
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
             policy_digest=self._policy_digest,
+            score_class=self._fleet.score_class(),
             audit=audit_plan(config),
         )
         rolled = self._rollout.run(plan, prompts, embeddings)

@@ -75,6 +75,12 @@ class Fleet:
             happened += self.events(seconds=1.0)
         return happened
 
+    def score_class(self) -> str:
+        """What fixes the bits that both pools answer with; known once a worker of each has started."""
+        while len(self._first) < 2:  # each start has its deadline
+            self.events(seconds=1.0)
+        return f"{self._first[self.explorers].score_class}/{self._first[self.regenerators].score_class}"
+
     @property
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""

@@ -18,6 +18,10 @@ from solrl_ray.errors import RunError, UserError
 KEPT_HOME = (".venv", "runs", ".git")
 """Never uploaded, whatever ``.gitignore`` and ``.rayignore`` say."""
 STREAM_RETRY_SECONDS = 1.0
+SILENCE_SECONDS = 120.0
+"""The longest that the Job server may not answer before this command gives up on it; the job goes on."""
+PENDING_SECONDS = 1800.0
+"""The longest that a job may wait for a place on the cluster before it is said what is wrong; it stays submitted."""
 
 
 def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool) -> int:
@@ -67,19 +71,33 @@ def _free_name(run: str, taken: Sequence[str]) -> str:
 
 
 def _follow(client: JobSubmissionClient, job: str) -> int:
-    """Print the log until the job has ended. The stream ends when a connection does, so the status decides."""
+    """Print the log until the job has ended. The stream ends when a connection does, so the status decides.
+
+    Raises:
+        RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
+    """
     log = _Log()
-    while True:
-        # A connection may break; whether the job goes on, its status says.
-        with contextlib.suppress(RuntimeError, OSError, RayError):
-            asyncio.run(log.follow(client, job))
+    submitted = answered = time.monotonic()
+    status = JobStatus.PENDING
+    while not status.is_terminal():
+        if status is not JobStatus.PENDING:
+            log.print_new(client, job)
         try:
             status = client.get_job_status(job)
+            answered = time.monotonic()
         except (RuntimeError, OSError, RayError) as error:
-            raise RunError(f"the Job server does not answer any more: {waiting.first_line(error)}") from error
-        if status.is_terminal():
-            break
+            if time.monotonic() - answered > SILENCE_SECONDS:
+                raise RunError(
+                    f"the Job server did not answer for {SILENCE_SECONDS:g} s while job {job} was followed "
+                    f"({waiting.first_line(error)}); the job may go on: ray job status {job}"
+                ) from error
+        if status is JobStatus.PENDING and time.monotonic() - submitted > PENDING_SECONDS:
+            raise RunError(
+                f"job {job} has been PENDING for {PENDING_SECONDS:g} s: the cluster has no place for it; "
+                f"it stays submitted: ray job stop {job} takes it back"
+            )
         time.sleep(STREAM_RETRY_SECONDS)
+    log.print_new(client, job)  # of a job that ended between two questions
     print(f"job {job} {status.value.lower()}", flush=True)
     return 0 if status is JobStatus.SUCCEEDED else 1
 
@@ -90,7 +108,12 @@ class _Log:
     def __init__(self) -> None:
         self._printed = 0
 
-    async def follow(self, client: JobSubmissionClient, job: str) -> None:
+    def print_new(self, client: JobSubmissionClient, job: str) -> None:
+        """Print until the log or the connection ends: one may break, and whether the job goes on its status says."""
+        with contextlib.suppress(RuntimeError, OSError, RayError):
+            asyncio.run(self._follow(client, job))
+
+    async def _follow(self, client: JobSubmissionClient, job: str) -> None:
         """Print what was not printed yet, until the connection or the log ends."""
         seen = 0
         async for lines in client.tail_job_logs(job):

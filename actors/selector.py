@@ -47,8 +47,8 @@ class Selector:
     def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration, or go on with it where its journal ends.
 
-        A journal that was made with another policy under the same revision number is set aside, and the iteration is
-        done anew.
+        A journal that was made with another policy under the same revision number, or by workers of other score
+        classes, is set aside, and the iteration is done anew.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -60,10 +60,10 @@ class Selector:
         header = {"kind": "open", "plan": _plan_entry(plan)}
         message = ""
         if entries and entries[0] != header:
-            if not _differs_in_policy_only(entries[0], header):
+            if not _same_work(entries[0], header):
                 raise RunError(f"{self._journal.path} was begun with another plan: {entries[0]}, now {header}")
             stale = self._journal.set_aside()
-            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by another revision's bytes"
+            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {_maker(entries[0], header)}"
             entries = []
         if not entries:
             self._journal.append(header)
@@ -213,15 +213,24 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "keep": plan.keep,
         "micro_batch": plan.micro_batch,
         "policy_digest": plan.policy_digest,
+        "score_class": plan.score_class,
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
     }
 
 
-def _differs_in_policy_only(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers are equal but for the digest of the sampling policy."""
-    plans = [{**header, "plan": {**header.get("plan", {}), "policy_digest": ""}} for header in (one, other)]
+def _same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score class."""
+    anybody = {"policy_digest": "", "score_class": ""}
+    plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
     return plans[0] == plans[1]
+
+
+def _maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
+    """In what the journal of `stale` differs."""
+    if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
+        return "another revision's bytes"
+    return "workers that score otherwise (another device, thread count or library)"
 
 
 def _unit_entry(result: UnitResult) -> dict[str, Any]:

@@ -11,7 +11,7 @@ machine and after a restart:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -136,7 +136,6 @@ class SampleGroup(Portable):
     """Only if the objective needs it."""
     seconds: float = 0.0
     worker: str = ""
-    stage_seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

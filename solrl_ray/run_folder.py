@@ -241,7 +241,6 @@ class RunFolder:
             "rewards": group.rewards,
             "seconds": group.seconds,
             "worker": group.worker,
-            "stage_seconds": group.stage_seconds,
         }
         tensors = {"latents": group.latents}
         if group.trajectory is not None:
@@ -268,7 +267,6 @@ class RunFolder:
             trajectory=trajectory,
             seconds=header["seconds"],
             worker=header["worker"],
-            stage_seconds=header["stage_seconds"],
         )
 
     def _group_path(self, iteration: int, prompt_id: str) -> Path:

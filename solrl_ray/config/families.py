@@ -16,6 +16,7 @@ from solrl_ray.config.schema import Config, Model
 
 _TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
 UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
+"""The models' own arithmetic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

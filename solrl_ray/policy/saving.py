@@ -9,7 +9,7 @@ from pathlib import Path
 import safetensors
 from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
@@ -74,28 +74,3 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
         factors[name] = tensor[:, :, 0, 0] if tensor.shape[2:] == (1, 1) else tensor
     lora = Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))
     return factors, lora
-
-
-def check_base(source: str, factors: Mapping[str, Tensor], transformer: nn.Module) -> None:
-    """Refuse factors that were trained on another base, by the names and shapes of its linears.
-
-    Args:
-        source: the key and file to name in the error, such as ``lora.pt``'s path.
-        transformer: the plain transformer, with or without memory behind it (`DiffusionModel.skeleton`).
-
-    Raises:
-        UserError: a factor of no linear of `transformer`, or of another width. Bases that differ in their weights
-            alone cannot be told apart.
-    """
-    linears = {path: module for path, module in transformer.named_modules() if isinstance(module, nn.Linear)}
-    for name in sorted(factors):
-        module, _, factor = name.rpartition(".")
-        if module not in linears:
-            raise UserError(f"The LoRA {source} was trained on another base: this model has no linear {module}.")
-        linear = linears[module]
-        width, found = (linear.in_features, -1) if factor == "lora_A" else (linear.out_features, 0)
-        if factors[name].shape[found] != width:
-            raise UserError(
-                f"The LoRA {source} was trained on another base: its {name} is for {factors[name].shape[found]} "
-                f"features, but {module} of this model has {width}."
-            )

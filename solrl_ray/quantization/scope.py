@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from solrl_ray.config.families import UNQUANTIZED_TIERS
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
@@ -17,7 +18,6 @@ from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.transformer_engine import EngineNVFP4Linear
 
-UNQUANTIZED_TIERS = ("float32", "bf16")
 LAYERS: dict[str, type[QuantizedLinear]] = {
     "nvfp4": EngineNVFP4Linear,
     "fp8": FP8Linear,

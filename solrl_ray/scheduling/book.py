@@ -45,6 +45,8 @@ class IterationPlan:
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
     """LoRA digest of the sampling policy: a journal made with other bytes of this revision is not gone on with."""
+    score_class: str = ""
+    """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
 
     @property

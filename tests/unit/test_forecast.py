@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.scheduling.costs import (
+    SHIPPED,
     Cluster,
     OrchestrationCosts,
     Priced,
@@ -154,4 +156,6 @@ def test_workers_without_a_share_of_a_gpu_are_counted_as_one(configure) -> None:
 
 
 def test_the_shipped_costs_of_the_controller_are_there() -> None:
-    assert orchestration().seconds().ask > 0
+    milliseconds = yaml.safe_load((SHIPPED / "controller.yaml").read_text())
+    assert orchestration().seconds().ask == pytest.approx(milliseconds["ask"] / 1000)
+    assert orchestration().seconds().iteration == pytest.approx(milliseconds["iteration"] / 1000)

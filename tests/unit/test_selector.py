@@ -67,6 +67,18 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
     ]
 
 
+def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path: Path) -> None:
+    begun = Selector(tmp_path)
+    begun.open(replace(PLAN, score_class="a/b"))
+    opened = Selector(tmp_path).open(replace(PLAN, score_class="c/b"))
+    assert opened.candidates == 0
+    assert opened.message == (
+        "iteration 4 is done anew: iteration-000004.jsonl.stale was made by workers that score otherwise "
+        "(another device, thread count or library)"
+    )
+    assert Selector(tmp_path).open(replace(PLAN, score_class="c/b")).message == ""
+
+
 @pytest.mark.parametrize("changes", [{"prompt_ids": ("beef", "f00d")}, {"keep": 4}, {"pool": 6, "policy_digest": "bb"}])
 def test_a_journal_of_another_plan_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
     work(tmp_path)
