@@ -1,0 +1,219 @@
+"""What does Sol-RL's rollout of one prompt cost, over sampling its whole pool in bfloat16?
+
+    python benchmarks/rollout.py flux --work FOLDER [--tier fp8] [--repeats 2] [--preview 24] [--out FOLDER]
+
+Both sides in this run, in turn, with one loaded model, compiled block by block, the same micro-batches, decoder and
+reward (CLIPScore, ViT-L/14):
+
+    naive      96 seeds × 10 steps in bfloat16, decoded and scored
+    two-stage  96 seeds × 6 steps in the tier, decoded and scored; the 12 best and 12 worst × 10 steps in bfloat16,
+               decoded and scored again
+
+Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
+steps and solvers those of configs/models. With `--preview-decoder` the explorers' decoder is a small one of random
+weights (AutoencoderTiny, TAESD's size). Aims on one H200: 1.6 times for FLUX.1-dev, 1.5 for SD3.5-L, 1.4 for SANA.
+
+Prints a table with where the time goes; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import AutoencoderTiny
+from full_iteration import CONFIGS, HERE, MODELS, make
+
+from solrl_ray import models, rewards
+from solrl_ray.compilation import compile_
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.prompts import embedding_digest, read_prompts
+from solrl_ray.quantization.attestation import device_name
+from solrl_ray.quantization.scope import quantize_
+from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
+from solrl_ray.rollout import Sampler
+from solrl_ray.selection import PromptSelection
+
+AIMS = {"flux": 1.6, "sd3": 1.5, "sana": 1.4}
+PROMPTS = "builtin:testbed/prompts/train.txt"
+
+
+def settings(arguments: argparse.Namespace) -> Config:
+    work: Path = arguments.work
+    overrides = [
+        f"model.path='{work / arguments.model}'",
+        f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]",
+        f"prompts={{train: '{PROMPTS}', heldout: '{PROMPTS}'}}",
+        f"rollout.preview.micro_batch={arguments.preview}",
+        f"rollout.preview.precision={arguments.tier}",
+        *arguments.set,
+    ]
+    if arguments.preview_decoder:
+        overrides.append(f"model.preview_decoder='{small_decoder(arguments)}'")
+    return load([CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]], overrides)
+
+
+def small_decoder(arguments: argparse.Namespace) -> Path:
+    """TAESD's architecture for 16 latent channels, with random weights."""
+    folder: Path = arguments.work / "small_decoder"
+    if not folder.exists():
+        torch.manual_seed(0)
+        AutoencoderTiny(latent_channels=16).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+class World:
+    """A model in full precision, its copy for previews, one prompt, and a sampler of each kind."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.config, self.device = config, device
+        self.full = models.load(config.model, device, components={"transformer", "vae"})
+        self.preview = models.load(config.model, device, components={"preview_decoder"})
+        self.preview.take(copy.deepcopy(self.full.transformer))
+        report = quantize_(self.preview.transformer, config.rollout.preview.precision, config.model.quantization)
+        self.quantised = report.sentence()
+        compile_(self.full.transformer, config.compile, device, "bf16")
+        compile_(self.preview.transformer, config.compile, device, config.rollout.preview.precision)
+        self.reward = rewards.load(config.rewards, device)
+        self.prompt = read_prompts(PROMPTS)[0]
+        self.embedding = embedded(config, self.prompt)
+        rollout = config.rollout
+        self.sample = Sampler(
+            config, self.full, self.reward, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch
+        )
+        self.explore = Sampler(
+            config, self.preview, self.reward, steps=rollout.preview.steps, micro_batch=rollout.preview.micro_batch
+        )
+
+    def naive(self) -> None:
+        size = self.config.rollout.full.micro_batch
+        for start in range(0, self.config.rollout.pool, size):
+            self.sample(self._unit("sample", range(start, start + size)), self.prompt, self.embedding)
+
+    def two_stage(self) -> None:
+        self.regenerate(self.previews())
+
+    def previews(self) -> list[int]:
+        """Indices of the chosen seeds."""
+        rollout = self.config.rollout
+        selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
+        for start in range(0, rollout.pool, rollout.preview.micro_batch):
+            unit = self._unit("preview", range(start, start + rollout.preview.micro_batch))
+            scores = self.explore(unit, self.prompt, self.embedding).rewards.tolist()
+            for index, score in zip(unit.indices, scores, strict=True):
+                selection.add(index, score)
+        best, worst = selection.select()
+        return [candidate.index for candidate in best + worst]
+
+    def regenerate(self, chosen: list[int]) -> None:
+        self.sample(self._unit("full", chosen), self.prompt, self.embedding)
+
+    def decode_and_score(self, model: DiffusionModel, count: int) -> None:
+        """What `count` samples cost after their last step."""
+        size = self.config.rollout.full.micro_batch
+        latents = torch.randn(size, *model.latent_shape, device=self.device)
+        for _ in range(count // size):
+            self.reward.score(model.decode(latents), [self.prompt.text] * size).cpu()
+
+    def _unit(self, stage: Any, indices: Any) -> WorkUnit:
+        return WorkUnit(stage=stage, iteration=0, revision=0, prompt_id=self.prompt.id, indices=tuple(indices))
+
+
+def embedded(config: Config, prompt: Prompt) -> PromptEmbedding:
+    tensors = models.load(config.model, "cpu", components={"text"}).encode([prompt.text])[0]
+    return PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
+
+
+def measured(world: World, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repetition, sides in turn, after one warm-up of everything."""
+    chosen: list[int] = list(range(world.config.rollout.keep))
+    pool, keep = world.config.rollout.pool, world.config.rollout.keep
+    sides: dict[str, Callable[[], Any]] = {
+        "naive": world.naive,
+        "previews": world.previews,
+        "regeneration": lambda: world.regenerate(chosen),
+        "decode, score: naive": lambda: world.decode_and_score(world.full, pool),
+        "decode, score: previews": lambda: world.decode_and_score(world.preview, pool),
+        "decode, score: regeneration": lambda: world.decode_and_score(world.full, keep),
+    }
+    world.regenerate(chosen)  # compiles both
+    world.explore(
+        world._unit("preview", range(world.config.rollout.preview.micro_batch)), world.prompt, world.embedding
+    )
+    world.decode_and_score(world.full, keep)
+    world.decode_and_score(world.preview, keep)
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            synchronize(world.device)
+            began = time.perf_counter()
+            run()
+            synchronize(world.device)
+            found[name].append(time.perf_counter() - began)
+    return found
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--tier", default="fp8")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--preview", type=int, default=24, help="micro-batch of the previews; divides the pool")
+    parser.add_argument("--preview-decoder", action="store_true")
+    parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
+    parser.add_argument("--set", action="append", default=[], help="as for solrl train")
+    parser.add_argument("--work", type=Path, default=Path("full_size"))
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    arguments.work = arguments.work.absolute()
+    make(arguments.model, arguments.work, arguments.layers)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    world = World(settings(arguments), device)
+    found = measured(world, arguments.repeats)
+    seconds = {name: statistics.median(values) for name, values in found.items()}
+    two_stage = seconds["previews"] + seconds["regeneration"]
+    result = {
+        "question": "one prompt's rollout: two stages against the whole pool in bfloat16",
+        "model": arguments.model,
+        "tier": arguments.tier,
+        "quantised": world.quantised,
+        "gpu": device_name(device),
+        "torch": torch.__version__,
+        "layers": arguments.layers or "published",
+        "preview_micro_batch": arguments.preview,
+        "preview_decoder": "AutoencoderTiny" if arguments.preview_decoder else "the VAE",
+        "settings": arguments.set,
+        "seconds": seconds,
+        "repetitions": found,
+        "two_stage": two_stage,
+        "ratio": seconds["naive"] / two_stage,
+        "aim": AIMS[arguments.model],
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    suffix = "_small_decoder" if arguments.preview_decoder else ""
+    file = arguments.out / f"rollout_{arguments.model}{suffix}.json"
+    file.write_text(json.dumps(result, indent=1) + "\n")
+    for name, value in seconds.items():
+        print(f"{arguments.model}  {name:<28} {value:8.2f} s")
+    print(
+        f"{arguments.model}  {arguments.tier}: naive {seconds['naive']:.2f} s, two-stage {two_stage:.2f} s: "
+        f"{result['ratio']:.2f} times (aim {AIMS[arguments.model]}); previews decode with {result['preview_decoder']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
