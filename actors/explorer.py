@@ -14,7 +14,7 @@ import torch
 from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
-from solrl_ray.compilation import compile_, compiles
+from solrl_ray.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config
@@ -62,12 +62,13 @@ class Explorer:
         checks = attestation.attest(model.transformer, tier, report)
         make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, device, tier)
+        checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, device)
         self._score_class = attestation.score_class(
             device,
             tier,
             micro_batch=pool.micro_batch,
             threads=worker.threads,
-            compiled=checks["compiled"] if compiles(config.compile, device, tier) else "",
+            compiled=what_compiles(checks["compiled"], checks["decoder compiled"]),
         )
         self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class, quantized_base=kept)
         self._sampler = Sampler(

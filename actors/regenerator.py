@@ -10,7 +10,7 @@ import torch
 from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
-from solrl_ray.compilation import compile_, compiles
+from solrl_ray.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
@@ -67,12 +67,13 @@ class Regenerator:
         report = quantize_(model.transformer, tier, config.model.quantization)
         checks = attestation.attest(model.transformer, tier, report)
         checks["compiled"] = compile_(model.transformer, config.compile, self._device, tier)
+        checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, self._device)
         self._score_class = attestation.score_class(
             self._device,
             tier,
             micro_batch=full.micro_batch,
             threads=worker.threads,
-            compiled=checks["compiled"] if compiles(config.compile, self._device, tier) else "",
+            compiled=what_compiles(checks["compiled"], checks["decoder compiled"]),
         )
         self._weights = WeightHolder(self._name, "regenerator", config, model, self._score_class)
         record = needs_trajectory(config)

@@ -2,7 +2,8 @@
 
 Blocks of one class share one compiled function, so that compiling takes seconds where the whole network takes
 minutes. Weights are inputs of what is compiled: a revision written into them in place takes effect without a new
-compilation, and a captured CUDA graph, which reads the same addresses, replays it.
+compilation, and a captured CUDA graph, which reads the same addresses, replays it. A decoder, if it is compiled, is
+compiled as a whole: its blocks differ in size.
 """
 
 from __future__ import annotations
@@ -41,23 +42,37 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
         UserError: there is nothing to compile, or CUDA graphs are asked for on another device.
     """
     if not compiles(settings, device, tier):
-        if tier in EAGER_TIERS:
-            return f"no: tier {tier} keeps the reference's bits"
-        return f"no: compile.enabled is {'false' if settings.enabled is False else 'not true, and this is no GPU'}"
+        return f"no: tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else _not_enabled(settings)
     if settings.cudagraphs and device.type != "cuda":
         raise UserError(f"compile.cudagraphs is true, but there are no CUDA graphs on {device}; set it to false")
     found = blocks(transformer)
     if not found:
         raise UserError(f"compile.enabled is true, but {type(transformer).__name__} has no list of blocks to compile")
-    _use_cache(settings.cache)
-    torch._dynamo.config.recompile_limit = SHAPES
-    mode = None if settings.mode == "default" else settings.mode
+    mode = _prepare(settings)
     for block in found:
         # A variant too many is an error and no silent fall-back, because of fullgraph.
         block.compile(fullgraph=tier != "nvfp4", dynamic=False, mode=mode)
     if settings.cudagraphs:
         transformer.forward = GraphedForward(transformer.forward)
     return f"{len(found)} blocks, mode {settings.mode}" + (", CUDA graphs" if settings.cudagraphs else "")
+
+
+def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.device) -> str:
+    """Has the decoder of an autoencoder compiled when it is first called, if `compile.decoder` asks for it; returns
+    what was done, in words. Each number of images at once compiles anew, and with tiling each size of tile.
+    """
+    if not settings.decoder:
+        return "no: compile.decoder is false"
+    if not compiles(settings, device, ""):
+        return _not_enabled(settings)
+    decoder = autoencoder.get_submodule("decoder")
+    decoder.compile(fullgraph=True, dynamic=False, mode=_prepare(settings))
+    return f"{type(decoder).__name__}, mode {settings.mode}"
+
+
+def what_compiles(*said: str) -> str:
+    """What of `compile_`'s and `compile_decoder`'s words is about compiled code; empty if all of it is eager."""
+    return "; ".join(words for words in said if not words.startswith("no: "))
 
 
 def blocks(transformer: nn.Module) -> list[nn.Module]:
@@ -71,6 +86,17 @@ def cache_folder(configured: str) -> Path:
     if configured:
         return Path(configured).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solrl_ray" / "compiled"
+
+
+def _not_enabled(settings: Compile) -> str:
+    return f"no: compile.enabled is {'false' if settings.enabled is False else 'not true, and this is no GPU'}"
+
+
+def _prepare(settings: Compile) -> str | None:
+    """Set the compiler up; returns the mode as `torch.compile` takes it."""
+    _use_cache(settings.cache)
+    torch._dynamo.config.recompile_limit = SHAPES
+    return None if settings.mode == "default" else settings.mode
 
 
 def _use_cache(configured: str) -> None:

@@ -300,12 +300,15 @@ class Evaluation(Part):
 
 
 class Compile(Part):
-    """How explorers and regenerators compile the transformer; part of the score class."""
+    """How explorers and regenerators compile what they run; part of the score class."""
 
     enabled: bool | None = None
     """Compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
+    decoder: bool = False
+    """Compile the decoder as well, where the transformer is or (tier ``nvfp4-emulated``) would be: faster images for a
+    longer start."""
     cudagraphs: bool = False
     """Capture each forward in a CUDA graph: gains where small batches leave the GPU waiting for launches."""
     cache: str = ""

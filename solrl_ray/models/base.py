@@ -153,6 +153,11 @@ class DiffusionModel(ABC):
     def transformer(self) -> nn.Module:
         return self._module("transformer")
 
+    @property
+    def decoder(self) -> nn.Module:
+        """The autoencoder that `decode` uses."""
+        return self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
+
     def take(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is on the device already."""
         self._modules["transformer"] = freeze(transformer)
@@ -204,9 +209,8 @@ class DiffusionModel(ABC):
         The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. With a preview decoder
         loaded, that one is used.
         """
-        decoder = self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
         size = self.config.decoding.micro_batch or len(latents)
-        return torch.cat([self._decode(decoder, part) for part in latents.split(size)])
+        return torch.cat([self._decode(self.decoder, part) for part in latents.split(size)])
 
     def batch_embeddings(self, embeddings: Sequence[PromptEmbedding]) -> dict[str, Tensor]:
         """Stack embeddings in the given order on the device: each tensor is [B, ...] in `dtype`.

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from solrl_ray.compilation import blocks, cache_folder, compile_, compiles
+from solrl_ray import models
+from solrl_ray.compilation import blocks, cache_folder, compile_, compile_decoder, compiles, what_compiles
 from solrl_ray.config.schema import Compile, QuantizationScope
 from solrl_ray.errors import UserError
+from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.scope import quantize_, quantized_layers
+from tests import tiny
 from tests.unit.test_quantization_scope import SKIP, inputs, transformer
 
 CPU = torch.device("cpu")
@@ -76,3 +79,39 @@ def test_five_revisions_are_taken_without_compiling_again() -> None:
             assert torch.equal(seen[-1], eager(**inputs()).sample)
             assert counter.frame_count == 2  # one graph a kind of block, in the first revision
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
+
+
+def test_a_decoder_is_compiled_only_when_it_is_asked_for_and_is_then_part_of_the_score_class() -> None:
+    decoder = tiny._vae(tiny=True)
+    said = compile_decoder(decoder, ON, CPU)
+    assert said == "no: compile.decoder is false"
+    assert what_compiles("2 blocks, mode default", said) == "2 blocks, mode default"
+    said = compile_decoder(decoder, Compile(decoder=True), CPU)
+    assert said == "no: compile.enabled is not true, and this is no GPU"
+    assert what_compiles("no: tier", said) == ""
+    assert decoder.decoder._compiled_call_impl is None
+    said = compile_decoder(decoder, Compile(enabled=True, decoder=True), CPU)
+    assert said == "DecoderTiny, mode default"
+    assert what_compiles("no: tier", said) == said
+    assert decoder.decoder._compiled_call_impl is not None
+
+
+@pytest.mark.parametrize("family", ["flux", "flux with a small decoder", "sana"])
+def test_each_kind_of_decoder_is_one_graph_for_all_its_images(family: str, tmp_path: Path) -> None:
+    model = _decoding(family, tmp_path)
+    latents = torch.randn(4, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    wanted = model.decode(latents)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    model.decoder.get_submodule("decoder").compile(fullgraph=True, dynamic=False, backend=counter)
+    assert torch.equal(model.decode(latents), wanted)
+    assert counter.frame_count == 1  # two images at once, twice
+
+
+def _decoding(family: str, folder: Path) -> DiffusionModel:
+    if family == "sana":
+        path = tiny.build_sana(folder / "sana")
+    else:
+        path = tiny.build_pipeline(folder / "flux", tiny_vae="small" in family)
+    config = tiny.model_config(path, family=family.split()[0], decoding={"micro_batch": 2})
+    return models.load(config, "cpu", components={"vae"})
