@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.ledger import Outcome
@@ -166,8 +164,8 @@ class Selector:
         book = self._iteration
         try:
             group = self._folder.load_group(book.plan.iteration, prompt_id)
-        except (OSError, SafetensorError) as error:
-            raise RunError(f"the stored group of prompt {prompt_id} cannot be read: {error}; resume the run") from None
+        except Unreadable as error:
+            raise RunError(f"{error}; resume the run") from None
         if book.fold_full(group) is not Outcome.DUPLICATE:
             raise RunError(f"the stored group of prompt {prompt_id} is not what was acknowledged; resume the run")
         return True, group
@@ -196,11 +194,11 @@ class Selector:
         elif entry["kind"] == "full":
             try:
                 group = self._folder.load_group(book.plan.iteration, entry["prompt"])
-            except (OSError, SafetensorError):
-                return None  # not there or cut off: it is made again, to the same bytes
-            if group_digest(group) == entry["digest"]:
-                book.fold_full(group)
-                return group
+                if group_digest(group) == entry["digest"]:
+                    book.fold_full(group)
+                    return group
+            except (Unreadable, ValueError):
+                return None  # it is made again, to the same bytes
         return None
 
 

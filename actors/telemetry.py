@@ -48,8 +48,8 @@ class Telemetry:
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = 0
         self._spans: SpanWriter | None = None
-        self._stage: tuple[str, str, float] | None = None
-        """Words, stage and start of what is going on, if it is a stage of the timeline."""
+        self._stage: tuple[str, str, float, float] | None = None
+        """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
         self._lost: Counter[str] = Counter()
         self._attested: dict[tuple[str, str], set[str]] = {}
         """Role and tier → workers."""
@@ -67,19 +67,19 @@ class Telemetry:
 
     def state(self, words: str, *, stage: str = "") -> None:
         """What is going on now, and as which stage the timeline shows it; that of before has ended."""
-        now = time.time()
+        now = time.monotonic()
         if self._stage is not None:
-            said, name, started = self._stage
+            said, name, started, began = self._stage
             span = Span(
                 kind="stage",
                 name=said,
                 stage=name,
                 iteration=self._iteration,
                 started=started,
-                seconds=now - started,
+                seconds=now - began,
             )
             self._record(span)
-        self._stage = (words, stage, now) if stage else None
+        self._stage = (words, stage, time.time(), now) if stage else None
         with self._lock:
             self._state = words
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from solrl_ray.checkpoints import retained
 from solrl_ray.config.loading import to_yaml
@@ -39,6 +39,10 @@ _BEFORE_TRAINING = (
 )
 """What a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+
+
+class Unreadable(Exception):
+    """A stored group is missing, cut off or altered."""
 
 
 class RunFolder:
@@ -250,8 +254,20 @@ class RunFolder:
         replace_file(self._group_path(group.iteration, group.prompt_id), content)
 
     def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
-        """Read a stored group. Raises OSError or SafetensorError if it is missing or cut off."""
-        with safe_open(self._group_path(iteration, prompt_id), framework="pt") as file:
+        """Read a stored group; whether its bytes are those that were stored, only their digest says.
+
+        Raises:
+            Unreadable: it is not there, or no group.
+        """
+        path = self._group_path(iteration, prompt_id)
+        try:
+            return self._read_group(path, iteration, prompt_id)
+        # Whatever a file says whose bytes were altered: no key, no list, another type.
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unreadable(f"{path} cannot be read: {error}") from error
+
+    def _read_group(self, path: Path, iteration: int, prompt_id: str) -> SampleGroup:
+        with safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()["group"])
             latents: torch.Tensor = file.get_tensor("latents")
             trajectory = None

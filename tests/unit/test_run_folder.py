@@ -13,7 +13,7 @@ from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.journal import Journal
 from solrl_ray.records import SampleGroup, Trajectory
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import group_digest
 
 DEMO = Path(__file__).parents[2] / "configs" / "demo.yaml"
@@ -89,6 +89,35 @@ def test_a_stored_group_comes_back_bit_for_bit(tmp_path: Path) -> None:
         2,
         "regenerator-0",
     )
+
+
+def test_a_stored_group_that_is_cut_anywhere_or_gone_is_unreadable(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_group(GROUP)
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(Unreadable, match=r"beef\.safetensors cannot be read: "):
+            folder.load_group(2, "beef")
+    path.unlink()
+    with pytest.raises(Unreadable):
+        folder.load_group(2, "beef")
+
+
+def test_a_stored_group_with_any_byte_altered_is_unreadable_or_another_group(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_group(GROUP)
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
+        try:
+            back = folder.load_group(2, "beef")
+        except Unreadable:
+            continue
+        seen = {(g.indices, g.revision, g.seconds, g.worker, group_digest(g)) for g in (GROUP, back)}
+        assert len(seen) == 2, f"byte {position} was altered and nobody saw it"
 
 
 def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from actors.selector import Selector
 from solrl_ray.audit import AuditPlan
 from solrl_ray.errors import RunError
-from solrl_ray.records import SampleGroup, UnitResult
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 
 PLAN = IterationPlan(
@@ -29,16 +30,20 @@ def work(folder: Path) -> None:
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
         full = selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
         if full is not None:
-            selector.store(
-                SampleGroup(
-                    iteration=4,
-                    revision=4,
-                    prompt_id=unit.prompt_id,
-                    indices=full.indices,
-                    rewards=(0.9, 0.1),
-                    latents=torch.tensor([[1.0], [2.0]]),
-                )
-            )
+            regenerate(selector, full)
+
+
+def regenerate(selector: Selector, unit: WorkUnit) -> None:
+    selector.store(
+        SampleGroup(
+            iteration=4,
+            revision=4,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=(0.9, 0.1),
+            latents=torch.tensor([[1.0], [2.0]]),
+        )
+    )
 
 
 def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
@@ -50,6 +55,24 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert opened.candidates == 6
     assert opened.message == ""
     assert [unit.id for _, unit in again.lease("explore", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[: len(whole) // 2], lambda whole: whole.replace(b"[1, 0]", b"[3, 0]")]
+)
+def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    work(tmp_path)
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    assert path.read_bytes() != whole
+    again = Selector(tmp_path)
+    opened = again.open(PLAN)
+    assert (opened.groups, opened.candidates) == ((), 6)
+    [(_, unit)] = again.lease("regenerate", ["regenerator-0"])
+    assert unit.id == "full/4/beef/1-0"
+    regenerate(again, unit)
+    assert path.read_bytes() == whole
 
 
 def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
