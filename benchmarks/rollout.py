@@ -32,7 +32,7 @@ from diffusers import AutoencoderTiny
 from full_iteration import CONFIGS, HERE, MODELS, make
 
 from solrl_ray import models, rewards
-from solrl_ray.compilation import compile_
+from solrl_ray.compilation import compile_, compile_decoder
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
@@ -83,6 +83,8 @@ class World:
         self.quantised = report.sentence()
         compile_(self.full.transformer, config.compile, device, "bf16")
         compile_(self.preview.transformer, config.compile, device, config.rollout.preview.precision)
+        self.decoders = compile_decoder(self.full.decoder, config.compile, device)
+        compile_decoder(self.preview.decoder, config.compile, device)
         self.reward = rewards.load(config.rewards, device)
         self.prompt = read_prompts(PROMPTS)[0]
         self.embedding = embedded(config, self.prompt)
@@ -195,6 +197,7 @@ def main() -> None:
         "torch": torch.__version__,
         "layers": arguments.layers or "published",
         "preview_micro_batch": arguments.preview,
+        "decoder_compiled": world.decoders,
         "preview_decoder": "AutoencoderTiny" if arguments.preview_decoder else "the VAE",
         "settings": arguments.set,
         "seconds": seconds,
