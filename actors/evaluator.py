@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from actors.fleet import Fleet
-from actors.pool import Done
+from actors.pool import Lost, Nonsense
 from actors.regenerator import Evaluated
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
@@ -18,7 +18,7 @@ from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.run_folder import RunFolder
-from solrl_ray.scheduling.ledger import Ledger
+from solrl_ray.scheduling.ledger import Ledger, Outcome
 
 
 def collect(
@@ -42,13 +42,16 @@ def collect(
                 break
             pool.give(worker, unit, method, unit, *arguments(unit))
         for event in fleet.events(seconds=1.0):
-            if not isinstance(event, Done):
+            if isinstance(event, Lost):
                 ledger.release(event.worker)
-                continue
-            if event.unit not in units:
+            elif event.unit not in units:
                 continue  # of a rollout: it was done twice, and came too late
-            ledger.finish(event.unit.id, repr(event.value.rewards))
-            found[event.unit.prompt_id] = event.value
+            elif isinstance(event, Nonsense):
+                ledger.requeue(event.unit.id, event.worker)
+                if fleet.refuse(event.worker, event.unit, event.reason) is not None:
+                    ledger.release(event.worker)
+            elif ledger.finish(event.unit.id, repr(event.value.rewards), event.worker) is Outcome.ACCEPTED:
+                found[event.unit.prompt_id] = event.value
         telemetry.stage("evaluate", ledger.done, len(ledger))
     return found
 

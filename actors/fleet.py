@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from actors import waiting
-from actors.pool import Budget, Done, Event, Loaded, Lost, Pool, Refused, Started
+from actors.pool import Budget, Done, Event, Loaded, Lost, Nonsense, Pool, Refused, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage
@@ -18,6 +18,11 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
+from solrl_ray.scheduling.fleet import role_of
+from solrl_ray.scheduling.strikes import Strikes
+
+Work = Done | Nonsense | Lost
+"""What matters to whoever hands out units."""
 
 
 class Fleet:
@@ -27,6 +32,7 @@ class Fleet:
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
+        self._strikes = Strikes(config.fleet.strikes)
         self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
         unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
@@ -63,12 +69,12 @@ class Fleet:
             chained=pool is self.explorers and publication.kind == "delta",
         )
 
-    def rest(self) -> list[Done | Lost]:
+    def rest(self) -> list[Work]:
         """Before the learner's turn on a shared GPU: wait until both pools have given back what they keep there.
 
         Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
         """
-        happened: list[Done | Lost] = []
+        happened: list[Work] = []
         self.explorers.rest()
         self.regenerators.rest()
         while self.explorers.resting or self.regenerators.resting:
@@ -90,7 +96,7 @@ class Fleet:
         """Worker and unit of everything at work in both pools."""
         return self.explorers.held() + self.regenerators.held()
 
-    def events(self, *, seconds: float) -> list[Done | Lost]:
+    def events(self, *, seconds: float) -> list[Work]:
         """What happened in both pools, waiting at most `seconds` for something to.
 
         Raises:
@@ -111,7 +117,21 @@ class Fleet:
             census={"explorer": self.explorers.census(), "regenerator": self.regenerators.census()},
             replacements_left=self.budget.left,
         )
-        return [event for event in happened if isinstance(event, Done | Lost)]
+        return [event for event in happened if isinstance(event, Work)]
+
+    def refuse(self, worker: str, unit: WorkUnit, reason: str) -> Lost | None:
+        """A strike against a worker whose answer cannot be right; the loss, if it is retired.
+
+        Raises RunError if the run is at fault, or all replacements are used up.
+        """
+        pool = self.explorers if role_of(worker) == "explorer" else self.regenerators
+        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=len(pool) == 1), self._strikes.limit
+        self._telemetry.struck(worker)
+        self._telemetry.message(f"{unit.id} is done again; strike {count} of {limit} for {worker}: {reason}")
+        lost = pool.retire(worker, f"strike {count}: {reason}") if count >= limit else None
+        if lost is not None:
+            self._note(pool, lost)
+        return lost
 
     def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
@@ -126,6 +146,7 @@ class Fleet:
             self._counts["resyncs"] += 1
             self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")
         elif isinstance(event, Done):
+            self._strikes.answered(event.worker)
             self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
         elif isinstance(event, Lost):
             self._telemetry.lost(event.worker)

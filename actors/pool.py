@@ -15,7 +15,7 @@ import ray
 
 from actors import waiting
 from solrl_ray.config.schema import Deadlines
-from solrl_ray.errors import RunError
+from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
 
@@ -53,6 +53,15 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class Nonsense:
+    """A worker came upon something that cannot be right, and has no answer to a unit."""
+
+    worker: str
+    unit: WorkUnit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     worker: str
     reason: str
@@ -68,7 +77,7 @@ class Rested:
     """Bytes."""
 
 
-Event = Started | Loaded | Refused | Done | Lost | Rested
+Event = Started | Loaded | Refused | Done | Nonsense | Lost | Rested
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
 
@@ -214,6 +223,14 @@ class Pool:
                 events.append(self._lose(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
         return events
 
+    def retire(self, worker: str, reason: str) -> Lost | None:
+        """Replace a worker that is not to be trusted; None if it is no member any more."""
+        member = self._members.get(worker)
+        return None if member is None else self._lose(worker, member, reason)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
     def states(self) -> dict[str, str]:
         """Worker → what it does, in words."""
         shown = {}
@@ -245,6 +262,10 @@ class Pool:
         except waiting.Gone as error:
             # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
             return self._lose(name, member, error.reason)
+        except NonsenseError as error:
+            if call.unit is None:
+                raise
+            return Nonsense(name, call.unit, str(error))
         if call.kind == "start":
             member.state = advance(member.state, "started")
             member.idle_since = time.monotonic()

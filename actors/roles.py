@@ -51,7 +51,7 @@ class Cast:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
 
     def selector(self, name: str) -> Any:
-        return self._here(self._roles.selector, name).remote(self._folder)
+        return self._here(self._roles.selector, name).remote(self._folder, self._config.fleet.strict)
 
     def explorer(self, name: str) -> Any:
         make = self._anywhere(self._roles.explorer, name, self._config.fleet.explorers)

@@ -14,13 +14,13 @@ from typing import Any
 import ray
 
 from actors import waiting
-from actors.fleet import Fleet
-from actors.pool import Done, Lost
-from actors.regenerator import GroupReport
+from actors.fleet import Fleet, Work
+from actors.pool import Done, Lost, Nonsense
 from actors.selector import Closed
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import NonsenseError
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 
@@ -97,8 +97,11 @@ class Rollout:
                 self._take(event)
             self._show()
         order = plan.prompt_ids
+        closed = self._ask("close")
+        for sentence in closed.violations:
+            self._telemetry.message(f"{sentence}; the first result counts")
         return RolledOut(
-            closed=self._ask("close"),
+            closed=closed,
             groups=[self._groups[p] for p in order],
             rewards=[self._rewards[p] for p in order],
             clocks=self._clocks,
@@ -126,7 +129,7 @@ class Rollout:
                 inputs = (unit, self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id])
                 pool.give(worker, unit, method, *inputs, parts=parts)
 
-    def _take(self, event: Done | Lost) -> None:
+    def _take(self, event: Work) -> None:
         if isinstance(event, Lost):
             requeued = self._ask("release", event.worker)
             self._waiting = dict.fromkeys(self._stages, True)
@@ -134,9 +137,30 @@ class Rollout:
                 self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
         elif event.unit.iteration != self._plan.iteration:
             return  # a unit that was done twice, and came too late
-        elif event.unit.stage == "full":
-            self._store(event.unit, event.value, event.large)
-        elif event.unit.stage == "audit":
+        elif isinstance(event, Nonsense):
+            self._refuse(event.worker, event.unit, event.reason)
+        else:
+            try:
+                self._accept(event)
+            except NonsenseError as error:
+                self._refuse(event.worker, event.unit, str(error))
+
+    def _refuse(self, worker: str, unit: WorkUnit, reason: str) -> None:
+        """Have a unit done again whose answer cannot be right."""
+        self._ask("requeue", unit, worker)
+        self._waiting = dict.fromkeys(self._stages, True)
+        lost = self._fleet.refuse(worker, unit, reason)
+        if lost is not None:
+            self._take(lost)
+
+    def _accept(self, event: Done) -> None:
+        """Raises NonsenseError for an answer that is none."""
+        if event.unit.stage == "full":
+            self._store(event)
+            return
+        if event.value.unit != event.unit:
+            raise NonsenseError(f"{event.worker} was given {event.unit.id} and answered {event.value.unit}")
+        if event.unit.stage == "audit":
             self._clocks["audit"].stop(event.value.seconds)
             self._ask("fold_audit", event.value)
             self._audits.add(event.unit.prompt_id)
@@ -145,13 +169,13 @@ class Rollout:
 
     def _fold(self, result: UnitResult, samples: Any) -> None:
         """Have the selector take a result; `samples` is the reference of those that its worker keeps, if it does."""
+        unit = self._ask("fold", result)
         self._clocks["explore"].stop(result.seconds)
         self._candidates = min(self._candidates + len(result.rewards), self._pool_size)
         if samples is None:
-            self._waiting["regenerate"] |= self._ask("fold", result) is not None
+            self._waiting["regenerate"] |= unit is not None
             return
-        self._kept[result.unit.prompt_id][result.unit] = samples
-        unit = self._ask("fold", result)
+        self._kept[result.unit.prompt_id].setdefault(result.unit, samples)  # the first result of a unit counts
         self._waiting["explore"] = True  # chosen samples that are lost are asked for again
         if unit is not None:
             self._assemble(unit)
@@ -167,18 +191,20 @@ class Rollout:
             self._ask("lose", unit.prompt_id)
             self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
 
-    def _store(self, unit: WorkUnit, report: GroupReport, group: Any) -> None:
+    def _store(self, event: Done) -> None:
         """Have the selector take a group, by reference: the samples go from the regenerator to the selector."""
+        unit, report, group = event.unit, event.value, event.large
         try:
             self._ask("store", group)
         except waiting.InputGone as error:  # it went down with its node between the report and this
-            self._ask("requeue", unit)
+            self._ask("requeue", unit, event.worker)
             self._waiting["regenerate"] = True
             self._telemetry.message(f"{unit.id} is done again ({error.reason})")
             return
         self._clocks["regenerate"].stop(report.seconds)
-        self._groups[report.prompt_id] = group
-        self._rewards[report.prompt_id] = report.rewards
+        if report.prompt_id not in self._groups:  # the first one counts
+            self._groups[report.prompt_id] = group
+            self._rewards[report.prompt_id] = report.rewards
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return self._selector.ask(method, *arguments)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.errors import RunError
+from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
@@ -33,8 +33,10 @@ class Opened:
 
 
 class Selector:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, strict: bool = False) -> None:
+        """`strict`: a result that comes again with other bytes ends the run."""
         self._folder = RunFolder(folder)
+        self._strict = strict
         self._book: IterationBook | None = None
         self._journal = self._folder.journal(0)
 
@@ -98,35 +100,36 @@ class Selector:
             for ledger in (self._iteration.explore, self._iteration.full, self._iteration.audit):
                 ledger.hold(worker, unit.id)
 
-    def requeue(self, unit: WorkUnit) -> None:
-        """Have a full unit done again whose answer was lost on its way here."""
-        self._iteration.full.requeue(unit.id)
+    def requeue(self, unit: WorkUnit, worker: str) -> None:
+        """Have a unit done again whose answer was lost on its way here, or refused."""
+        for ledger in (self._iteration.explore, self._iteration.full, self._iteration.audit):
+            ledger.requeue(unit.id, worker)
 
     def fold(self, result: UnitResult) -> WorkUnit | None:
         """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.
 
         Raises:
-            RunError: the answer is nonsense, or a duplicate has other bytes than the accepted result.
+            NonsenseError: the answer is none.
+            RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
+                again and were not to be had.
         """
         book = self._iteration
         try:
             outcome, selection = book.fold(result)
         except (KeyError, ValueError) as error:
-            raise RunError(f"refused a result of {result.worker}: {error}") from error
-        if outcome is Outcome.VIOLATION:
-            raise RunError(f"{result.worker} computed other bytes for {result.unit.id} than the first result")
+            raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
+        self._judge(outcome, lost=book.explore.wants_again(result.unit.id))
         if outcome is Outcome.ACCEPTED:
             self._journal.append(_unit_entry(result), *([_selection_entry(selection)] if selection else []))
-        return None if outcome is Outcome.DUPLICATE else book.ready(result.unit.prompt_id)
+        return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else book.ready(result.unit.prompt_id)
 
     def fold_audit(self, result: UnitResult) -> Outcome:
         """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `fold` does."""
         try:
             outcome = self._iteration.fold_audit(result)
         except (KeyError, ValueError) as error:
-            raise RunError(f"refused an audit of {result.worker}: {error}") from error
-        if outcome is Outcome.VIOLATION:
-            raise RunError(f"{result.worker} computed other bytes for {result.unit.id} than the first result")
+            raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
+        self._judge(outcome)
         if outcome is Outcome.ACCEPTED:
             self._journal.append(_unit_entry(result))
         return outcome
@@ -136,9 +139,8 @@ class Selector:
         try:
             outcome = self._iteration.fold_full(group)
         except (KeyError, ValueError) as error:
-            raise RunError(f"refused a group of {group.worker}: {error}") from error
-        if outcome is Outcome.VIOLATION:
-            raise RunError(f"{group.worker} made other samples for prompt {group.prompt_id} than the first")
+            raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
+        self._judge(outcome)
         if outcome is Outcome.ACCEPTED:
             self._folder.save_group(group)
             self._journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
@@ -151,9 +153,9 @@ class Selector:
         """
         try:
             group = assemble(unit, parts)
-        except ValueError as error:
+            self.store(group)
+        except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
-        self.store(group)
         return group.rewards, group
 
     def stored(self, prompt_id: str) -> tuple[bool, SampleGroup]:
@@ -183,6 +185,16 @@ class Selector:
         if self._book is None:
             raise RunError("the selector was used before an iteration was opened")
         return self._book
+
+    def _judge(self, outcome: Outcome, *, lost: bool = False) -> None:
+        """Raises RunError for a violation that the run cannot or may not go on with.
+
+        Args:
+            lost: what the first result had made is gone, so that this one was to take its place.
+        """
+        if outcome is Outcome.VIOLATION and (self._strict or lost):
+            why = "whose samples are lost" if lost else "and fleet.strict is true"
+            raise RunError(f"{self._iteration.violation}, {why}")
 
     def _replay(self, entry: dict[str, Any]) -> SampleGroup | None:
         """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""

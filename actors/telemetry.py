@@ -51,6 +51,7 @@ class Telemetry:
         self._stage: tuple[str, str, float, float] | None = None
         """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
         self._lost: Counter[str] = Counter()
+        self._struck: Counter[str] = Counter()
         self._attested: dict[tuple[str, str], set[str]] = {}
         """Role and tier → workers."""
         self._exporter = Exporter(config.run.name)
@@ -123,11 +124,15 @@ class Telemetry:
         self._exporter.set("solrl_replacements_left", replacements_left)
         for role, counts in census.items():
             self._exporter.set("solrl_workers_lost", self._lost[role], role=role)
+            self._exporter.set("solrl_refused_answers", self._struck[role], role=role)
             for state, count in counts.items():
                 self._exporter.set("solrl_workers", count, role=role, state=state)
 
     def lost(self, worker: str) -> None:
         self._lost[role_of(worker)] += 1
+
+    def struck(self, worker: str) -> None:
+        self._struck[role_of(worker)] += 1
 
     def proved(self, receipt: Receipt, *, waited: float) -> None:
         """A worker's receipt was accepted, after it had waited for the weights for `waited` seconds."""
@@ -217,6 +222,7 @@ class Telemetry:
             ("solrl_iteration", metrics.iteration + 1),
             ("solrl_requeued_units", sum(m.requeued_units for m in here)),
             ("solrl_duplicate_results", sum(m.duplicate_results for m in here)),
+            ("solrl_differing_results", sum(m.differing_results for m in here)),
             ("solrl_reward_mean", metrics.reward_mean),
             ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
             ("solrl_rank_fidelity", metrics.spearman),

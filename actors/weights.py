@@ -9,7 +9,7 @@ from torch import nn
 
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
+from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.noise import initial_noise
 from solrl_ray.quantization.scope import plan
@@ -79,10 +79,10 @@ class WeightHolder:
         )
 
     def check(self, unit: WorkUnit) -> None:
-        """Raises RunError unless this worker holds exactly the unit's revision."""
+        """Raises NonsenseError unless this worker holds exactly the unit's revision."""
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
-            raise RunError(f"{self._worker} holds {self._holds}, but unit {unit.id} wants {wanted}")
+            raise NonsenseError(f"{self._worker} holds {self._holds}, but unit {unit.id} wants {wanted}")
 
     @torch.no_grad()
     def _probe(self, embedding: PromptEmbedding) -> str:

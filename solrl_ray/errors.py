@@ -13,3 +13,18 @@ class RunError(Exception):
 
 class RewardError(RunError):
     """A reward that failed, returned the wrong number of values, or returned one that is not finite."""
+
+
+class NonsenseError(RunError):
+    """A worker's answer that cannot be right: a value that is not finite, another unit, another revision.
+
+    Another worker may do better: the work is given to one before the run is said to be at fault.
+    """
+
+
+class NotFiniteError(NonsenseError, ValueError):
+    """NaN or infinity where arithmetic cannot carry it."""
+
+
+class RewardNonsense(RewardError, NonsenseError):
+    """A reward that is not finite, or pictures that are none."""

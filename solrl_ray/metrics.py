@@ -60,6 +60,9 @@ class IterationMetrics:
     audit: dict[str, float] = field(default_factory=dict)
     """Whole-pool fidelity (`audit.Audit.as_dict`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
     ``worst_beats`` and ``regret``, each with ``…_low`` and ``…_high`` of its 95 % interval. Empty without an audit."""
+    differing_results: int = 0
+    """Results that came again with other bytes than the accepted ones: a broken promise, counted unless
+    `fleet.strict` ends the run."""
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def iteration_metrics(
         expected_samples=rollout.prompts * rollout.keep,
         requeued_units=counts.requeued,
         duplicate_results=counts.duplicates,
+        differing_results=counts.violations,
         reward_mean=float(full.mean()),
         reward_std=float(full.std()),
         proxy_reward_mean=closed.proxy_mean,

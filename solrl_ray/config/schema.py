@@ -266,6 +266,10 @@ class Fleet(Part):
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: int = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
+    strikes: Positive = 3
+    """Answers that cannot be right (NaN, another revision, too few values) with which a worker is replaced."""
+    strict: bool = False
+    """Whether a result that comes a second time with other bytes ends the run; else it is counted and shown."""
     network: str = ""
     """Network interface of the learner group, such as ``eth0``; empty: NCCL and gloo choose, as `NCCL_SOCKET_IFNAME`
     and `GLOO_SOCKET_IFNAME` of the node say."""

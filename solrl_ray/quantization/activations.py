@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from solrl_ray.errors import NotFiniteError
 from solrl_ray.quantization import nvfp4
 
 _EXPONENT = 0x7F800000
@@ -74,7 +75,7 @@ class ActivationQuantizer:
         """Quantises x [..., K] with one amax over the whole tensor and 1x16 blocks along K.
 
         Raises:
-            ValueError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
+            NotFiniteError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
         """
         if self._last is not None and self._recognises(x):
             self.shared += 1
@@ -125,7 +126,7 @@ def _quantize_into(scratch: _Scratch, matrix: torch.Tensor) -> Activation:
     torch.amax(scratch.work_bit_blocks, 1, out=scratch.scale_bits)
     lowest, highest = (extreme.item() for extreme in torch.aminmax(scratch.scales))
     if not math.isfinite(highest):
-        raise ValueError(f"NVFP4 cannot represent NaN or Inf: amax of the activation is {highest}")
+        raise NotFiniteError(f"NVFP4 cannot represent NaN or Inf: amax of the activation is {highest}")
     encode = _encode_scale(highest)
     to_scale = encode * _SIXTH
     all_normal = highest > _SAFE_AMAX and bool(np.float32(lowest) * to_scale >= _E4M3_MIN_NORMAL)

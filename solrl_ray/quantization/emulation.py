@@ -66,7 +66,7 @@ class EmulatedNVFP4Linear(QuantizedLinear):
 
         Raises:
             RuntimeError: a gradient is asked for, or the module was cast to another type after quantisation.
-            ValueError: x has NaN or Inf.
+            NotFiniteError: x has NaN or Inf.
         """
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("an emulated NVFP4 linear samples only: it has no gradient (use torch.no_grad)")

@@ -126,6 +126,7 @@ def counts(data: RunData) -> str:
     for name, total in (
         ("units given to another worker", sum(record.requeued_units for record in data.iterations)),
         ("duplicate results, folded", sum(record.duplicate_results for record in data.iterations)),
+        ("of them with other bytes", sum(record.differing_results for record in data.iterations)),
     ):
         rows.append([escape(name), "", f"{total:,}", ""])
     rows += _ratios(data)

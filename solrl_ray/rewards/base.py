@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from solrl_ray.config.schema import Reward as RewardConfig
-from solrl_ray.errors import RewardError
+from solrl_ray.errors import RewardError, RewardNonsense
 
 Keys = Callable[[str], str]
 """How a message names a field of a reward's configuration: ``path`` to ``rewards[0].path``."""
@@ -39,8 +39,8 @@ class Reward(ABC):
             float32 [B] on the CPU.
 
         Raises:
-            RewardError: images of another range or none at all; the wrong number of values, or one that is not
-                finite.
+            RewardError: no images, or none of floats; the wrong number of values.
+            RewardNonsense: images of another range, or a value that is not finite.
             ValueError: images and prompts that do not fit.
         """
         if images.ndim != 4 or images.shape[1] != 3 or len(prompts) != len(images):
@@ -55,7 +55,7 @@ class Reward(ABC):
         values = values.detach().to("cpu", torch.float32)
         bad = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
         if bad:
-            raise RewardError(
+            raise RewardNonsense(
                 f"Reward {self.name} returned {values[bad[0]].item()} for {len(bad)} of {len(images)} "
                 f"images, first for the prompt {prompts[bad[0]]!r}."
             )
@@ -89,4 +89,4 @@ def _check_range(name: str, images: Tensor) -> None:
         )
     low, high = (bound.item() for bound in images.aminmax())
     if not (low >= 0 and high <= 1):  # NaN too
-        raise RewardError(f"Reward {name} got images with values from {low:g} to {high:g}; right would be 0 to 1.")
+        raise RewardNonsense(f"Reward {name} got images with values from {low:g} to {high:g}; right would be 0 to 1.")

@@ -91,6 +91,8 @@ class Closed:
     counts: Counts
     audited: tuple[AuditedPool, ...] = ()
     """In prompt order."""
+    violations: tuple[str, ...] = ()
+    """A sentence on each result that came again with other bytes; the first one counted."""
 
 
 def rewards_digest(rewards: Sequence[float]) -> str:
@@ -121,6 +123,7 @@ class IterationBook:
         """Units whose samples are in the object store."""
         self._full_rewards: dict[str, tuple[float, ...]] = {}
         self._audits: dict[str, UnitResult] = {}
+        self._violations: list[str] = []
         self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
 
     def fold(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
@@ -131,7 +134,8 @@ class IterationBook:
         Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward).
         """
         self._refuse_nonsense(result)
-        outcome = self.explore.finish(result.unit.id, rewards_digest(result.rewards) + result.samples_digest)
+        digest = rewards_digest(result.rewards) + result.samples_digest
+        outcome = self._finish(self.explore, result.unit, digest, result.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             self._kept.add(result.unit.id)
         if outcome is not Outcome.ACCEPTED:
@@ -189,7 +193,7 @@ class IterationBook:
         if not (all(math.isfinite(r) for r in group.rewards) and bool(torch.isfinite(group.latents).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         self.full.add(unit)
-        outcome = self.full.finish(unit.id, group_digest(group))
+        outcome = self._finish(self.full, unit, group_digest(group), group.worker)
         if outcome is Outcome.ACCEPTED:
             self._full_rewards[group.prompt_id] = group.rewards
         return outcome
@@ -197,7 +201,7 @@ class IterationBook:
     def fold_audit(self, result: UnitResult) -> Outcome:
         """Take the answer to an audit unit. Raises as `fold` does."""
         self._refuse_nonsense(result)
-        outcome = self.audit.finish(result.unit.id, rewards_digest(result.rewards))
+        outcome = self._finish(self.audit, result.unit, rewards_digest(result.rewards), result.worker)
         if outcome is Outcome.ACCEPTED:
             self._audits[result.unit.prompt_id] = result
         return outcome
@@ -247,6 +251,7 @@ class IterationBook:
             proxy_mean=self.proxy_mean,
             counts=self.counts(),
             audited=tuple(self._audited_pool(prompt_id) for prompt_id in self._audited),
+            violations=tuple(self._violations),
         )
 
     def ordered_selections(self) -> tuple[Selection, ...]:
@@ -268,6 +273,18 @@ class IterationBook:
         if prompt_id in self._audited:
             self.audit.add(self._audit_unit(selection))
         return selection
+
+    @property
+    def violation(self) -> str:
+        """The sentence on the last violation."""
+        return self._violations[-1]
+
+    def _finish(self, ledger: Ledger, unit: WorkUnit, digest: str, worker: str) -> Outcome:
+        outcome = ledger.finish(unit.id, digest, worker)
+        if outcome is Outcome.VIOLATION:
+            first = ledger.finisher(unit.id)
+            self._violations.append(f"{worker} brought other bytes for {unit.id} than {first}")
+        return outcome
 
     @property
     def _ledgers(self) -> tuple[Ledger, ...]:

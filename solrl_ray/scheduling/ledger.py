@@ -3,13 +3,13 @@
 Life of a unit::
 
     WAITING ──lease──► LEASED(worker) ──finish──► DONE          first result wins, whoever brings it
-       ▲                    │                      │
-       ├──────release───────┘                      │   the worker died, hung or was drained; the unit keeps its
+       ▲                    │      └──hedge──► LEASED(worker, second worker)
+       ├──────release───────┘                      │   the worker died, hung or was refused; the unit keeps its
        └────────────────────redo───────────────────┘   id and goes first; what it had made is lost
 
-Invariants: a unit is leased to at most one worker at a time; a unit that is DONE never changes its result, not even
-when it is done again; a later result of a DONE unit is a duplicate, and a duplicate with other bytes is a counted
-violation.
+Invariants: a unit is leased to at most one worker at a time and hedged by at most one more, who takes its place if it
+is lost; a unit that is DONE never changes its result, not even when it is done again; a later result of a DONE unit is
+a duplicate, and a duplicate with other bytes is a counted violation.
 
 >>> from solrl_ray.records import WorkUnit
 >>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
@@ -51,7 +51,9 @@ class Ledger:
         self._units: dict[str, WorkUnit] = {}
         self._waiting: deque[str] = deque()
         self._leases: dict[str, str] = {}
+        self._hedges: dict[str, str] = {}
         self._digests: dict[str, str] = {}
+        self._finishers: dict[str, str] = {}
         self._again: set[str] = set()
         self.requeued = 0
         self.duplicates = 0
@@ -75,12 +77,22 @@ class Ledger:
         return None
 
     def hold(self, worker: str, unit_id: str) -> None:
-        """Note that `worker` has a unit already, as after a restart. Nothing happens unless it waits."""
+        """Note that `worker` has a unit already, as after a restart. Nothing happens if it is done."""
         if unit_id in self._waiting:
             self._waiting.remove(unit_id)
             self._leases[unit_id] = worker
+        else:
+            self.hedge(worker, unit_id)
 
-    def finish(self, unit_id: str, digest: str) -> Outcome:
+    def hedge(self, worker: str, unit_id: str) -> bool:
+        """Lease a unit that another worker has to `worker` as well; False if it is not out, or hedged already."""
+        holder = self._leases.get(unit_id)
+        if holder is None or holder == worker or unit_id in self._hedges:
+            return False
+        self._hedges[unit_id] = worker
+        return True
+
+    def finish(self, unit_id: str, digest: str, worker: str = "") -> Outcome:
         """Bring a result, named by the digest of its bytes. Raises KeyError for a unit that was never planned."""
         if unit_id not in self._units:
             raise KeyError(f"unit {unit_id} is not in this ledger of {len(self._units)} units")
@@ -88,27 +100,35 @@ class Ledger:
             same = self._digests[unit_id] == digest
             if same and unit_id in self._again:
                 self._again.discard(unit_id)
-                self._leases.pop(unit_id, None)
+                self._take_back(unit_id)
                 return Outcome.RESTORED
             self.duplicates += 1
             self.violations += not same
             return Outcome.DUPLICATE if same else Outcome.VIOLATION
-        self._digests[unit_id] = digest
-        self._leases.pop(unit_id, None)
+        self._digests[unit_id], self._finishers[unit_id] = digest, worker
+        self._take_back(unit_id)
         return Outcome.ACCEPTED
 
     def release(self, worker: str) -> tuple[str, ...]:
-        """Take back what `worker` holds, because it is gone; returns the ids, now first in the queue."""
-        held = tuple(unit_id for unit_id, holder in self._leases.items() if holder == worker)
-        for unit_id in reversed(held):
-            self.requeue(unit_id)
-        return held
+        """Take back what `worker` holds, because it is gone; returns the ids that nobody else has, now first in the
+        queue."""
+        held = [unit_id for unit_id, holder in self._leases.items() if holder == worker]
+        held += [unit_id for unit_id, holder in self._hedges.items() if holder == worker]
+        return tuple(reversed([unit_id for unit_id in reversed(held) if self.requeue(unit_id, worker)]))
 
-    def requeue(self, unit_id: str) -> None:
-        """Take back one unit, whose worker may live on. Nothing happens unless it is leased."""
-        if self._leases.pop(unit_id, None) is not None:
+    def requeue(self, unit_id: str, worker: str) -> bool:
+        """Take one unit back from `worker`, who may live on; whether it waits now, for nobody else has it."""
+        if self._hedges.get(unit_id) == worker:
+            del self._hedges[unit_id]
+        elif self._leases.get(unit_id) == worker:
+            if unit_id in self._hedges:
+                self._leases[unit_id] = self._hedges.pop(unit_id)
+                return False
+            del self._leases[unit_id]
             self._waiting.appendleft(unit_id)
             self.requeued += 1
+            return True
+        return False
 
     def redo(self, unit_id: str) -> None:
         """Have a unit that is DONE done once more, because what it made is lost. Asking twice changes nothing."""
@@ -123,8 +143,20 @@ class Ledger:
         """Whether the unit's result is there."""
         return unit_id in self._digests
 
+    def wants_again(self, unit_id: str) -> bool:
+        """Whether the unit is DONE, but what it made is lost and must be made again."""
+        return unit_id in self._again
+
+    def finisher(self, unit_id: str) -> str:
+        """Who brought the accepted result; empty if it is not there."""
+        return self._finishers.get(unit_id, "")
+
     def __len__(self) -> int:
         return len(self._units)
+
+    def _take_back(self, unit_id: str) -> None:
+        self._leases.pop(unit_id, None)
+        self._hedges.pop(unit_id, None)
 
     @property
     def done(self) -> int:

@@ -12,11 +12,11 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.fleet import Fleet
-from actors.pool import Budget, Event, Lost, Pool, Rested, Started
+from actors.pool import Budget, Event, Lost, Nonsense, Pool, Rested, Started
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
-from solrl_ray.errors import RunError, UserError
-from solrl_ray.records import Attestation
+from solrl_ray.errors import NotFiniteError, RunError, UserError
+from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.run_folder import RunFolder
 from tests.small import small_config
 
@@ -111,6 +111,48 @@ def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None
     assert isinstance(lost, Lost)
     assert (lost.worker, lost.reason) == ("explorer-1", "rest passed its deadline of 10 s")
     assert not pool.resting
+
+
+class Broken(Worker):
+    """Finds NaN wherever it looks, as memory that is damaged does; its replacement is well."""
+
+    def explore(self, unit: WorkUnit) -> str:
+        if "." not in self._name:
+            raise NotFiniteError(f"NaN in {unit.id}")
+        return unit.id
+
+
+class Damaged:
+    """A cast whose only explorer is broken."""
+
+    def explorer(self, name: str) -> Any:
+        return ray.remote(Broken).options(num_cpus=0).remote(name, "A", None)
+
+    def regenerator(self, name: str) -> Any:
+        return spawn(name, "C")
+
+
+def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_unit_is_the_runs_error(
+    tmp_path: Path,
+) -> None:
+    config = small_config(tmp_path, "damaged", "fleet.strikes=2", "fleet.max_replacements=1")
+    fleet = Fleet(config, Damaged(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
+    fleet.open()
+    fleet.score_class()
+    units = [WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(2)]
+    for unit in units:
+        fleet.explorers.give("explorer-0", unit, "explore", unit)
+    refused = []
+    while len(refused) < 2:
+        refused += fleet.events(seconds=1.0)
+    assert refused == [Nonsense("explorer-0", unit, f"NaN in {unit.id}") for unit in units]
+    fleet._strikes.answered("explorer-0")  # else, alone, it would end the run
+    assert fleet.refuse("explorer-0", units[0], "NaN") is None
+    lost = fleet.refuse("explorer-0", units[1], "NaN")
+    assert lost == Lost("explorer-0", "strike 2: NaN", "explorer-0.1")
+    assert fleet.refuse("explorer-0", units[1], "NaN") is None  # it has gone already
+    with pytest.raises(RunError, match=r"preview/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
+        fleet.refuse("explorer-0.1", units[0], "NaN")
 
 
 class Mixed:

@@ -53,10 +53,29 @@ def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
     assert attested["regenerator-0"]["tier"] == "float32"
 
 
-def test_three_explorers_select_and_learn_the_same_bytes_as_one(calm: Config, tmp_path: Path) -> None:
+class NonsenseAtFirst(Explorer):
+    """The second explorer's first answers are nonsense: rewards that are NaN, and those of another unit."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        result = super().explore(unit, prompt, embedding)
+        marks = [Path(self._config.run.root) / f"nonsense-{n}" for n in range(2)]
+        if self._name != "explorer-1" or marks[1].exists():
+            return result
+        if not marks[0].exists():
+            marks[0].touch()
+            return dataclasses.replace(result, rewards=(float("nan"),) * len(result.rewards))
+        marks[1].touch()
+        return dataclasses.replace(result, unit=dataclasses.replace(unit, indices=unit.indices[::-1]))
+
+
+def test_three_explorers_of_which_one_answers_nonsense_select_and_learn_the_same_bytes_as_one(
+    calm: Config, tmp_path: Path
+) -> None:
     config = small_config(tmp_path, "three", "fleet.explorers.count=3", "fleet.regenerators.count=2")
-    commands.train(config, live=False)
+    commands.train(config, live=False, roles=Roles(explorer=NonsenseAtFirst))
+    assert (tmp_path / "nonsense-1").exists()
     assert digests(config) == digests(calm)
+    assert summary(config)["requeued_units"] >= 2
 
 
 class DiesOnce(Explorer):

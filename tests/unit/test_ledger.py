@@ -28,8 +28,9 @@ def test_one_unit_of_a_worker_that_lives_on_is_taken_back_alone_and_only_once() 
     ledger = Ledger([unit(n) for n in range(3)])
     ledger.lease("a")
     ledger.lease("a")
-    ledger.requeue(unit(1).id)
-    ledger.requeue(unit(1).id)
+    assert not ledger.requeue(unit(1).id, "b")
+    assert ledger.requeue(unit(1).id, "a")
+    assert not ledger.requeue(unit(1).id, "a")
     assert ledger.requeued == 1
     assert ledger.lease("b") == unit(1)
     assert ledger.release("a") == (unit(0).id,)
@@ -69,7 +70,11 @@ def test_whatever_dies_every_unit_is_done_exactly_once(seed: int) -> None:
             break
         worker = f"w{chance.randrange(4)}"
         action = chance.random()
-        if action < 0.5 and (leased := ledger.lease(worker)):
+        if action < 0.1:
+            late = unit(chance.randrange(30))
+            if ledger.hedge(worker, late.id):
+                holding.setdefault(worker, []).append(late)
+        elif action < 0.5 and (leased := ledger.lease(worker)):
             holding.setdefault(worker, []).append(leased)
         elif action < 0.85 and holding.get(worker):
             done = holding[worker].pop(0)
@@ -88,6 +93,35 @@ def test_a_unit_that_is_at_work_is_not_handed_out_again_until_its_worker_is_lost
     ledger = Ledger([unit(0), unit(1)])
     ledger.hold("a", unit(1).id)
     ledger.hold("a", "preview/1/unknown/0-1")
+    ledger.hold("c", unit(1).id)  # as a hedge
     assert [ledger.lease("b"), ledger.lease("b")] == [unit(0), None]
-    assert ledger.release("a") == (unit(1).id,)
+    assert ledger.release("a") == ()
+    assert ledger.release("c") == (unit(1).id,)
     assert ledger.lease("b") == unit(1)
+
+
+def test_a_unit_is_hedged_by_one_other_worker_only_while_it_is_out() -> None:
+    ledger = Ledger([unit(0), unit(1)])
+    assert not ledger.hedge("b", unit(0).id)
+    ledger.lease("a")
+    assert not ledger.hedge("a", unit(0).id)
+    assert ledger.hedge("b", unit(0).id)
+    assert not ledger.hedge("c", unit(0).id)
+    assert ledger.finish(unit(0).id, "x", "b") is Outcome.ACCEPTED
+    assert not ledger.hedge("c", unit(0).id)
+    assert ledger.finish(unit(0).id, "x", "a") is Outcome.DUPLICATE
+    assert ledger.finisher(unit(0).id) == "b"
+    assert (ledger.release("a"), ledger.release("b"), ledger.requeued) == ((), (), 0)
+
+
+@pytest.mark.parametrize(("lost", "left"), [("a", "b"), ("b", "a")])
+def test_who_is_left_of_a_hedged_unit_has_it_alone_and_it_can_be_hedged_again(lost: str, left: str) -> None:
+    ledger = Ledger([unit(0)])
+    ledger.lease("a")
+    ledger.hedge("b", unit(0).id)
+    assert ledger.release(lost) == ()
+    assert ledger.lease("d") is None
+    assert ledger.hedge("c", unit(0).id)
+    ledger.requeue(unit(0).id, "c")
+    assert ledger.release(left) == (unit(0).id,)
+    assert ledger.lease("d") == unit(0)

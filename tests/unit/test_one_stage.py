@@ -227,7 +227,9 @@ def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_p
     assert again.open(PLAN).candidates == 12
     waiting = [unit.id for _, unit in again.lease("explore", ["explorer-0"] * 9)]
     assert sorted(waiting) == ["sample/4/beef/0-1", "sample/4/cafe/2-3", "sample/4/cafe/4-5"]
-    with pytest.raises(RunError, match="computed other bytes for sample/4/beef/0-1 than the first result"):
+    with pytest.raises(
+        RunError, match="brought other bytes for sample/4/beef/0-1 than explorer-0, whose samples are lost"
+    ):
         again.fold(result(PLAN.pool_units()[0], shift=1.0))
 
 

@@ -11,9 +11,10 @@ import torch
 
 from actors.selector import Selector
 from solrl_ray.audit import AuditPlan
-from solrl_ray.errors import RunError
+from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.ledger import Outcome
 
 PLAN = IterationPlan(
     iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2, policy_digest="aa"
@@ -130,3 +131,57 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     assert "audit" not in [unit.stage for _, unit in again.lease("regenerate", ["regenerator-1"] * 4)]
     with pytest.raises(RunError, match="refused an audit of r"):
         again.fold_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
+
+
+def result(unit: WorkUnit, worker: str, shift: float = 0.0) -> UnitResult:
+    rewards = tuple(REWARDS[unit.prompt_id][i] + shift for i in unit.indices)
+    return UnitResult(unit=unit, rewards=rewards, worker=worker, score_class="c", seconds=0.1)
+
+
+def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_run(tmp_path: Path) -> None:
+    for strict in (False, True):
+        selector = Selector(tmp_path / str(strict), strict)
+        selector.open(PLAN)
+        ((_, unit),) = selector.lease("explore", ["explorer-0"])
+        selector.fold(result(unit, "explorer-0"))
+        sentence = f"explorer-1 brought other bytes for {unit.id} than explorer-0"
+        if strict:
+            with pytest.raises(RunError, match=sentence + ", and fleet.strict is true"):
+                selector.fold(result(unit, "explorer-1", shift=1.0))
+            continue
+        assert selector.fold(result(unit, "explorer-1", shift=1.0)) is None
+        for _, left in selector.lease("explore", ["explorer-0"] * 3):
+            selector.fold(result(left, "explorer-0"))
+        for _, full in selector.lease("regenerate", ["regenerator-0"] * 2):
+            made = SampleGroup(
+                iteration=4,
+                revision=4,
+                prompt_id=full.prompt_id,
+                indices=full.indices,
+                rewards=(0.9, 0.1),
+                latents=torch.tensor([[1.0], [2.0]]),
+                worker="regenerator-0",
+            )
+            assert selector.store(made) is Outcome.ACCEPTED
+            assert selector.store(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
+        closed = selector.close()
+        assert closed.counts.violations == len(closed.violations) == 3
+        assert closed.violations[0] == sentence
+        assert closed.selections[0].best[0].index == 1  # as by the first result
+
+
+def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    selector.open(PLAN)
+    leased = [unit for _, unit in selector.lease("explore", ["explorer-0"] * 4)]
+    wrong = (
+        replace(result(leased[1], "explorer-0"), rewards=(0.5, float("nan"))),
+        replace(result(leased[1], "explorer-0"), rewards=(0.5,)),
+        result(replace(leased[1], revision=3), "explorer-0"),
+        result(replace(leased[1], prompt_id="cafe", indices=(1, 2)), "explorer-0"),
+    )
+    for answer in wrong:
+        with pytest.raises(NonsenseError, match="refused a result of explorer-0"):
+            selector.fold(answer)
+    selector.requeue(leased[1], "explorer-0")
+    assert selector.lease("explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]

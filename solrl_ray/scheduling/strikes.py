@@ -1,0 +1,44 @@
+"""Answers that cannot be right: whether the worker is to blame, or the run.
+
+A refused answer is a strike against its worker, and its unit is done again. A worker with too many strikes is retired.
+The run is at fault, and ends, when a second worker (a replacement counts as one) gives nonsense for the same unit; or
+when there is nobody else to ask and this worker has never been right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from solrl_ray.errors import RunError
+
+
+class Strikes:
+    def __init__(self, limit: int) -> None:
+        """`limit`: strikes with which a worker is retired."""
+        self.limit = limit
+        self._counts: Counter[str] = Counter()
+        self._right: set[str] = set()
+        self._refused: dict[str, str] = {}
+        """Unit → the worker whose answer was refused."""
+
+    def answered(self, worker: str) -> None:
+        """Note an answer that may be right."""
+        self._right.add(worker)
+
+    def refuse(self, worker: str, unit_id: str, reason: str, *, alone: bool) -> int:
+        """Note a refused answer; returns the worker's strikes.
+
+        Args:
+            reason: what is wrong with it, as a sentence.
+            alone: whether the worker's pool has nobody else.
+
+        Raises:
+            RunError: the run is at fault.
+        """
+        before = self._refused.setdefault(unit_id, worker)
+        if before != worker:
+            raise RunError(f"{unit_id} was refused from {before} and from {worker}: {reason}")
+        if alone and worker not in self._right:
+            raise RunError(f"{unit_id} was refused from {worker}, which is alone and was never right: {reason}")
+        self._counts[worker] += 1
+        return self._counts[worker]
