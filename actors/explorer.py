@@ -126,7 +126,7 @@ class Explorer:
             prompt_id=unit.prompt_id,
             indices=unit.indices,
             rewards=result.rewards,
-            latents=sampled.latents,
+            latents=sampled.latents.cpu(),
             trajectory=sampled.trajectory,
             seconds=result.seconds,
             worker=self._name,

@@ -112,7 +112,7 @@ class Regenerator:
             prompt_id=unit.prompt_id,
             indices=unit.indices,
             rewards=tuple(sampled.rewards.tolist()),
-            latents=sampled.latents,
+            latents=sampled.latents.cpu(),
             trajectory=sampled.trajectory,
             seconds=time.perf_counter() - started,
             worker=self._name,
@@ -142,7 +142,7 @@ class Regenerator:
         return Evaluated(
             unit=unit,
             rewards=tuple(sampled.rewards.tolist()),
-            images=sampled.images if pictures else None,
+            images=sampled.images.cpu() if pictures else None,
             seconds=time.perf_counter() - started,
             started=began,
         )

@@ -1,16 +1,24 @@
 """How far each objective raises the testbed's held-out reward: real runs of the shipped methods at the demo's sizes.
 
-    python benchmarks/objectives.py [--iterations 12] [--methods sol_rl awm …] [--root runs/objectives]
+    python benchmarks/objectives.py [--only sol_rl awm …] [--iterations 16] [--at-once 5] [--seconds 480] [--gpu]
+                                    [--set KEY=VALUE …] [--root runs/objectives]
 
-Every run is `solrl train configs/demo.yaml configs/methods/METHOD.yaml` with the settings of `SAME` and `OWN` below:
-the demo's sizes and its learning rate, which a small model needs; everything else is the method's published value. A
-run that is there is gone on with. Prints the table of docs/objectives.md and writes its picture and JSON.
+Every run is `solrl train configs/demo.yaml configs/methods/METHOD.yaml` with the settings of `SAME` and `OWN` below
+and `--set`: the demo's sizes and a learning rate for a small model and few updates; everything else is the method's
+published value. `--at-once` runs train side by side, each on a Ray of its own. After `--seconds` what still trains is
+stopped. A run that is there is gone on with, so the same command completes it, and `--only` adds a method to the
+others' results.
+
+Prints the table of docs/objectives.md; writes its picture, and its numbers into benchmarks/results/objectives.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +27,6 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
-from actors import commands
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
@@ -34,27 +41,86 @@ SAME = (
     "rollout.preview={micro_batch: 24, precision: nvfp4-emulated}",
     "rollout.full.micro_batch=8",
     "learner={micro_batch: 24, optimizer: {lr: 1e-3}}",
-    "evaluation={every: 2, prompts: 64, samples: 4, steps: 10, pictures: 8}",
+    "evaluation={every: 4, prompts: 64, samples: 4, steps: 10, pictures: 8}",
 )
 """The demo's sizes and learning rate for every method."""
 OWN: dict[str, tuple[str, ...]] = {"sol_rl": ("objective={timestep_fraction: 0.4, old_decay: {kind: copy}}",)}
-"""As in the demo: the published decay would let the sampling policy lag behind a short run."""
+"""What else a method needs in a short run. As in the demo: with the published decay `old` would lag behind."""
+ON_GPU = (
+    "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}, learners: {num_gpus: 0.3}}",
+    "compile.enabled=false",
+)
+"""One GPU for all: compiling would cost a run of seconds more than it gives."""
+STOP_SECONDS = 30.0
+"""For a run that is told to stop, before it is killed."""
 
 
-def configured(method: str, iterations: int, root: Path) -> Config:
+def command(method: str, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
+    """Files and overrides of a run."""
     files = [ROOT / "configs" / "demo.yaml", ROOT / "configs" / "methods" / f"{method}.yaml"]
-    own = (f"run.name={method}", f"run.root='{root}'", f"run.iterations={iterations}", *OWN.get(method, ()))
-    config = load(files, [*SAME, *own])
+    root = arguments.root.absolute()
+    own = (f"run.name={method}", f"run.root='{root}'", f"run.iterations={arguments.iterations}", *OWN.get(method, ()))
+    return files, [*SAME, *own, *(ON_GPU if arguments.gpu else ()), *arguments.set]
+
+
+def configured(method: str, arguments: argparse.Namespace) -> Config:
+    config = load(*command(method, arguments))
     check(config)
     return config
 
 
-def curve(config: Config) -> dict[str, Any]:
-    """Held-out reward by iterations done, and what the learner says of its ratios."""
-    records = RunFolder.of(config).read_metrics()
+def train_all(methods: list[str], arguments: argparse.Namespace) -> None:
+    """`--at-once` processes at a time, none after `--seconds`; each writes a log beside its run."""
+    deadline = time.monotonic() + arguments.seconds
+    arguments.root.mkdir(parents=True, exist_ok=True)
+    waiting = [method for method in methods if not done(method, arguments)]
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    while (waiting or running) and time.monotonic() < deadline:
+        while waiting and len(running) < arguments.at_once:
+            running[waiting[0]] = start(waiting.pop(0), arguments)
+        for method in [method for method, process in running.items() if process.poll() is not None]:
+            if status := running.pop(method).returncode:
+                print(f"{method} ended with status {status}; see {arguments.root / method}.log", flush=True)
+        time.sleep(0.5)
+    for process in running.values():
+        process.terminate()
+    for method, process in running.items():
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        print(f"{method} was stopped after {arguments.seconds:g} s; the same command goes on with it", flush=True)
+
+
+def done(method: str, arguments: argparse.Namespace) -> bool:
+    folder = RunFolder.of(configured(method, arguments))
+    made = max((updates for updates, _ in folder.checkpoints()), default=0)
+    return (folder.path / "summary.json").exists() and made >= arguments.iterations
+
+
+def start(method: str, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
+    """``solrl train``, which goes on with what is there and refuses to under other settings."""
+    files, overrides = command(method, arguments)
+    passed = [*map(str, files), *(part for text in overrides for part in ("--set", text))]
+    with open(arguments.root / f"{method}.log", "ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"],
+            stdout=log,
+            stderr=log,
+            cwd=ROOT,
+        )
+
+
+def curve(config: Config) -> dict[str, Any] | None:
+    """Held-out reward by iterations done, and what the learner says of its ratios; None before the second point."""
+    folder = RunFolder.of(config)
+    records = folder.read_metrics() if folder.begun else []
     evaluated = sorted((r for r in records if r["event"] == "evaluation"), key=lambda r: r["iteration"])
     points = [r for r in evaluated if r["policy"] in ("base", "ema")]
     learned = [r for r in records if r["event"] == "iteration"]
+    if len(points) < 2:
+        print(f"{config.run.name} has no second evaluation yet", flush=True)
+        return None
     first, last = points[0], points[-1]
     gains = [sum(last["rewards"][p]) / len(last["rewards"][p]) - sum(v) / len(v) for p, v in first["rewards"].items()]
     mean = sum(gains) / len(gains)
@@ -97,18 +163,26 @@ def draw(curves: dict[str, dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--iterations", type=int, default=12)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--only", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="runs side by side; each wants three cores")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop what still trains after so long")
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every run of this call")
     parser.add_argument("--root", type=Path, default=Path("runs/objectives"))
     arguments = parser.parse_args()
-    curves = {}
-    for method in arguments.methods:
-        config = configured(method, arguments.iterations, arguments.root)
-        folder = RunFolder.of(config)
-        if not (folder.path / "summary.json").exists():
-            commands.train(config, live=False, resume=(folder.path / "config.yaml").exists())
-        curves[method] = curve(config)
-        show(curves)
+    for method in arguments.only:
+        configured(method, arguments)  # bad input before anything starts
+    train_all(list(arguments.only), arguments)
+    curves = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for method in arguments.only:
+        config = configured(method, arguments)
+        found = curve(config)
+        if found is not None:
+            lr, updates = config.learner.optimizer.lr, config.learner.updates
+            curves[method] = found | {"lr": lr, "updates": updates, "set": arguments.set, "gpu": arguments.gpu}
+    curves = {method: curves[method] for method in METHODS if method in curves}
+    show(curves)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(curves, indent=1) + "\n")
     draw(curves, PICTURE)

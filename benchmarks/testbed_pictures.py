@@ -45,7 +45,7 @@ def main() -> None:
         (tensors,) = model.encode([prompt.text])
         base = sampler(unit, prompt, PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=""))
         scores = torch.cat([reward.score(real, [prompt.text] * REAL), base.rewards])
-        for axis, image, score in zip(row, torch.cat([real, base.images]), scores, strict=True):
+        for axis, image, score in zip(row, torch.cat([real, base.images.cpu()]), scores, strict=True):
             axis.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             axis.set_xlabel(f"{score:.2f}", fontsize=7, labelpad=1)

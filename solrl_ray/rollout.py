@@ -31,16 +31,16 @@ ODE = Ode()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What became of a unit. All on the CPU, in the order of the unit's indices."""
+    """What became of a unit, in the order of the unit's indices."""
 
     latents: Tensor
-    """Clean latents x0, float32 [n, *latent_shape]."""
+    """Clean latents x0, float32 [n, *latent_shape], where they were made: whoever needs them fetches them."""
     images: Tensor
-    """float32 [n, 3, H, W] in [0, 1]."""
+    """float32 [n, 3, H, W] in [0, 1], where they were made."""
     rewards: Tensor
-    """float32 [n]."""
+    """float32 [n], on the CPU."""
     trajectory: Trajectory | None = None
-    """Of a sampler that records."""
+    """Of a sampler that records; on the CPU."""
 
 
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerSection = ODE) -> list[Address]:
@@ -112,7 +112,7 @@ class Sampler:
             yield replace(unit, indices=part + part[-1:] * (self._micro_batch - len(part)))
 
     def _one(self, part: WorkUnit, prompt: Prompt, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """(latents, images, rewards, recorded states), all on the CPU; the states are empty if none are recorded."""
+        """(latents, images, rewards, recorded states); the states are empty if none are recorded."""
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
         noise = noise.to(self._model.device)
 
@@ -127,7 +127,7 @@ class Sampler:
         images = self._model.decode(latents)
         rewards = self._reward.score(images, [prompt.text] * len(images))
         kept = torch.stack([state.float().cpu() for state in states], dim=1) if states else torch.empty(len(latents), 0)
-        return latents.float().cpu(), images.float().cpu(), rewards.float().cpu(), kept
+        return latents.float(), images.float(), rewards.float().cpu(), kept
 
     def _stochastic(
         self, sampler: Stochastic, velocity: Velocity, noise: Tensor, part: WorkUnit
@@ -136,10 +136,8 @@ class Sampler:
         start = self._window_start(part)
         steps = sde.plan(sampler, self._sigmas.tolist(), self._steps, start)
         increments = {index: self._increment(part, index) for step in steps for index, _ in step.increments}
-        latents, states = sde.integrate(velocity, noise, steps, increments)
-        if not self._record:
-            return latents, ()
-        return latents, states[start : start + sampler.recorded(self._steps) + 1]
+        recorded = range(start, start + sampler.recorded(self._steps) + 1) if self._record else ()
+        return sde.integrate(velocity, noise, steps, increments, keep=recorded)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
         where = [

@@ -23,7 +23,7 @@ Sources: Flow-GRPO (arXiv 2505.05470), DanceGRPO (arXiv 2505.07818), CPS (arXiv 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -156,26 +156,33 @@ def _noisy_steps(sampler: Stochastic, full: int, start: int) -> range:
 
 
 def integrate(
-    velocity: Velocity, noise: Tensor, steps: Sequence[Step], increments: dict[int, Tensor]
+    velocity: Velocity,
+    noise: Tensor,
+    steps: Sequence[Step],
+    increments: Mapping[int, Tensor],
+    *,
+    keep: Container[int] = (),
 ) -> tuple[Tensor, list[Tensor]]:
     """Carries `noise` along the steps.
 
     Args:
         noise: [batch, *latent_shape] float32.
         increments: standard normals of the full schedule's steps, each of the shape of `noise` and on its device.
+        keep: which states are returned: 0 is the noise, i the state after step i.
 
     Returns:
-        The clean latents, and the states before each step and after the last.
+        The clean latents, and the states of `keep` in their order.
     """
-    states = [noise]
-    for step in steps:
-        x = states[-1]
+    x, kept = noise, [noise] if 0 in keep else []
+    for count, step in enumerate(steps, start=1):
         move = step.transition
         after = move.x_weight * x + move.v_weight * velocity(x, step.sigma)
         for index, weight in step.increments:
             after = after + move.std * weight * increments[index]
-        states.append(after)
-    return states[-1], states
+        x = after
+        if count in keep:
+            kept.append(x)
+    return x, kept
 
 
 def mean(transitions: Coefficients, x: Tensor, v: Tensor) -> Tensor:

@@ -146,9 +146,7 @@ def bench(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Bench]]:
         one.learner.close()
 
 
-@pytest.mark.parametrize(
-    "family", ["flux", *(pytest.param(f, marks=pytest.mark.slow) for f in ("sd3", "sana", "flux2_klein"))]
-)
+@pytest.mark.parametrize("family", BUILDERS)
 @pytest.mark.parametrize("method", OWN)
 def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: str, family: str) -> None:
     one = bench(method, family)

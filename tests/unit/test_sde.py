@@ -177,7 +177,7 @@ def test_integration_is_the_recurrence() -> None:
     generator = torch.Generator().manual_seed(1)
     increments = {i: torch.randn(2, 3, generator=generator) for i in range(10)}
     noise = torch.randn(2, 3, generator=generator)
-    end, states = sde.integrate(lambda x, sigma: 0.4 * x, noise, steps, increments)
+    end, states = sde.integrate(lambda x, sigma: 0.4 * x, noise, steps, increments, keep=range(len(steps) + 1))
     assert len(states) == 11
     assert states[0] is noise
     assert states[-1] is end
@@ -185,6 +185,11 @@ def test_integration_is_the_recurrence() -> None:
         move = step.transition
         mean = move.x_weight * states[i] + move.v_weight * 0.4 * states[i]
         torch.testing.assert_close(states[i + 1], mean + move.std * increments[i], rtol=1e-5, atol=1e-6)
+    again, kept = sde.integrate(lambda x, sigma: 0.4 * x, noise, steps, increments, keep=range(3, 6))
+    assert torch.equal(again, end)
+    assert all(torch.equal(state, states[3 + i]) for i, state in enumerate(kept))
+    assert len(kept) == 3
+    assert sde.integrate(lambda x, sigma: 0.4 * x, noise, steps, increments)[1] == []
 
 
 def test_a_prompts_candidates_share_their_window_and_only_then_their_noise() -> None:
