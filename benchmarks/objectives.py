@@ -75,21 +75,27 @@ def train_all(methods: list[str], arguments: argparse.Namespace) -> None:
     arguments.root.mkdir(parents=True, exist_ok=True)
     waiting = [method for method in methods if not done(method, arguments)]
     running: dict[str, subprocess.Popen[bytes]] = {}
-    while (waiting or running) and time.monotonic() < deadline:
-        while waiting and len(running) < arguments.at_once:
-            running[waiting[0]] = start(waiting.pop(0), arguments)
-        for method in [method for method, process in running.items() if process.poll() is not None]:
-            if status := running.pop(method).returncode:
-                print(f"{method} ended with status {status}; see {arguments.root / method}.log", flush=True)
-        time.sleep(0.5)
-    for process in running.values():
-        process.terminate()
-    for method, process in running.items():
-        try:
-            process.wait(timeout=STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        print(f"{method} was stopped after {arguments.seconds:g} s; the same command goes on with it", flush=True)
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < arguments.at_once:
+                method = waiting.pop(0)
+                running[method] = start(method, arguments)
+            for method in [method for method, process in running.items() if process.poll() is not None]:
+                if status := running.pop(method).returncode:
+                    print(f"{method} ended with status {status}; see {arguments.root / method}.log", flush=True)
+            time.sleep(0.5)
+    finally:
+        for method, process in running.items():
+            stop(process)
+            print(f"{method} was stopped; the same command goes on with it", flush=True)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def done(method: str, arguments: argparse.Namespace) -> bool:
@@ -181,6 +187,8 @@ def main() -> None:
         if found is not None:
             lr, updates = config.learner.optimizer.lr, config.learner.updates
             curves[method] = found | {"lr": lr, "updates": updates, "set": arguments.set, "gpu": arguments.gpu}
+    if not curves:
+        sys.exit("no method has a second evaluation yet")
     curves = {method: curves[method] for method in METHODS if method in curves}
     show(curves)
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
