@@ -1,4 +1,4 @@
-# make demo · make test · make test-all · make parity · make lint · make format · make lock · make clean
+# make demo · make test · make test-all · make chaos · make parity · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,13 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test test-all parity lint format lock upgrade clean
+.PHONY: help install demo test test-all chaos parity lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
 	@echo "make test     tests: unit, system, chaos"
 	@echo "make test-all the same and the slow ones"
+	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
@@ -67,6 +68,11 @@ test test-all: $(READY)
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 -m "$(CHOSEN)" tests/$$part; \
 	  echo "== tests/$$part took $$(($$(date +%s) - began)) s"; \
 	done
+
+CHAOS_SECONDS ?= 900
+CHAOS_SEED ?= 1
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos.soak --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 # Packages whose own requirements clash with current tools: without them, and with what their code needs.
 PARITY := .parity

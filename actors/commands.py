@@ -24,6 +24,8 @@ from solrl_ray.scheduling import placement
 from solrl_ray.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
+UNANSWERED = 3
+"""Questions for progress in a row that get no answer before a run whose end nobody told counts as hung."""
 
 
 def train(
@@ -146,8 +148,11 @@ def located(config: Config) -> Config:
 
 
 def follow(controller: Any, view: LiveView, config: Config) -> None:
-    """Show progress until the run has ended; raises what ended it."""
-    run = controller.run.remote()
+    """Show progress until the run has ended; raises what ended it.
+
+    A question for progress that gets lost is asked again: only the run itself says that the run is over.
+    """
+    run, unanswered = controller.run.remote(), 0
     while True:
         try:
             ray.get(run, timeout=REFRESH_SECONDS)
@@ -158,10 +163,18 @@ def follow(controller: Any, view: LiveView, config: Config) -> None:
             pass
         except RayError as error:
             raise RunError(f"the controller is gone: {waiting.first_line(error)}; go on with --resume") from error
-        _show(controller, view, config)
+        unanswered = 0 if _show(controller, view, config) else unanswered + 1
+        if unanswered == UNANSWERED:
+            raise RunError(f"the controller did not answer {UNANSWERED} questions for progress; go on with --resume")
     _show(controller, view, config)
 
 
-def _show(controller: Any, view: LiveView, config: Config) -> None:
+def _show(controller: Any, view: LiveView, config: Config) -> bool:
+    """Whether the controller answered."""
     seconds = config.fleet.deadlines.start
-    view.update(waiting.get(controller.progress.remote(), what="the controller's progress", seconds=seconds))
+    try:
+        progress = waiting.get(controller.progress.remote(), what="the controller's progress", seconds=seconds)
+    except waiting.WorkerGone:
+        return False
+    view.update(progress)
+    return True

@@ -142,7 +142,7 @@ class SleepingLearner:
 
     def __init__(self, config: Config, rank: int) -> None:
         self._seconds = float(config.run.name.split("-")[-1])
-        self._updates = 0
+        self._updates = self._samples = 0
         self._publisher = Publisher({MODULE: torch.ones(32, 32)}, config.model.lora, formats={MODULE: "nvfp4"})
         rank_of_lora = config.model.lora.rank
         self._factors = {
@@ -159,8 +159,10 @@ class SleepingLearner:
     def join(self, address: str, port: int, one_host: bool) -> None:
         pass
 
-    def update(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> UpdateMetrics:
-        fetched = ray.get(groups, timeout=60)
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        self._samples = sum(len(group.indices) for group in ray.get(groups, timeout=60))
+
+    def update(self, iteration: int) -> UpdateMetrics:
         time.sleep(self._seconds)
         self._updates += 1
         return UpdateMetrics(
@@ -170,7 +172,7 @@ class SleepingLearner:
             policy_loss=0.0,
             kl=0.0,
             gradient_norm=0.0,
-            samples=sum(len(group.indices) for group in fetched),
+            samples=self._samples,
             passes=1,
             seconds=self._seconds,
             advantage_std=0.0,
@@ -216,8 +218,8 @@ def ideal_seconds(explorers: int, regenerators: int, stage: float) -> float:
     return finished + stage
 
 
-def measure(explorers: int, stage: float, iterations: int, root: Path) -> dict[str, Any]:
-    """Run and compare; the first iteration, which also publishes for the first time, is left out."""
+def sleeping_config(explorers: int, stage: float, iterations: int, root: Path) -> Config:
+    """As many regenerators as explorers; every stage takes `stage` seconds."""
     overrides = (
         f"run={{name: 'sleep-{explorers}-{stage}', root: '{root}', iterations: {iterations}}}",
         f"rollout={{prompts: {PROMPTS}, pool: {UNITS * MICRO_BATCH}, keep: {KEEP}}}",
@@ -225,14 +227,22 @@ def measure(explorers: int, stage: float, iterations: int, root: Path) -> dict[s
         "evaluation={prompts: 2, samples: 2, pictures: 0, reference: ''}",
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {explorers}}}}}",
     )
-    config = load([ROOT / "configs" / "demo.yaml"], overrides)
-    roles = Roles(
+    return load([ROOT / "configs" / "demo.yaml"], overrides)
+
+
+def sleeping_roles(explorer: type = SleepingExplorer) -> Roles:
+    return Roles(
         encoder=SleepingEncoder,
-        explorer=SleepingExplorer,
+        explorer=explorer,
         regenerator=SleepingRegenerator,
         learner=SleepingLearner,
     )
-    commands.train(config, live=False, roles=roles)
+
+
+def measure(explorers: int, stage: float, iterations: int, root: Path) -> dict[str, Any]:
+    """Run and compare; the first iteration, which also publishes for the first time, is left out."""
+    config = sleeping_config(explorers, stage, iterations, root)
+    commands.train(config, live=False, roles=sleeping_roles())
     folder = root / config.run.name
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     totals = [r["seconds"]["total"] for r in records if r["event"] == "iteration" and r["iteration"] > 0]

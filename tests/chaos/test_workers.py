@@ -1,4 +1,4 @@
-"""Workers are killed or hang in chosen states; the run ends with the bytes of an undisturbed one."""
+"""Everybody is killed or stopped in chosen states of one run; it ends with the bytes of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from ray.exceptions import ObjectLostError
 
-from actors import commands
+from actors import commands, waiting
 from actors.explorer import Explorer
+from actors.learner import LearnerRank
 from actors.regenerator import Evaluated, GroupReport, Regenerator
 from actors.roles import Roles
 from actors.selector import Selector
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.records import (
     Attestation,
     Prompt,
@@ -29,67 +31,168 @@ from solrl_ray.records import (
     WorkUnit,
 )
 from solrl_ray.revisions.container import Buffer
+from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Outcome
+from tests.chaos.noting import alive
 from tests.small import digests, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
+PATIENCE = 120.0
+
 
 def first_time(root: str | Path, name: str) -> bool:
-    """Whether nobody was here before: leaves the file `name` in `root`, once."""
+    """Whether nobody was here before: leaves the file `name` in `root`, once, with the process's id."""
     try:
-        Path(root, name).touch(exist_ok=False)
+        with Path(root, name).open("x") as file:
+            file.write(str(os.getpid()))
     except FileExistsError:
         return False
     return True
 
 
-def kill_once(config: Config, name: str) -> None:
-    """SIGKILL this process, unless some process was killed for `name` before."""
-    if first_time(config.run.root, name):
-        os.kill(os.getpid(), signal.SIGKILL)
+def once(root: str | Path, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+    """SIGKILL this process, or stop it, unless some process was for `name` before."""
+    if first_time(root, name):
+        os.kill(os.getpid(), how)
 
 
-class KilledBeforeItWorks(Explorer):
-    """One is killed while it starts, its replacement while it loads revision 1."""
+def wait_until(what: str, reached: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.005)
+
+
+def accepted(config: Config, unit: WorkUnit) -> bool:
+    """Whether the journal has the unit's result."""
+    entries = RunFolder.of(config).journal(unit.iteration).entries()
+    return any(e.get("prompt") == unit.prompt_id and e.get("indices") == list(unit.indices) for e in entries)
+
+
+class MortalExplorer(Explorer):
+    """Killed while it starts, in a unit, while it loads revision 1, and after its answer was taken; then stopped.
+
+    One whose answer of iteration 1 was taken is left to the learner, which kills it when nobody has work.
+    """
+
+    _answered: WorkUnit | None = None
 
     def start(self) -> Attestation:
-        kill_once(self._config, "start")
+        once(self._config.run.root, "explorer starting")
         return super().start()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         receipt = super().load_revision(payload, probe, full)
         if isinstance(receipt, Receipt) and receipt.revision == 1:
-            kill_once(self._config, "load")
+            once(self._config.run.root, "explorer loading")
         return receipt
 
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        root, before = Path(self._config.run.root), self._answered
+        if unit.iteration == 0:
+            self._dies_between_two_solver_steps()
+        if unit.iteration == 1 and before is not None and before.iteration == 1:
+            if not (root / "explorer sent").exists():
+                wait_until(f"{before.id} in the journal", lambda: accepted(self._config, before))
+                once(root, "explorer sent")
+            root.joinpath("idle").write_text(str(os.getpid()))
+        if unit.iteration == 2:
+            once(root, "explorer stopped", signal.SIGSTOP)
+        result = super().explore(unit, prompt, embedding)
+        self._answered = unit
+        return result
 
-class KilledWhileRegenerating(Regenerator):
+    def _dies_between_two_solver_steps(self) -> None:
+        model, root, steps = self._sampler._model, self._config.run.root, []
+        velocity = type(model).velocity
+
+        def counted(*arguments: Any) -> Any:
+            steps.append(1)
+            if len(steps) == 2:
+                once(root, "explorer in a unit")
+            return velocity(model, *arguments)
+
+        model.velocity = counted  # type: ignore[method-assign]
+
+
+class MortalRegenerator(Regenerator):
+    """Killed with a group of iteration 1 in its hands."""
+
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         answer = super().regenerate(unit, prompt, embedding)
         if unit.iteration == 1:
-            kill_once(self._config, "regenerate")
+            once(self._config.run.root, "regenerator in a unit")
         return answer
 
 
-class LosesAGroup(Selector):
-    """Once a group is lost on its way here, which Ray reports as the error of the call that was given it."""
+class MortalSelector(Selector):
+    """Killed between journal and acknowledgement; and once it loses a group on its way here, as a dead node does."""
+
+    def fold(self, result: UnitResult) -> WorkUnit | None:
+        ready = super().fold(result)
+        if result.unit.iteration == 1:
+            once(self._folder.path.parent, "selector journaled")
+        return ready
 
     def store(self, group: SampleGroup) -> Outcome:
-        if group.iteration == 2 and first_time(self._folder.path.parent, "store"):
+        if group.iteration == 2 and first_time(self._folder.path.parent, "group lost"):
             raise ObjectLostError("00", None, "")
         return super().store(group)
 
 
-def test_workers_killed_while_starting_loading_and_regenerating_do_not_change_the_result(
-    calm: Config, tmp_path: Path
-) -> None:
-    config = small_config(tmp_path, "killed")
-    roles = Roles(explorer=KilledBeforeItWorks, regenerator=KilledWhileRegenerating, selector=LosesAGroup)
+class MortalLearner(LearnerRank):
+    """Does not get its samples at first, kills an idle explorer in update 1, dies in update 2 after a backward pass."""
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        if first_time(self._config.run.root, "samples lost"):
+            raise waiting.InputGone("fetching the samples", "an object it needs is lost")
+        super().feed(iteration, groups, embeddings)
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        root = Path(self._config.run.root)
+        if iteration == 1 and first_time(root, "explorer idle"):
+            os.kill(int(root.joinpath("idle").read_text()), signal.SIGKILL)
+        if iteration == 2:
+            engine = self._joined._engine
+            backward = engine.backward
+
+            def killed(*arguments: Any, **keywords: Any) -> None:
+                backward(*arguments, **keywords)
+                once(root, "learner in an update")
+
+            engine.backward = killed  # type: ignore[method-assign]
+        return super().update(iteration)
+
+
+DEATHS = {
+    "explorer starting",
+    "explorer in a unit",
+    "explorer loading",
+    "explorer sent",
+    "explorer idle",
+    "explorer stopped",
+    "regenerator in a unit",
+    "selector journaled",
+    "group lost",
+    "samples lost",
+    "learner in an update",
+}
+
+
+@pytest.mark.timeout(900)
+def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.preview=8")
+    config = small_config(tmp_path, "killed", *fleet)
+    roles = Roles(
+        explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
+    )
     commands.train(config, live=False, roles=roles)
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"start", "load", "regenerate", "store"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == DEATHS | {"idle"}
     assert digests(config) == digests(calm)
-    assert summary(config)["requeued_units"] >= 2
+    assert summary(config)["requeued_units"] >= 4
+    stopped = int((tmp_path / "explorer stopped").read_text())
+    wait_until("the end of the process that was stopped", lambda: not alive(stopped))
 
 
 class KilledWhileEvaluating(Regenerator):
@@ -97,27 +200,15 @@ class KilledWhileEvaluating(Regenerator):
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         evaluated = super().evaluate(unit, prompt, embedding, pictures)
-        kill_once(self._config, f"evaluate-{unit.policy}")
+        once(self._config.run.root, f"evaluate-{unit.policy}")
         return evaluated
 
 
-class Hangs(Explorer):
-    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        if unit.iteration == 1 and first_time(self._config.run.root, "hang"):
-            time.sleep(3600.0)
-        return super().explore(unit, prompt, embedding)
-
-
 @pytest.mark.slow
-def test_a_regenerator_killed_in_evaluations_and_an_explorer_that_hangs_do_not_change_the_result(
-    calm: Config, tmp_path: Path
-) -> None:
-    config = small_config(tmp_path, "hung", "fleet.deadlines.preview=8")
-    began = time.monotonic()
-    commands.train(config, live=False, roles=Roles(explorer=Hangs, regenerator=KilledWhileEvaluating))
-    assert time.monotonic() - began < 600.0
-    marks = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert marks == {"hang", "evaluate-old", "evaluate-ema"}
+def test_a_regenerator_killed_in_evaluations_does_not_change_them(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "measured")
+    commands.train(config, live=False, roles=Roles(regenerator=KilledWhileEvaluating))
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"evaluate-old", "evaluate-ema"}
     assert digests(config) == digests(calm)
     assert rewards(config) == rewards(calm)
 

@@ -1,10 +1,11 @@
-"""A run on a cluster that is there already, with several nodes."""
+"""A run on a cluster that is there already, with several nodes, one of which goes without grace."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,10 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from solrl_ray.config.schema import Config
-from tests.small import digests, folder, small_config
+from solrl_ray.run_folder import RunFolder
+from tests.small import digests, folder, small_config, summary
+
+PATIENCE = 200.0
 
 
 @pytest.fixture
@@ -23,28 +27,43 @@ def two_nodes() -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def solrl(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def solrl(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "solrl_ray", "train", *arguments, "--no-live"],
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
-        check=False,
     )
 
 
 @pytest.mark.slow
-def test_a_run_on_an_existing_cluster_has_the_same_bytes(calm: Config, two_nodes: Cluster, tmp_path: Path) -> None:
+def test_a_run_on_a_cluster_that_loses_a_node_and_gets_another_has_the_same_bytes(
+    calm: Config, two_nodes: Cluster, tmp_path: Path
+) -> None:
     here = ("--address", two_nodes.address, "--set", f"run.root='{tmp_path}'", "--set", "run.name=joined")
     stored = str(folder(calm) / "config.yaml")
 
     # More than the cluster has is said at once; the corrected command may use the same run name.
     greedy = solrl(stored, *here, "--set", "fleet.explorers.num_gpus=1")
+    said, _ = greedy.communicate(timeout=PATIENCE)
     assert greedy.returncode == 2
-    assert greedy.stderr.startswith("error: the actors ask for 1 GPUs (fleet.explorers 1), but the cluster has 0;")
+    assert "error: the actors ask for 1 GPUs (fleet.explorers 1), but the cluster has 0;" in said
 
-    # The CPUs that explorers ask for are only on the second node.
-    done = solrl(stored, *here, "--set", "fleet.explorers={count: 2, num_cpus: 1}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert digests(small_config(tmp_path, "joined")) == digests(calm)
+    # The CPUs that explorers ask for are only on the second node: with it all of them go, in the middle of a unit.
+    config = small_config(tmp_path, "joined")
+    run = solrl(stored, *here, "--set", "fleet.explorers={count: 2, num_cpus: 1}")
+    journal, deadline = RunFolder.of(config).journal(1), time.monotonic() + PATIENCE
+    while len(journal.entries()) < 2:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < deadline, "iteration 1 was never explored"
+        time.sleep(0.005)
+    [node] = two_nodes.worker_nodes
+    two_nodes.remove_node(node, allow_graceful=False)
+    two_nodes.add_node(num_cpus=2)
+    said, _ = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, said
+    for explorer in ("explorer-0", "explorer-1"):
+        assert f"{explorer} was lost" in said
+    assert digests(config) == digests(calm)
+    assert summary(config)["requeued_units"] >= 1

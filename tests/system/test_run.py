@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -76,26 +74,6 @@ def test_three_explorers_of_which_one_answers_nonsense_select_and_learn_the_same
     assert (tmp_path / "nonsense-1").exists()
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 2
-
-
-class DiesOnce(Explorer):
-    """Is killed with SIGKILL in the middle of its second unit, unless some explorer was before."""
-
-    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        result = super().explore(unit, prompt, embedding)
-        mark = Path(self._config.run.root) / "shot"
-        if unit.iteration == 1 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-
-def test_a_killed_explorer_does_not_change_the_result(calm: Config, tmp_path: Path) -> None:
-    config = small_config(tmp_path, "killed", "fleet.explorers.count=2")
-    commands.train(config, live=False, roles=Roles(explorer=DiesOnce))
-    assert (tmp_path / "shot").exists()
-    assert digests(config) == digests(calm)
-    assert summary(config)["requeued_units"] >= 1
 
 
 class Poisoned(Explorer):

@@ -1,0 +1,159 @@
+"""Players that note what they do, so that who disturbs them can choose the moment by their state."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors.encoder import Encoder
+from actors.explorer import Explorer
+from actors.learner import LearnerRank
+from actors.regenerator import Regenerator
+from actors.roles import Roles
+from actors.selector import Selector
+from solrl_ray.config.schema import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    at: float
+    """Seconds by this machine's monotonic clock, which all its processes share."""
+    who: str
+    """Name of the actor: ``explorer-0.1``."""
+    pid: int
+    node: str
+    doing: str
+
+    @property
+    def slot(self) -> str:
+        """Whose place it has taken: ``explorer-0``."""
+        return self.who.partition(".")[0]
+
+
+def write(path: Path, who: str, doing: str) -> None:
+    """Add a line; lines of several processes do not mix, since each is one write at the file's end."""
+    node = ray.get_runtime_context().get_node_id()
+    note = Note(at=time.monotonic(), who=who, pid=os.getpid(), node=node, doing=doing)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, json.dumps(asdict(note)).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+class Reader:
+    """Follows a file of notes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self.notes: list[Note] = []
+        self._last: dict[int, Note] = {}
+
+    def read(self) -> None:
+        """Take in what was noted since the last time."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in whole.splitlines():
+            note = Note(**json.loads(line))
+            self.notes.append(note)
+            self._last[note.pid] = note
+
+    def living(self) -> list[Note]:
+        """The last note of each process that lives."""
+        self.read()
+        self._last = {pid: note for pid, note in self._last.items() if alive(pid)}
+        return list(self._last.values())
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def noted(before: str, method: Callable[..., Any], after: str) -> Any:
+    """`method`, with a note before it is done and one after."""
+
+    @functools.wraps(method)
+    def noting(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        self._note(before)
+        answer = method(self, *arguments, **keywords)
+        self._note(after)
+        return answer
+
+    return noting
+
+
+class NotingEncoder(Encoder):
+    def __init__(self, config: Config, folder: Path) -> None:
+        super().__init__(config, folder)
+        self._notes = Path(config.run.root, "notes.jsonl")
+
+    def _note(self, doing: str) -> None:
+        write(self._notes, "encoder", doing)
+
+    start = noted("starting", Encoder.start, "idle")
+
+
+class NotingExplorer(Explorer):
+    def _note(self, doing: str) -> None:
+        write(Path(self._config.run.root, "notes.jsonl"), self._name, doing)
+
+    start = noted("starting", Explorer.start, "started")
+    load_revision = noted("loading", Explorer.load_revision, "ready")
+    explore = noted("working", Explorer.explore, "answered")
+
+
+class NotingRegenerator(Regenerator):
+    def _note(self, doing: str) -> None:
+        write(Path(self._config.run.root, "notes.jsonl"), self._name, doing)
+
+    start = noted("starting", Regenerator.start, "started")
+    load_revision = noted("loading", Regenerator.load_revision, "ready")
+    regenerate = noted("working", Regenerator.regenerate, "answered")
+    evaluate = noted("working", Regenerator.evaluate, "answered")
+
+
+class NotingLearner(LearnerRank):
+    def _note(self, doing: str) -> None:
+        write(Path(self._config.run.root, "notes.jsonl"), ray.get_runtime_context().get_actor_name() or "", doing)
+
+    start = noted("starting", LearnerRank.start, "started")
+    join = noted("joining", LearnerRank.join, "joined")
+    load = noted("loading", LearnerRank.load, "loaded")
+    update = noted("updating", LearnerRank.update, "updated")
+
+
+class NotingSelector(Selector):
+    def _note(self, doing: str) -> None:
+        write(self._folder.path.parent / "notes.jsonl", ray.get_runtime_context().get_actor_name() or "", doing)
+
+    open = noted("opening", Selector.open, "open")
+    fold = noted("folding", Selector.fold, "open")
+    store = noted("storing", Selector.store, "open")
+
+
+ROLES = Roles(
+    encoder=NotingEncoder,
+    explorer=NotingExplorer,
+    regenerator=NotingRegenerator,
+    learner=NotingLearner,
+    selector=NotingSelector,
+)
