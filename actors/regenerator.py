@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from actors.devices import free_cache, prepare
+from actors.starting import without_collector
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compile_decoder, what_compiles
@@ -56,6 +57,7 @@ class Regenerator:
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
+    @without_collector()
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config

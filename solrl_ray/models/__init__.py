@@ -21,6 +21,12 @@ FAMILIES = {
 }
 """``model.family`` → module and class, imported when first asked for."""
 
+CONVOLUTIONS = {"sana": ("ff.conv_inverted", "ff.conv_point")}
+"""``model.family`` → ends of the paths of linears that are 1×1 convolutions in the checkpoint and in its LoRA files.
+
+Not in the family's class: who saves a LoRA needs nothing else of it, and its import takes seconds.
+"""
+
 
 def family(config: Model) -> type[DiffusionModel]:
     """The class of ``model.family``. Raises `UserError` if there is no such family."""

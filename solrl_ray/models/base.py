@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import Model
@@ -71,8 +70,6 @@ class DiffusionModel(ABC):
     """Largest `model.max_sequence_length` that the stock pipeline takes."""
     PATCH: ClassVar[int]
     """Latent cells a side of one image token."""
-    CONVOLUTIONS: ClassVar[tuple[str, ...]] = ()
-    """Ends of the paths of linears that are 1×1 convolutions in the checkpoint and in its LoRA files."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -174,6 +171,8 @@ class DiffusionModel(ABC):
 
     def text_identity(self) -> dict[str, str]:
         """What fixes the bits of `encode` besides the text: weights, settings, libraries, device."""
+        import transformers  # late: most processes never encode, and would pay for it at their start
+
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         return {
             **self._text.identity,

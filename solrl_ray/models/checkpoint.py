@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from solrl_ray.errors import UserError
@@ -77,6 +76,8 @@ class Checkpoint:
         return entry[1] if entry[1] is None else str(entry[1])
 
     def _of_transformers(self, part: str) -> Any:
+        import transformers  # late: only the encoder loads such parts
+
         name = self._class_name(part)
         found = getattr(transformers, name, None) if name else None
         if found is None:

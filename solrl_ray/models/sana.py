@@ -36,7 +36,6 @@ class Sana(DiffusionModel):
     ENCODERS = ("text_encoder",)
     LONGEST = 300
     PATCH = 1
-    CONVOLUTIONS = ("ff.conv_inverted", "ff.conv_point")
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)

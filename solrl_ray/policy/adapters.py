@@ -19,17 +19,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
 from solrl_ray.noise import standard_normal
 from solrl_ray.records import Address
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer  # otherwise late: it takes seconds, and only a learner has such layers
 
 Adapter = Literal["default", "old", "anchor"]
 Active = Literal["default", "old", "anchor", "base"]
@@ -50,6 +51,8 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = 
         UserError: an entry of ``model.lora.targets`` names no linear layer.
         ValueError: the transformer has adapters already.
     """
+    from peft import LoraConfig, inject_adapter_in_model
+
     if next(_layers(transformer), None) is not None:
         raise ValueError("the transformer has LoRA adapters already")
     _check_targets(transformer, lora.targets)
@@ -166,6 +169,8 @@ def decay_(transformer: nn.Module, decay: float, adapter: Adapter = "old") -> No
 
 
 def _layers(transformer: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    from peft.tuners.lora import LoraLayer
+
     for path, module in transformer.named_modules():
         if isinstance(module, LoraLayer):
             yield path, module

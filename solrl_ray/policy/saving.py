@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import safetensors
-from diffusers.loaders.lora_base import LORA_ADAPTER_METADATA_KEY
 from safetensors.torch import save
 from torch import Tensor
 
@@ -18,6 +17,8 @@ from solrl_ray.files import replace_file
 FILE = "pytorch_lora_weights.safetensors"
 """The name that `load_lora_weights` looks for in a folder."""
 PREFIX = "transformer."
+METADATA_KEY = "lora_adapter_metadata"
+"""`LORA_ADAPTER_METADATA_KEY` of `diffusers.loaders.lora_base`, whose import takes seconds."""
 
 
 def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convolutions: Collection[str] = ()) -> Path:
@@ -28,7 +29,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
 
     Args:
         convolutions: ends of the paths of linears that the checkpoint has as 1×1 convolutions
-            (`DiffusionModel.CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
+            (`models.CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
     """
     tensors = {}
     for name in sorted(factors):
@@ -38,7 +39,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
         tensors[f"{PREFIX}{name}.weight"] = factor[:, :, None, None] if is_convolution else factor
     adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
     header = {PREFIX + name: value for name, value in adapter.items()}
-    content = save(tensors, metadata={LORA_ADAPTER_METADATA_KEY: json.dumps(header, sort_keys=True)})
+    content = save(tensors, metadata={METADATA_KEY: json.dumps(header, sort_keys=True)})
     replace_file(folder / FILE, content)
     return folder / FILE
 
@@ -55,13 +56,13 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
     file = path / FILE if path.is_dir() else path
     try:
         with safetensors.safe_open(file, framework="pt") as content:
-            header = (content.metadata() or {}).get(LORA_ADAPTER_METADATA_KEY)
+            header = (content.metadata() or {}).get(METADATA_KEY)
             tensors = {key: content.get_tensor(key).float() for key in content.keys()}  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"The LoRA file {file} cannot be read: {error}") from error
     if header is None:
         raise UserError(
-            f"The LoRA file {file} does not say its alpha (no {LORA_ADAPTER_METADATA_KEY} in the header); "
+            f"The LoRA file {file} does not say its alpha (no {METADATA_KEY} in the header); "
             "save it with the pipeline's save_lora_weights and transformer_lora_adapter_metadata."
         )
     adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
