@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_CACHE_BYTES = {"cuda": 24 << 20}
-"""Rows are merged in blocks whose sums stay in the device's cache while the rank is run through; 1 MiB on a CPU."""
+_CACHE_BYTES = 1 << 20
+"""Rows are merged in blocks whose sums stay in the cache while the rank is run through."""
 
 
 @torch.no_grad()
@@ -30,13 +30,16 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
         raise ValueError(f"factors {tuple(lora_a.shape)}, {tuple(lora_b.shape)} do not fit weight {tuple(base.shape)}")
     if lora_a.dtype != torch.float32 or lora_b.dtype != torch.float32:
         raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
-    a = lora_a.to(base.device, torch.float64)
-    b = lora_b.to(base.device, torch.float64)
+    if base.is_cuda:
+        from solrl_ray.policy import merge_kernel  # Triton is there where CUDA is
+
+        return merge_kernel.merged_weight(base, lora_a.to(base.device), lora_b.to(base.device), scaling)
+    a, b = lora_a.double(), lora_b.double()
     merged = torch.empty_like(base)
-    rows = max(1, _CACHE_BYTES.get(base.device.type, 1 << 20) // (8 * max(1, base.shape[1])))
+    rows = max(1, _CACHE_BYTES // (8 * max(1, base.shape[1])))
     for start in range(0, base.shape[0], rows):
         block = slice(start, start + rows)
-        total = torch.zeros(base[block].shape, dtype=torch.float64, device=base.device)
+        total = torch.zeros(base[block].shape, dtype=torch.float64)
         for r in range(rank):
             total.addcmul_(b[block, r : r + 1], a[r : r + 1, :])
         merged[block] = round_once(total.mul_(scaling).add_(base[block].to(torch.float64)), base.dtype)

@@ -42,6 +42,8 @@ class Part(Portable):
     """Quantised weights on the CPU."""
     factors: dict[str, torch.Tensor]
     """Factors of this part's modules, float32 on the CPU."""
+    stamps: dict[str, Stamp]
+    """Of `packed` and `factors`, made where the tensors lay."""
     held: dict[str, dict[str, Stamp]]
     """Role → what its workers hold of these modules afterwards."""
 
@@ -110,6 +112,7 @@ class Publisher:
         self._check(factors)
         modules = list(self._base)[rank::world_size]
         packed: dict[str, torch.Tensor] = {}
+        stamps: dict[str, Stamp] = {}
         amax: dict[str, float] = {}
         bumped: list[str] = []
         held: dict[str, dict[str, Stamp]] = {REGENERATOR: {}}
@@ -129,12 +132,14 @@ class Publisher:
                 held[EXPLORER] |= self._branched(module, factors)
             else:
                 tensors, fitting = self._pack(module, weight, factors)
-                packed |= tensors
-                held[EXPLORER] |= {name: stamp(tensor) for name, tensor in tensors.items()}
+                packed |= {name: tensor.cpu() for name, tensor in tensors.items()}
+                stated = {name: stamp(tensor) for name, tensor in tensors.items()}
+                stamps |= stated
+                held[EXPLORER] |= stated
                 if fitting is not None:
                     amax[module] = fitting
                     bumped += [module] if fitting != self._frozen_amax[module] else []
-        own = {f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B")}
+        own = sorted(f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B"))
         return Part(
             revision=revision,
             policy=policy,
@@ -143,21 +148,22 @@ class Publisher:
             amax=amax,
             bumped=tuple(bumped),
             packed=packed,
-            factors={name: factors[name].detach().cpu().contiguous() for name in sorted(own)},
+            factors={name: factors[name].detach().cpu().contiguous() for name in own},
+            stamps=stamps | {name: stamp(factors[name]) for name in own},
             held=held,
         )
 
     def _pack(
         self, module: str, merged: torch.Tensor, factors: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], float | None]:
-        """A module's weight in its format, on the CPU, and the amax it was quantised with, if the format has one."""
+        """A module's weight in its format, and the amax it was quantised with, if the format has one."""
         rounded = merged
         if merged.dtype != torch.bfloat16:  # rounded once: not from the rounded sum of other bases
             rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._scaling)
         format, amax = self._formats[module], None
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
-        return {f"{module}.{n}": t.cpu() for n, t in pack(format, rounded, amax).items()}, amax
+        return {f"{module}.{n}": t for n, t in pack(format, rounded, amax).items()}, amax
 
     def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
         """What explorers hold of a module whose quantised base stays as it is."""
@@ -201,6 +207,7 @@ def assemble(parts: Sequence[Part], lora: Lora) -> Revision:
     packed = {name: tensor for part in parts for name, tensor in part.packed.items()}
     tensors = dict(sorted((factors | packed).items()))
     modules = len(touched_modules(factors))
+    stated = {name: stamp for part in parts for name, stamp in part.stamps.items()}
     held = {role: {n: s for part in parts for n, s in part.held[role].items()} for role in sorted(parts[0].held)}
     manifest = Manifest(
         revision=revision,
@@ -214,7 +221,7 @@ def assemble(parts: Sequence[Part], lora: Lora) -> Revision:
         amax=dict(sorted((m, a) for part in parts for m, a in part.amax.items())),
         bumped=tuple(sorted(m for part in parts for m in part.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
-        tensors={name: stamp(tensor) for name, tensor in tensors.items()},
+        tensors={name: stated[name] for name in tensors},
     )
     return Revision(manifest=manifest, tensors=tensors)
 

@@ -1,0 +1,118 @@
+"""CRC-32C of tensors where they lie, on a CUDA device: gigabytes of weights need not cross to the host to be proved.
+
+CRC-32C is linear over GF(2), so a buffer may be read by many lanes at once. Words of 32 bits are dealt out like cards;
+a lane folds every LANES-th word, and what it has found is advanced by as many words as follow its last one::
+
+    words    0 1 2 … | LANES … | …                 zeros before the first word change nothing, so rows are filled up
+    lane i   state ← advance(LANES words, state) ^ word
+    raw      advance(LANES - i words, state of lane i), all lanes xored
+    crc      raw ^ advance(all bytes, 0xFFFFFFFF) ^ 0xFFFFFFFF
+
+"Advance by n words" is what n zero words do to a CRC's register: a 32 × 32 matrix over GF(2), here 32 columns of
+uint32. One launch a tensor; a few numbers come back.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+POLYNOMIAL = 0x82F63B78
+"""Castagnoli's, bits reflected."""
+LANES = 1 << 16
+BLOCK = 1024
+ONES = 0xFFFFFFFF
+
+
+def crc32c(tensor: torch.Tensor) -> int | None:
+    """CRC-32C of a CUDA tensor's bytes, row by row; None for a size that is not made of words of four bytes."""
+    raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if raw.numel() % 4 or raw.data_ptr() % 4 or not raw.numel():
+        return None
+    words = raw.view(torch.int32)
+    rows = -(-words.numel() // LANES)
+    advance, lanes = _tables(words.device)
+    parts = torch.empty(LANES // BLOCK, dtype=torch.int32, device=words.device)
+    with torch.cuda.device(words.get_device()):
+        _fold[(LANES // BLOCK,)](words, advance, lanes, parts, rows, rows * LANES - words.numel(), LANES, BLOCK)
+    folded = int(np.bitwise_xor.reduce(parts.cpu().numpy().view(np.uint32)))
+    return folded ^ int(_start(raw.numel()))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold(words: Any, advance: Any, lanes: Any, parts: Any, rows: Any, pad: Any, LANES: Any, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    state = tl.zeros((BLOCK,), dtype=tl.uint32)
+    for row in range(rows):
+        index = row * LANES + lane - pad
+        word = tl.load(words + index, mask=index >= 0, other=0).to(tl.uint32, bitcast=True)
+        low = tl.load(advance + (state & 255)) ^ tl.load(advance + 256 + ((state >> 8) & 255))
+        high = tl.load(advance + 512 + ((state >> 16) & 255)) ^ tl.load(advance + 768 + (state >> 24))
+        state = (low ^ high).to(tl.uint32, bitcast=True) ^ word
+    folded = tl.zeros((BLOCK,), dtype=tl.int32)
+    for bit in range(32):
+        column = tl.load(lanes + bit * LANES + lane)
+        folded ^= tl.where(((state >> bit) & 1) != 0, column, 0)
+    tl.store(parts + tl.program_id(0), tl.xor_sum(folded, axis=0))
+
+
+@lru_cache(maxsize=8)
+def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advance by LANES words, byte by byte [4 · 256]; and of each lane's own distance the columns [32 · LANES]."""
+    distances = advances(LANES)
+    return _on(device, byte_tables(distances[-1])), _on(device, distances[::-1].T)
+
+
+def _on(device: torch.device, numbers: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers).reshape(-1).view(np.int32).copy()).to(device)
+
+
+@lru_cache(maxsize=64)
+def _start(count: int) -> np.uint32:
+    """What the register's first value, all ones, and the last inversion add to a message of `count` bytes."""
+    return np.uint32(apply(power(_byte(), count), np.array([ONES], np.uint32))[0] ^ np.uint32(ONES))
+
+
+def _byte() -> np.ndarray:
+    """Advance by one zero byte: columns uint32 [32]."""
+    columns = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for _ in range(8):
+        columns = (columns >> np.uint32(1)) ^ np.where(columns & np.uint32(1), np.uint32(POLYNOMIAL), np.uint32(0))
+    return columns
+
+
+def advances(count: int) -> np.ndarray:
+    """Advance by 1, 2, …, `count` words (a power of two): columns uint32 [count, 32]."""
+    found = power(_byte(), 4)[None]
+    while len(found) < count:
+        found = np.concatenate([found, apply(found[-1], found)])
+    return found
+
+
+def byte_tables(matrix: np.ndarray) -> np.ndarray:
+    """What a matrix makes of each value of each of a word's four bytes, lowest first: uint32 [4, 256]."""
+    values = np.arange(256, dtype=np.uint32)
+    return np.stack([apply(matrix, values << np.uint32(8 * place)) for place in range(4)])
+
+
+def power(matrix: np.ndarray, exponent: int) -> np.ndarray:
+    """A matrix times itself."""
+    result = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    while exponent:
+        if exponent & 1:
+            result = apply(matrix, result)
+        matrix, exponent = apply(matrix, matrix), exponent >> 1
+    return result
+
+
+def apply(matrix: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """A matrix, as columns uint32 [32], times vectors uint32 of any shape."""
+    result = np.zeros_like(values)
+    for bit in range(32):
+        result ^= np.where((values >> np.uint32(bit)) & np.uint32(1), matrix[bit], np.uint32(0))
+    return result

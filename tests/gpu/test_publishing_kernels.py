@@ -1,0 +1,35 @@
+"""On a GPU: weights are merged, packed and stamped to the bits of a CPU."""
+
+import pytest
+import torch
+
+from solrl_ray.policy.merge import merged_weight
+from solrl_ray.quantization.formats import pack
+from solrl_ray.revisions.checksums import stamp
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def randn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("rows", "columns", "rank"), [(1024, 768, 32), (33, 130, 3)])
+def test_a_merge_has_the_bits_of_the_cpu(dtype: torch.dtype, rows: int, columns: int, rank: int) -> None:
+    base = (0.02 * randn(rows, columns, seed=1)).to(dtype)
+    a, b = randn(rank, columns, seed=2), 1e-3 * randn(rows, rank, seed=3)
+    merged = merged_weight(base.cuda(), a, b, 1.7)
+    assert merged.is_cuda
+    assert torch.equal(merged.cpu(), merged_weight(base, a, b, 1.7))
+    for format in ("nvfp4", "fp8-row"):
+        on_cpu = pack(format, merged.cpu())
+        assert all(torch.equal(tensor.cpu(), on_cpu[name]) for name, tensor in pack(format, merged).items())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 1000, 2**18, 2**18 + 11, 3 * 2**20])
+def test_a_stamp_is_the_same_wherever_the_tensor_lies(count: int) -> None:
+    for tensor in (randn(count, seed=count), randn(count, seed=count).bfloat16(), torch.arange(count).to(torch.uint8)):
+        assert stamp(tensor.cuda()) == stamp(tensor)
+    grid = randn(count, 6, seed=1).bfloat16()
+    assert stamp(grid.cuda().t()) == stamp(grid.t())
