@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from actors.fleet import Fleet
+from actors.fleet import Fleet, Work
 from actors.pool import Lost, Nonsense
 from actors.regenerator import Evaluated
 from actors.telemetry import Telemetry
@@ -36,24 +36,28 @@ def collect(
     ledger, pool = Ledger(units), fleet.regenerators
     found: dict[str, Evaluated] = {}
     while not ledger.complete:
-        for worker in pool.slots():
-            unit = ledger.lease(worker)
-            if unit is None:
-                break
+        leases = [(worker, unit) for worker in pool.slots() if (unit := ledger.lease(worker)) is not None]
+        if ledger.all_out:
+            leases += [(worker, unit) for worker, unit in fleet.hedges(pool) if ledger.hedge(worker, unit.id)]
+        for worker, unit in leases:
             pool.give(worker, unit, method, unit, *arguments(unit))
         for event in fleet.events(seconds=1.0):
-            if isinstance(event, Lost):
-                ledger.release(event.worker)
-            elif event.unit not in units:
-                continue  # of a rollout: it was done twice, and came too late
-            elif isinstance(event, Nonsense):
-                ledger.requeue(event.unit.id, event.worker)
-                if fleet.refuse(event.worker, event.unit, event.reason) is not None:
-                    ledger.release(event.worker)
-            elif ledger.finish(event.unit.id, repr(event.value.rewards), event.worker) is Outcome.ACCEPTED:
-                found[event.unit.prompt_id] = event.value
+            _take(event, fleet, ledger, found)
         telemetry.stage("evaluate", ledger.done, len(ledger))
     return found
+
+
+def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]) -> None:
+    if isinstance(event, Lost):
+        ledger.release(event.worker)
+    elif event.unit not in ledger:
+        pass  # of a rollout: it was done twice, and came too late
+    elif isinstance(event, Nonsense):
+        ledger.requeue(event.unit.id, event.worker)
+        if fleet.refuse(event.worker, event.unit, event.reason) is not None:
+            ledger.release(event.worker)
+    elif ledger.finish(event.unit.id, repr(event.value.rewards), event.worker) is Outcome.ACCEPTED:
+        found[event.unit.prompt_id] = event.value
 
 
 class Evaluator:

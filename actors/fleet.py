@@ -19,6 +19,7 @@ from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
 from solrl_ray.scheduling.fleet import role_of
+from solrl_ray.scheduling.hedging import Hedging
 from solrl_ray.scheduling.strikes import Strikes
 
 Work = Done | Nonsense | Lost
@@ -32,6 +33,7 @@ class Fleet:
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
+        self._hedging = Hedging(config.fleet.hedge)
         self._strikes = Strikes(config.fleet.strikes)
         self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
@@ -119,6 +121,10 @@ class Fleet:
         )
         return [event for event in happened if isinstance(event, Work)]
 
+    def hedges(self, pool: Pool) -> list[tuple[str, WorkUnit]]:
+        """Idle workers of a pool in which nothing waits, and late units of others that they could do as well."""
+        return self._hedging.pairs(pool.idle(), pool.out())
+
     def refuse(self, worker: str, unit: WorkUnit, reason: str) -> Lost | None:
         """A strike against a worker whose answer cannot be right; the loss, if it is retired.
 
@@ -147,6 +153,7 @@ class Fleet:
             self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")
         elif isinstance(event, Done):
             self._strikes.answered(event.worker)
+            self._hedging.answered(event.unit, event.value.seconds)
             self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
         elif isinstance(event, Lost):
             self._telemetry.lost(event.worker)

@@ -18,6 +18,7 @@ from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
+from solrl_ray.scheduling.hedging import Out
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,17 @@ class _Member:
     calls: dict[Any, _Call] = field(default_factory=dict)
     idle_since: float = 0.0
     """Since when it waits for weights, if it does."""
+    turn_since: float = 0.0
+    """Since when it has been at the first of its units, if it has any."""
+
+    @property
+    def held(self) -> list[WorkUnit]:
+        """Its units, in the order in which it does them."""
+        return [call.unit for call in self.calls.values() if call.unit]
 
     @property
     def units(self) -> int:
-        return sum(call.kind == "unit" for call in self.calls.values())
+        return len(self.held)
 
 
 class Budget:
@@ -191,17 +199,28 @@ class Pool:
         ]
         return [name for _, name in sorted(free)]
 
+    def idle(self) -> list[str]:
+        """Workers that may take a unit and have nothing to do."""
+        return [name for name, member in self._members.items() if member.state is State.READY and not member.calls]
+
+    def out(self) -> list[Out]:
+        """What each worker holds, and since when it has been at the first of it."""
+        now = time.monotonic()
+        return [Out(n, tuple(m.held), now - m.turn_since) for n, m in self._members.items() if m.units]
+
     def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any, parts: int = 1) -> None:
         """Send a unit: call `method` on the worker; with 2 `parts` it returns a small and a large one."""
         member = self._members[worker]
         refs = getattr(member.handle, method).options(num_returns=parts).remote(*arguments)
         small, large = refs if parts == 2 else (refs, None)
         seconds = self._unit_seconds * (member.units + 1)
+        if not member.units:
+            member.turn_since = time.monotonic()
         self._call(member, small, "unit", seconds, unit=unit, large=large)
 
     def held(self) -> list[tuple[str, WorkUnit]]:
         """Worker and unit of everything at work."""
-        return [(n, call.unit) for n, member in self._members.items() for call in member.calls.values() if call.unit]
+        return [(name, unit) for name, member in self._members.items() for unit in member.held]
 
     def refs(self) -> list[Any]:
         """References of all calls in flight."""
@@ -235,8 +254,8 @@ class Pool:
         """Worker → what it does, in words."""
         shown = {}
         for name, member in self._members.items():
-            units = [call.unit for call in member.calls.values() if call.unit]
-            shown[name] = f"{units[0].stage} {units[0].prompt_id[:6]}" if units else member.state.value
+            unit = next(iter(member.held), None)
+            shown[name] = f"{unit.stage} {unit.prompt_id[:6]}" if unit else member.state.value
         return shown
 
     def census(self) -> dict[str, int]:
@@ -265,7 +284,16 @@ class Pool:
         except NonsenseError as error:
             if call.unit is None:
                 raise
+            member.idle_since = member.turn_since = time.monotonic()
             return Nonsense(name, call.unit, str(error))
+        if call.unit is not None:
+            # If it is outdated, it waits from now on; else this is its next unit's turn.
+            member.idle_since = member.turn_since = time.monotonic()
+            return Done(name, call.unit, value, call.large)
+        return self._settled(name, member, call, value)
+
+    def _settled(self, name: str, member: _Member, call: _Call, value: Any) -> Event:
+        """What an answer means that is not to a unit."""
         if call.kind == "start":
             member.state = advance(member.state, "started")
             member.idle_since = time.monotonic()
@@ -281,11 +309,8 @@ class Pool:
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
-        if call.kind == "rest":
-            return Rested(name, value)
-        assert call.unit is not None
-        member.idle_since = time.monotonic()  # if it is outdated, it waits from now on
-        return Done(name, call.unit, value, call.large)
+        assert call.kind == "rest"
+        return Rested(name, value)
 
     def _lose(self, name: str, member: _Member, reason: str) -> Lost:
         member.state = advance(member.state, "lost")

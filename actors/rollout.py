@@ -15,7 +15,7 @@ import ray
 
 from actors import waiting
 from actors.fleet import Fleet, Work
-from actors.pool import Done, Lost, Nonsense
+from actors.pool import Done, Lost, Nonsense, Pool
 from actors.selector import Closed
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
@@ -119,15 +119,22 @@ class Rollout:
         for stage in self._stages:
             pool = self._fleet.explorers if stage == "explore" else self._fleet.regenerators
             slots = pool.slots() if self._waiting[stage] else []
-            if not slots:
-                continue
-            leases = self._ask("lease", stage, slots)
-            self._waiting[stage] = len(leases) == len(slots)
-            for worker, unit in leases:
-                self._clocks["audit" if unit.stage == "audit" else stage].start()
-                method, parts = CALLS[unit.stage]
-                inputs = (unit, self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id])
-                pool.give(worker, unit, method, *inputs, parts=parts)
+            if slots:
+                leases = self._ask("lease", stage, slots)
+                self._waiting[stage] = len(leases) == len(slots)
+                self._give(stage, pool, leases)
+            if not self._waiting[stage] and (late := self._fleet.hedges(pool)):
+                hedges = self._ask("hedge", late)
+                self._give(stage, pool, hedges)
+                for worker, unit in hedges:
+                    self._telemetry.message(f"{unit.id} takes long; {worker} does it as well")
+
+    def _give(self, stage: str, pool: Pool, leases: Sequence[tuple[str, WorkUnit]]) -> None:
+        for worker, unit in leases:
+            self._clocks["audit" if unit.stage == "audit" else stage].start()
+            method, parts = CALLS[unit.stage]
+            inputs = (unit, self._prompts[unit.prompt_id], self._embeddings[unit.prompt_id])
+            pool.give(worker, unit, method, *inputs, parts=parts)
 
     def _take(self, event: Work) -> None:
         if isinstance(event, Lost):

@@ -15,7 +15,7 @@ from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.groups import assemble
-from solrl_ray.scheduling.ledger import Outcome
+from solrl_ray.scheduling.ledger import Ledger, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +89,23 @@ class Selector:
             leased = [(worker, book.full.lease(worker) or book.audit.lease(worker)) for worker in slots]
         return [(worker, unit) for worker, unit in leased if unit is not None]
 
+    def hedge(self, pairs: list[tuple[str, WorkUnit]]) -> list[tuple[str, WorkUnit]]:
+        """Lease late units to second workers; those pairs of which the unit is still out, and with one worker."""
+        return [(worker, unit) for worker, unit in pairs if any(each.hedge(worker, unit.id) for each in self._ledgers)]
+
     def release(self, worker: str) -> tuple[str, ...]:
         """Take back a lost worker's units."""
-        book = self._iteration
-        return book.explore.release(worker) + book.full.release(worker) + book.audit.release(worker)
+        return tuple(unit_id for ledger in self._ledgers for unit_id in ledger.release(worker))
 
     def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
         """Note which units are at work already, after a restart."""
         for worker, unit in held:
-            for ledger in (self._iteration.explore, self._iteration.full, self._iteration.audit):
+            for ledger in self._ledgers:
                 ledger.hold(worker, unit.id)
 
     def requeue(self, unit: WorkUnit, worker: str) -> None:
         """Have a unit done again whose answer was lost on its way here, or refused."""
-        for ledger in (self._iteration.explore, self._iteration.full, self._iteration.audit):
+        for ledger in self._ledgers:
             ledger.requeue(unit.id, worker)
 
     def fold(self, result: UnitResult) -> WorkUnit | None:
@@ -179,6 +182,10 @@ class Selector:
     def close(self) -> Closed:
         """End the iteration. Raises RunError if it is not complete."""
         return self._iteration.close()
+
+    @property
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        return self._iteration.explore, self._iteration.full, self._iteration.audit
 
     @property
     def _iteration(self) -> IterationBook:

@@ -231,11 +231,31 @@ def _publish(config: Config) -> Iterator[Problem]:
         )
 
 
+def _fleet(config: Config) -> Iterator[Problem]:
+    if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
+        yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
+
+
+_RULES = (
+    _names,
+    _ranges,
+    _rollout,
+    _family,
+    _sampler,
+    _objective,
+    _fidelity,
+    _rewards,
+    _evaluation,
+    _publish,
+    _fleet,
+)
+
+
 def check(config: Config, sources: Sources | None = None) -> None:
     """Refuse a configuration that cannot be run.
 
     `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
     """
-    for rules in (_names, _ranges, _rollout, _family, _sampler, _objective, _fidelity, _rewards, _evaluation, _publish):
+    for rules in _RULES:
         for problem in rules(config):
             raise UserError(problem.sentence(config, sources or Sources()))

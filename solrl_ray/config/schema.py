@@ -266,6 +266,9 @@ class Fleet(Part):
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: int = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
+    hedge: float = 3.0
+    """When no unit waits, an idle worker does a unit as well that is out for longer than so many medians of its stage;
+    the first result counts. 0: never."""
     strikes: Positive = 3
     """Answers that cannot be right (NaN, another revision, too few values) with which a worker is replaced."""
     strict: bool = False

@@ -151,6 +151,14 @@ class Ledger:
         """Who brought the accepted result; empty if it is not there."""
         return self._finishers.get(unit_id, "")
 
+    @property
+    def all_out(self) -> bool:
+        """Whether no unit waits for a worker."""
+        return not self._waiting
+
+    def __contains__(self, unit: WorkUnit) -> bool:
+        return self._units.get(unit.id) == unit
+
     def __len__(self) -> int:
         return len(self._units)
 

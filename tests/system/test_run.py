@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -51,27 +52,38 @@ def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
     assert attested["regenerator-0"]["tier"] == "float32"
 
 
-class NonsenseAtFirst(Explorer):
-    """The second explorer's first answers are nonsense: rewards that are NaN, and those of another unit."""
+class Troubled(Explorer):
+    """The second one's first answers are nonsense: rewards that are NaN, and an answer to another unit. In iteration 2
+    one of them hangs."""
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         result = super().explore(unit, prompt, embedding)
-        marks = [Path(self._config.run.root) / f"nonsense-{n}" for n in range(2)]
-        if self._name != "explorer-1" or marks[1].exists():
-            return result
-        if not marks[0].exists():
-            marks[0].touch()
+        if unit.iteration == 2 and self._first("hung"):
+            time.sleep(3600.0)
+        if self._name == "explorer-1" and self._first("nan"):
             return dataclasses.replace(result, rewards=(float("nan"),) * len(result.rewards))
-        marks[1].touch()
-        return dataclasses.replace(result, unit=dataclasses.replace(unit, indices=unit.indices[::-1]))
+        if self._name == "explorer-1" and self._first("other"):
+            return dataclasses.replace(result, unit=dataclasses.replace(unit, indices=unit.indices[::-1]))
+        return result
+
+    def _first(self, name: str) -> bool:
+        """Whether nobody was here before."""
+        try:
+            Path(self._config.run.root, name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
 
-def test_three_explorers_of_which_one_answers_nonsense_select_and_learn_the_same_bytes_as_one(
+def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
     calm: Config, tmp_path: Path
 ) -> None:
-    config = small_config(tmp_path, "three", "fleet.explorers.count=3", "fleet.regenerators.count=2")
-    commands.train(config, live=False, roles=Roles(explorer=NonsenseAtFirst))
-    assert (tmp_path / "nonsense-1").exists()
+    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.preview=1800")
+    config = small_config(tmp_path, "three", *sizes)
+    began = time.monotonic()
+    commands.train(config, live=False, roles=Roles(explorer=Troubled))
+    assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung"}
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 2
 

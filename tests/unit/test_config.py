@@ -278,6 +278,10 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             ["learner.optimizer.betas=[0.9, 1]"],
             "learner.optimizer.betas.1 is 1.0 (--set); it must be at least 0 and",
         ),
+        (
+            ["fleet.hedge=0.5"],
+            "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: how many medians a unit may be",
+        ),
         (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
         (
             ["evaluation.pictures=65"],
