@@ -5,8 +5,6 @@ The device's cache would have to hold float64 sums while the rank is run through
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -43,14 +41,14 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    base: Any,
-    a: Any,
-    b: Any,
-    factor: Any,
-    merged: Any,
-    rows: Any,
-    columns: Any,
-    rank: Any,
+    base,
+    a,
+    b,
+    factor,
+    merged,
+    rows,
+    columns,
+    rank,
     BFLOAT16: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,

@@ -15,7 +15,6 @@ uint32. One launch a tensor; a few numbers come back.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ def crc32c(tensor: torch.Tensor) -> int | None:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _fold(words: Any, advance: Any, lanes: Any, parts: Any, rows: Any, pad: Any, LANES: Any, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _fold(words, advance, lanes, parts, rows, pad, LANES, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     lane = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     state = tl.zeros((BLOCK,), dtype=tl.uint32)
     for row in range(rows):
