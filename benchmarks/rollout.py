@@ -10,7 +10,8 @@ reward (CLIPScore, ViT-L/14):
                decoded and scored again
 
 Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
-steps and solvers those of configs/models. With `--preview-decoder` the explorers' decoder is a small one of random
+steps and solvers those of configs/models. With `--all-blocks` the tier's scope is that of forward.py and not the
+published one; with `--preview-decoder` the explorers' decoder is a small one of random
 weights (AutoencoderTiny, TAESD's size). Aims on one H200: 1.6 times for FLUX.1-dev, 1.5 for SD3.5-L, 1.4 for SANA.
 
 Prints a table with where the time goes; writes rollout_MODEL.json into FOLDER (default benchmarks/results).
@@ -59,7 +60,8 @@ def settings(arguments: argparse.Namespace) -> Config:
     ]
     if arguments.preview_decoder:
         overrides.append(f"model.preview_decoder='{small_decoder(arguments)}'")
-    return load([CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]], overrides)
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    return load(files + [CONFIGS / "scopes/all_blocks.yaml"] * arguments.all_blocks, overrides)
 
 
 def small_decoder(arguments: argparse.Namespace) -> Path:
@@ -176,6 +178,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--preview", type=int, default=24, help="micro-batch of the previews; divides the pool")
     parser.add_argument("--preview-decoder", action="store_true")
+    parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
     parser.add_argument("--work", type=Path, default=Path("full_size"))
@@ -207,7 +210,7 @@ def main() -> None:
         "aim": AIMS[arguments.model],
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    suffix = "_small_decoder" if arguments.preview_decoder else ""
+    suffix = "_all_blocks" * arguments.all_blocks + "_small_decoder" * arguments.preview_decoder
     file = arguments.out / f"rollout_{arguments.model}{suffix}.json"
     file.write_text(json.dumps(result, indent=1) + "\n")
     for name, value in seconds.items():

@@ -56,6 +56,8 @@ class Published:
     lora_parameters: int
     quantized: int
     """Linears; of the published scope, but for what the YAML says."""
+    all_blocks: int
+    """Linears of the wide scope."""
     learner: tuple[int, float, bool]
     """Micro-batch, gradient clip, gradient checkpointing."""
     solver: str
@@ -76,6 +78,7 @@ PUBLISHED = {
         lora_parameters=37_355_520,
         # Double: 4 + 4 of attention, 2 + 2 of feed-forward. Single: 3 of attention, 2 of feed-forward.
         quantized=19 * 12 + 38 * 5,
+        all_blocks=19 * 12 + 38 * 5,
         learner=(12, 1.0, True),
         solver="dpm2",
         timesteps=4,
@@ -90,6 +93,8 @@ PUBLISHED = {
         lora_modules=303,
         lora_parameters=303 * 32 * 4864,
         quantized=76,
+        # Both streams' attention and feed-forward; the last block drops the text after its attention.
+        all_blocks=37 * 12 + 9,
         learner=(4, 0.002, False),
         solver="dpm2",
         timesteps=6,
@@ -103,6 +108,7 @@ PUBLISHED = {
         lora_modules=191,
         lora_parameters=191 * 32 * 3072,
         quantized=48,
+        all_blocks=23 * 12 + 9 + 13 * 4,
         learner=(9, 1.0, False),
         solver="dpm2",
         timesteps=9,
@@ -116,6 +122,7 @@ PUBLISHED = {
         lora_modules=160,
         lora_parameters=22_937_600,
         quantized=40,
+        all_blocks=20 * 10,
         learner=(16, 1.0, False),
         solver="euler",
         timesteps=6,
@@ -142,8 +149,9 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
     assert (facts.lora_modules, facts.lora_parameters) == (published.lora_modules, published.lora_parameters)
     skeleton = models.family(config.model).skeleton(config.model)
     linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
-    quantized = plan(linears, "nvfp4-emulated", config.model.quantization).tiers
-    assert len(quantized) == published.quantized
+    assert len(plan(linears, "nvfp4-emulated", config.model.quantization).tiers) == published.quantized
+    wide = load([*files(name), CONFIGS / "scopes/all_blocks.yaml"], [SET]).model.quantization
+    assert len(plan(linears, "fp8", wide).tiers) == published.all_blocks
 
     learner = config.learner
     assert (learner.micro_batch, learner.gradient_clip, learner.gradient_checkpointing) == published.learner
