@@ -35,7 +35,8 @@ from benchmarks import orchestration as sleeping
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
-from tests.chaos.noting import NotingExplorer, NotingLearner, Reader
+from tests.chaos.notes import Reader
+from tests.chaos.noting import NotingExplorer, NotingLearner
 from tests.small import digests, small_config
 
 RESULTS = Path(__file__).parent / "results" / "recovery.json"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.noting import Note
+from tests.chaos.notes import Note
 
 WHOLE = {
     "explorer": ("ready",),

@@ -34,7 +34,8 @@ from ray.cluster_utils import Cluster
 from actors import commands
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.run_folder import RunFolder
-from tests.chaos.noting import ROLES, Note, Reader, alive
+from tests.chaos.notes import Note, Reader, alive
+from tests.chaos.noting import ROLES
 from tests.chaos.recovered import Disturbance, summarized
 from tests.small import digests, folder, small_config, summary
 

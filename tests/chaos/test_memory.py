@@ -14,7 +14,8 @@ import pytest
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from actors import commands
-from tests.chaos.noting import ROLES, Reader
+from tests.chaos.notes import Reader
+from tests.chaos.noting import ROLES
 from tests.small import folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -33,7 +33,7 @@ from solrl_ray.records import (
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Outcome
-from tests.chaos.noting import alive
+from tests.chaos.notes import alive
 from tests.small import digests, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
