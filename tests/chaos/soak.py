@@ -52,7 +52,7 @@ SIZES = (
     "publish.snapshot_every=3",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 0, reference: ''}",
 )
-PEACE = 240.0
+PEACE = 600.0
 """Longest that the run may take from the last kill to its end, seconds."""
 IMPATIENCE = 5.0
 """How long somebody is waited for in the state in which they are to be killed, seconds."""
@@ -161,7 +161,9 @@ class Chaos:
         self.reader = Reader(root / "notes.jsonl")
         self.run = root / "run"
         self.done: list[Disturbance] = []
-        self.stopped: list[int] = []
+        self.stopped: list[Note] = []
+        self.gone: set[str] = set()
+        """Nodes that were removed."""
         self.missed = 0
 
     def rage(self, seconds: float, every: float) -> None:
@@ -176,8 +178,13 @@ class Chaos:
                 time.sleep(0.05)
             kind = self.random.choices(KINDS, weights=[kind.weight for kind in KINDS])[0]
             self.disturb(kind)
-        for pid in self.stopped:
-            assert not alive(pid), f"process {pid} was stopped, replaced and never killed"
+
+    def left_behind(self) -> int:
+        """Stopped processes that are there still although their node is; ends them all."""
+        left = [note for note in self.stopped if alive(note.pid)]
+        for note in left:
+            os.kill(note.pid, signal.SIGKILL)
+        return len([note for note in left if note.node not in self.gone])
 
     def wait_for_work(self) -> None:
         deadline = time.monotonic() + PEACE
@@ -207,10 +214,10 @@ class Chaos:
                 return
             self.note(kind, found)
             if kind.signal is signal.SIGSTOP:
-                self.stopped.append(found.pid)
+                self.stopped.append(found)
 
     def find(self, kind: Kind) -> Note | None:
-        deadline = time.monotonic() + IMPATIENCE
+        deadline, stopped = time.monotonic() + IMPATIENCE, {note.pid for note in self.stopped}
         while time.monotonic() < deadline:
             if kind.who == "controller":
                 found = self.controller()
@@ -218,12 +225,12 @@ class Chaos:
                 found = [
                     note
                     for note in self.reader.living()
-                    if note.who.startswith(kind.who) and note.doing in kind.doing and note.pid not in self.stopped
+                    if note.who.startswith(kind.who) and note.doing in kind.doing and note.pid not in stopped
                 ]
             if found:
                 return self.random.choice(sorted(found, key=lambda note: note.who))
             self.keep_going()
-            time.sleep(0.005)
+            time.sleep(0.02)
         return None
 
     def controller(self) -> list[Note]:
@@ -239,9 +246,10 @@ class Chaos:
         node = self.random.choice(self.cluster.worker_nodes_in_order())
         found = Note(time.monotonic(), "node", 0, node.node_id, "")
         victims = [note for note in self.reader.living() if note.node == node.node_id]
+        self.gone.add(node.node_id)
         self.cluster.remove_node(node, allow_graceful=False)
         self.done.append(Disturbance("node", found, tuple(note.slot for note in victims)))
-        self.cluster.join()
+        self.cluster.join(wait=False)
 
     def note(self, kind: Kind, found: Note) -> None:
         self.done.append(Disturbance(kind.name, Note(**{**_values(found), "at": time.monotonic()}), (found.slot,)))
@@ -280,8 +288,8 @@ class Machines(Cluster):  # type: ignore[misc]
         for _ in range(NODES):
             self.join()
 
-    def join(self) -> None:
-        self.add_node(**self._options)
+    def join(self, *, wait: bool = True) -> None:
+        self.add_node(wait=wait, **self._options)
 
     def worker_nodes_in_order(self) -> list[Any]:
         return sorted(self.worker_nodes, key=lambda node: node.node_id)
@@ -298,6 +306,7 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
         twin = Driver(root, cluster.address, began=chaos.driver.began)
         undisturbed = peace(twin, iterations, "twin", seconds=max(PEACE, seconds))
         chaos.reader.read()
+        left_behind = chaos.left_behind()
     finally:
         cluster.shutdown()
     run, calm = (small_config(root, name, *SIZES) for name in ("run", "twin"))
@@ -315,6 +324,7 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
         "drivers": chaos.driver.began,
         "ended_by_themselves": chaos.driver.ends,
         "unexpected_ends": unexpected,
+        "stopped_processes_left_behind": left_behind,
         "requeued_units": summary(run)["requeued_units"],
         "differing_results": sum(
             record.get("differing_results", 0) for record in RunFolder(folder(run)).read_metrics()
@@ -324,10 +334,10 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
 
 
 def first_difference(run: Path, twin: Path, iterations: int) -> int | None:
-    """The first iteration whose journal begins with another policy; None if all agree."""
+    """The first iteration whose journal begins with another plan, as with another policy; None if all agree."""
     for iteration in range(iterations):
         one, other = (RunFolder(path).journal(iteration).entries()[0]["plan"] for path in (run, twin))
-        if one["policy_digest"] != other["policy_digest"]:
+        if one != other:
             return iteration
     return None
 
