@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import torch
+import torch.utils.deterministic
 
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Fleet, Worker
@@ -18,10 +20,24 @@ def device_of(num_gpus: float) -> torch.device:
     return torch.device("cuda", 0) if num_gpus > 0 else torch.device("cpu")
 
 
-def prepare(worker: Worker) -> torch.device:
-    """Fix this process's threads, which are part of the score class, and return its device."""
+def prepare(worker: Worker, *, deterministic: bool) -> torch.device:
+    """Fix this process's threads and kernels, which are part of the score class, and return its device."""
     torch.set_num_threads(worker.threads)
-    return device_of(worker.num_gpus)
+    device = device_of(worker.num_gpus)
+    if deterministic and device.type == "cuda":
+        use_deterministic_kernels()
+    return device
+
+
+def use_deterministic_kernels() -> None:
+    """Have this process use kernels that give the same bits every time, and an error where there is none.
+
+    Compiled reductions are then not chosen by timing them either (`torch._inductor`). To be called before CUDA is used.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written
+    torch.backends.cudnn.benchmark = False
 
 
 def free_cache() -> int:

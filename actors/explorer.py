@@ -58,7 +58,7 @@ class Explorer:
         """
         config = self._config
         worker, pool = config.fleet.explorers, pool_sampling(config)
-        device = prepare(worker)
+        device = prepare(worker, deterministic=config.run.deterministic)
         tier = pool.tier
         model, report, kept = self._build(device)
         checks = attestation.attest(model.transformer, tier, report)

@@ -36,7 +36,7 @@ class LearnerRank:
     @without_collector()
     def start(self) -> str:
         """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
-        self._device = prepare(self._config.fleet.learners)
+        self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
         self._model = models.load(model, self._device, components={"transformer"})
         self._publisher = Publisher.for_model(self._model.transformer, self._config)

@@ -62,7 +62,7 @@ class Regenerator:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config
         worker, full, evaluation = config.fleet.regenerators, config.rollout.full, config.evaluation
-        self._device = prepare(worker)
+        self._device = prepare(worker, deterministic=config.run.deterministic)
         model = models.load(config.model, self._device, components={"transformer", "vae"})
         self._reward = self._load_reward()
         tier = "bf16" if config.model.dtype == "bfloat16" else "float32"

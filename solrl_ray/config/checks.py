@@ -236,6 +236,11 @@ def _fleet(config: Config) -> Iterator[Problem]:
         yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
 
 
+def _compile(config: Config) -> Iterator[Problem]:
+    if config.run.deterministic and config.compile.mode != "default":
+        yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
+
+
 _RULES = (
     _names,
     _ranges,
@@ -248,6 +253,7 @@ _RULES = (
     _evaluation,
     _publish,
     _fleet,
+    _compile,
 )
 
 

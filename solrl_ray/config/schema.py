@@ -28,6 +28,9 @@ class Run(Part):
     """The run seed: part of every random address."""
     iterations: Positive = 20
     """Iterations (policy updates) to train."""
+    deterministic: bool = False
+    """On GPUs: kernels that give the same bits every time, at some cost in speed; a CPU's always do. Part of the score
+    class."""
     init: str = ""
     """Where the first policy comes from: a run folder, a checkpoint folder of one, or a LoRA file; else the base."""
     init_digest: str = ""

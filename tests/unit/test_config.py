@@ -282,6 +282,10 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             ["fleet.hedge=0.5"],
             "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: how many medians a unit may be",
         ),
+        (
+            ["run.deterministic=true", "compile.mode=max-autotune-no-cudagraphs"],
+            'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
+        ),
         (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
         (
             ["evaluation.pictures=65"],

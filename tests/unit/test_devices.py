@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from actors.devices import takes_turns
-from solrl_ray.config.schema import Fleet
+from actors.devices import prepare, takes_turns
+from solrl_ray.config.schema import Fleet, Worker
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,9 @@ def test_learners_take_turns_with_workers_that_hold_a_share_of_a_gpu(
     shares = {"explorers": explorers, "regenerators": regenerators, "learners": learners}
     fleet = Fleet.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
     assert takes_turns(fleet) is expected
+
+
+def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:
+    threads = torch.get_num_threads()
+    assert prepare(Worker(threads=threads), deterministic=True) == torch.device("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
