@@ -127,8 +127,8 @@ def main() -> None:
         rows.append({"pass": name, "seconds": times, "same_bits": same})
         print(
             f"{name:<9} deterministic {1e3 * times['deterministic']:8.1f} ms, "
-            f"default {1e3 * times['default']:8.1f} ms = {times['deterministic'] / times['default']:.3f}; two processes gave the same bits: "
-            f"deterministic {same['deterministic']}, default {same['default']}"
+            f"default {1e3 * times['default']:8.1f} ms = {times['deterministic'] / times['default']:.3f}; "
+            f"two processes gave the same bits: deterministic {same['deterministic']}, default {same['default']}"
         )
     content = {
         "question": "cost and effect of run.deterministic",
