@@ -10,6 +10,8 @@ import torch
 
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 
+PRELOADED = ("solrl_ray.models.flux", "peft", "deepspeed")
+"""What every rank imports, imported once."""
 TIMEOUT = 120.0
 """Longest wait for a group of ranks, seconds."""
 
@@ -19,10 +21,11 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
 
     Raises `AssertionError` if a rank fails or is not done in time. Results travel in files.
     """
-    spawn = multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(list(PRELOADED))
     port = free_port()
     ranks = [
-        spawn.Process(target=_rank, args=(rank, world_size, port, function, arguments)) for rank in range(world_size)
+        forks.Process(target=_rank, args=(rank, world_size, port, function, arguments)) for rank in range(world_size)
     ]
     for process in ranks:
         process.start()

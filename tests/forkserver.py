@@ -1,0 +1,128 @@
+"""Ray's workers as forks of one process that has imported what they import: seconds less for each of them.
+
+Most tests of the system start a handful of workers, and two cores would be busy with nothing but importing the same
+libraries again. Ray is told to start its workers by `COMMAND` (``py_executable`` of a runtime environment), a bare
+interpreter that hands its arguments, environment, working folder and streams to the server and waits. The server
+forks; the fork goes on as the worker that would have been. It is a process of its own: it can be killed like any other.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+STREAMS = (0, 1, 2)
+READY = b"ready"
+PRELOADED = (
+    "solrl_ray.models.flux",
+    "solrl_ray.rewards.clipscore",
+    "solrl_ray.learning.learner",
+    "solrl_ray.report",
+    "peft",
+    "deepspeed",
+)
+"""What the workers of a run on the testbed import; nothing of Ray, which reads a worker's environment at its import."""
+
+
+@contextmanager
+def serving(place: Path) -> Iterator[str]:
+    """A server for as long as the ``with`` block lasts; yields the command for ``py_executable``.
+
+    Args:
+        place: a folder with a short path, for it holds a Unix socket.
+    """
+    path = place / "forks"
+    server = subprocess.Popen([sys.executable, "-m", "tests.forkserver", path], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    try:
+        assert any(line.strip() == READY for line in server.stdout), "the fork server did not start"
+        yield f"{sys.executable} -S -E {__file__} {path}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def serve(path: str) -> None:
+    """Import, then fork a worker for each client, for ever."""
+    import gc
+    import signal
+
+    gc.disable()
+    for module in PRELOADED:
+        importlib.import_module(module)
+    gc.freeze()  # nothing of this is written to, so the forks share it
+    gc.enable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    print(READY.decode(), flush=True)
+    while True:
+        client, _ = listener.accept()
+        message, streams = receive(client)
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            become(message, streams, client)
+        for stream in streams:
+            os.close(stream)
+        client.close()
+
+
+def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    size, ancillary, _, _ = client.recvmsg(8, socket.CMSG_LEN(len(STREAMS) * array.array("i").itemsize))
+    streams = array.array("i")
+    streams.frombytes(ancillary[0][2])
+    with client.makefile("rb") as content:
+        return json.loads(content.read(int.from_bytes(size))), list(streams)
+
+
+def become(message: dict[str, Any], streams: list[int], client: socket.socket) -> None:
+    """Go on as the program that the client was to run; the client sees its end, for nobody closes `client` before."""
+    import runpy
+    import traceback
+
+    for stream, number in zip(streams, STREAMS, strict=True):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(message["environment"])
+    os.chdir(message["folder"])
+    sys.argv = message["arguments"]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the server has open is not this process's to tear down
+
+
+def ask(path: str, arguments: list[str]) -> None:
+    """The client: have `arguments` run by a fork, and end when it has ended."""
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    message = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
+    content = json.dumps(message).encode()
+    rights = array.array("i", STREAMS)
+    server.sendmsg([len(content).to_bytes(8)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    server.sendall(content)
+    server.recv(1)  # nothing is sent: it closes
+
+
+if __name__ == "__main__":
+    if __spec__ is None:
+        ask(sys.argv[1], sys.argv[2:])
+    else:
+        serve(sys.argv[1])
