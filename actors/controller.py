@@ -20,6 +20,7 @@ from actors.devices import takes_turns
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
 from actors.learner_group import LearnerGroup
+from actors.lender import Lender
 from actors.roles import Cast, Roles
 from actors.rollout import RolledOut, Rollout
 from actors.selector_client import SelectorClient
@@ -40,6 +41,7 @@ from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.lending import Loan
 
 REVISIONS_KEPT = 2
 
@@ -50,6 +52,7 @@ class Controller:
         self._folder = RunFolder(folder)
         self._telemetry = Telemetry(config, self._folder)
         self._cast = Cast(config, folder, roles)
+        self._lender = Lender(config, self._telemetry.message)
         self._store = RevisionStore(folder / "revisions")
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
@@ -68,6 +71,14 @@ class Controller:
     def progress(self) -> Progress:
         """A snapshot; answers from another thread while `run` is at work."""
         return self._telemetry.progress()
+
+    def borrow(self, request: str) -> Loan | None:
+        """A regenerator for an evaluation from outside, now or at a later call; answers from another thread, too."""
+        return self._lender.ask(request)
+
+    def give_back(self, request: str) -> None:
+        """The evaluation has what it wanted, or gives up."""
+        self._lender.done(request)
 
     def run(self) -> None:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
@@ -95,7 +106,7 @@ class Controller:
             self._telemetry.message(f"warning: {warning}")
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
-        self._fleet = Fleet(self._config, self._cast, self._telemetry)
+        self._fleet = Fleet(self._config, self._cast, self._telemetry, self._lender)
         self._fleet.open()
         self._selector = SelectorClient(
             self._cast.selector,

@@ -7,6 +7,7 @@ No learner and no explorer is started, and a run that is live elsewhere is only 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,11 @@ from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config, Worker, WorkerPool
 from solrl_ray.evaluation import HOLDERS, evaluation_metrics, evaluation_units, policy_factors, reward_names
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.metrics import EvaluationMetrics, Progress
+from solrl_ray.metrics import Progress
 from solrl_ray.prompts import read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.report import LiveView
-from solrl_ray.report.comparison import Comparison, write_comparison
+from solrl_ray.report.comparison import PAGE_FILE, Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import Revision
@@ -78,7 +79,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
         evaluation = actor.remote(commands.located(config), state, request)
         stack.callback(ray.kill, evaluation)
         commands.follow(evaluation, view, config)
-    return request.out / "evaluation.html"
+    return request.out / PAGE_FILE
 
 
 def _images(evaluated: Evaluated) -> torch.Tensor:
@@ -102,34 +103,22 @@ class Evaluation:
 
     def run(self) -> None:
         self._telemetry.state("merging policies")
-        revisions = self._merged()
+        merger = self._cast.learner(0)
+        revisions = merged(merger, self._config, self._state, self._request.policies)
+        ray.kill(merger)  # the scorers take its place
         self._telemetry.state("starting workers")
         fleet = Fleet(self._config, self._cast, self._telemetry)
         for index in range(self._config.fleet.regenerators.count):
             fleet.regenerators.open(f"regenerator-{index}")
         embeddings = self._embedded()
-        results = {}
+        found: dict[str, dict[str, Evaluated]] = {}
         for policy, revision in revisions.items():
             self._telemetry.state(f"evaluating {policy}")
             publication = Publications(self._config.publish).publish(revision)
             fleet.publish(fleet.regenerators, publication, embeddings[self._prompts[0].id])
-            results[policy] = self._evaluate(fleet, policy, embeddings)
-        comparison = Comparison.of(self._config, results, self._prompts, updates=self._state.updates)
-        write_comparison(self._request.out, comparison)
+            found[policy] = self._evaluate(fleet, policy, embeddings)
+        write(self._config, self._request, self._state, found)
         self._telemetry.state("done")
-
-    def _merged(self) -> dict[str, Revision]:
-        """Every policy as a revision, by a process that is gone before the scorers take its place."""
-        deadlines = self._config.fleet.deadlines
-        merger = self._cast.learner(0)
-        waiting.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
-        revisions = {}
-        for policy in self._request.policies:
-            factors = policy_factors(self._state, policy)
-            ref = merger.merge.remote(self._state.updates, factors, HOLDERS[policy])
-            revisions[policy] = waiting.get(ref, what=f"merging {policy}", seconds=deadlines.publish)
-        ray.kill(merger)
-        return revisions
 
     def _embedded(self) -> dict[str, Any]:
         deadlines = self._config.fleet.deadlines
@@ -141,8 +130,7 @@ class Evaluation:
         self._encoder = encoder  # what it made lives as long as it does
         return refs
 
-    def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, EvaluationMetrics]:
-        """Reward name → its metrics; pictures are written on the way."""
+    def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, Evaluated]:
         shown = {prompt.id for prompt in self._prompts[: self._config.evaluation.pictures]}
         units = evaluation_units(self._config, self._prompts, updates=self._state.updates, policy=HOLDERS[policy])
         by_id = {prompt.id: prompt for prompt in self._prompts}
@@ -150,18 +138,38 @@ class Evaluation:
         def arguments(prompt: Prompt) -> tuple[Any, ...]:
             return prompt, embeddings[prompt.id], prompt.id in shown
 
-        found = collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
-        save_pictures(
-            self._request.out / policy,
-            {(key, n): image for key in shown for n, image in enumerate(_images(found[key]))},
-        )
-        return {
+        return collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
+
+
+def merged(merger: Any, config: Config, state: LearnerState, policies: Sequence[str]) -> dict[str, Revision]:
+    """Every policy as a revision, made by the actor `merger`."""
+    deadlines = config.fleet.deadlines
+    waiting.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
+    revisions = {}
+    for policy in policies:
+        ref = merger.merge.remote(state.updates, policy_factors(state, policy), HOLDERS[policy])
+        revisions[policy] = waiting.get(ref, what=f"merging {policy}", seconds=deadlines.publish)
+    return revisions
+
+
+def write(config: Config, request: Request, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]) -> Path:
+    """Write pictures, numbers and the page of what was found (policy → prompt id → scores); returns the page."""
+    prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+    shown = [prompt.id for prompt in prompts[: config.evaluation.pictures]]
+    names = reward_names(config.rewards)
+    results = {}
+    for policy, scored in found.items():
+        pictures = {(key, n): image for key in shown for n, image in enumerate(_images(scored[key]))}
+        save_pictures(request.out / policy, pictures)
+        results[policy] = {
             name: evaluation_metrics(
-                {prompt.id: found[prompt.id].columns[position] for prompt in self._prompts},
-                updates=self._state.updates,
+                {prompt.id: scored[prompt.id].columns[position] for prompt in prompts},
+                updates=state.updates,
                 policy=policy,
                 seconds=0.0,
                 captions={},
             )
-            for position, name in enumerate(reward_names(self._config.rewards))
+            for position, name in enumerate(names)
         }
+    write_comparison(request.out, Comparison.of(config, results, prompts, updates=state.updates))
+    return request.out / PAGE_FILE

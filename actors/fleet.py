@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 import ray
 
 from actors import waiting
-from actors.pool import Budget, Done, Event, Loaded, Lost, Nonsense, Pool, Refused, Started
+from actors.lender import Lender
+from actors.pool import Budget, Done, Event, Lent, Loaded, Lost, Nonsense, Pool, Refused, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage
@@ -26,10 +28,16 @@ Work = Done | Nonsense | Lost
 """What matters to whoever hands out units."""
 
 
+LENT_POLL = 0.1
+"""How often a loan is looked after while nothing else goes on, seconds."""
+
+
 class Fleet:
-    def __init__(self, config: Config, cast: Cast, telemetry: Telemetry) -> None:
+    def __init__(self, config: Config, cast: Cast, telemetry: Telemetry, lender: Lender | None = None) -> None:
+        """`lender`: of regenerators, if this fleet lends any."""
         self._config = config
         self._telemetry = telemetry
+        self._lender = lender
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
@@ -54,6 +62,8 @@ class Fleet:
         Args:
             probe: reference of the prompt embedding of the probe forward.
         """
+        if self._lender is not None and pool is self.regenerators:
+            self._lender.reopen()
         manifest = publication.revision.manifest
         self._receipts.expect(manifest)
         parcel = _Parcel(publication, EXPLORER if pool is self.explorers else REGENERATOR)
@@ -77,6 +87,10 @@ class Fleet:
         Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
         """
         happened: list[Work] = []
+        if self._lender is not None:
+            self._lender.close()
+            while self._lender.lent:
+                happened += self.events(seconds=1.0)
         self.explorers.rest()
         self.regenerators.rest()
         while self.explorers.resting or self.regenerators.resting:
@@ -105,7 +119,12 @@ class Fleet:
             RunError: receipts that disagree, workers of different score classes, all replacements used up, a worker's
                 own error, or nobody at work.
         """
+        if self._lender is not None:
+            self._lender.tick(self.regenerators)
         refs = self.explorers.refs() + self.regenerators.refs()
+        if not refs and self._lender is not None and self._lender.lent:
+            time.sleep(min(seconds, LENT_POLL))
+            return []
         if not refs:
             raise RunError("no worker has a call in flight, yet the work is not done")
         ready = set(waiting.first_ready(refs, seconds=seconds))
@@ -148,6 +167,8 @@ class Fleet:
             self._telemetry.proved(event.receipt, waited=event.waited)
             if pool is self.explorers:
                 self._counts["load_seconds"] = max(self._counts["load_seconds"], event.receipt.seconds)
+        elif isinstance(event, Lent) and self._lender is not None:
+            self._lender.given()
         elif isinstance(event, Refused):
             self._counts["resyncs"] += 1
             self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")

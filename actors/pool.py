@@ -20,6 +20,9 @@ from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
 from solrl_ray.scheduling.hedging import Out
 
+WANTED = 2.0
+"""How long after somebody asked for free slots there still counts as being work, seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -78,7 +81,14 @@ class Rested:
     """Bytes."""
 
 
-Event = Started | Loaded | Refused | Done | Nonsense | Lost | Rested
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A worker knows that it is lent."""
+
+    worker: str
+
+
+Event = Started | Loaded | Refused | Done | Nonsense | Lost | Rested | Lent
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
 
@@ -154,6 +164,7 @@ class Pool:
         self._members: dict[str, _Member] = {}
         self._publication: tuple[str, Load] | None = None
         self._chained = False
+        self._wanted = -WANTED
 
     def open(self, name: str) -> None:
         """Add a worker: it starts, attests, then loads the present revision."""
@@ -189,8 +200,36 @@ class Pool:
         """Whether somebody has not answered `rest` yet."""
         return any(call.kind == "rest" for member in self._members.values() for call in member.calls.values())
 
+    def lend(self, worker: str, loan: int) -> None:
+        """Give a worker that is ready away, after the units it holds; until `take_back` it gets none."""
+        member = self._members[worker]
+        member.state = advance(member.state, "lent")
+        seconds = self._deadlines.publish + self._unit_seconds * member.units
+        self._call(member, member.handle.lend.remote(loan), "lend", seconds)
+
+    def take_back(self, worker: str) -> None:
+        """End a worker's loan: after what it does for its borrower it loads the present revision."""
+        member = self._members[worker]
+        member.state = advance(member.state, "returned")
+        member.idle_since = time.monotonic()
+        self._load(member, full=False)
+
+    def names(self) -> list[str]:
+        return list(self._members)
+
+    def ready(self) -> list[str]:
+        """Names of workers that hold the present revision, least busy first."""
+        ready = [(member.units, name) for name, member in self._members.items() if member.state is State.READY]
+        return [name for _, name in sorted(ready)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work: units at work, or free slots were asked for a moment ago."""
+        return bool(self.held()) or time.monotonic() - self._wanted < WANTED
+
     def slots(self) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first."""
+        self._wanted = time.monotonic()
         free = [
             (taken, name)
             for name, member in self._members.items()
@@ -269,7 +308,8 @@ class Pool:
     def _load(self, member: _Member, *, full: bool) -> None:
         if self._publication is not None:
             name, load = self._publication
-            seconds = self._deadlines.publish + self._unit_seconds * member.units
+            # One unit more than are known here: a worker that was lent may be at its borrower's last one.
+            seconds = self._deadlines.publish + self._unit_seconds * (member.units + 1)
             self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
     def _settle(self, name: str, member: _Member, ref: Any) -> Event:
@@ -309,8 +349,7 @@ class Pool:
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
-        assert call.kind == "rest"
-        return Rested(name, value)
+        return Lent(name) if call.kind == "lend" else Rested(name, value)
 
     def _lose(self, name: str, member: _Member, reason: str) -> Lost:
         member.state = advance(member.state, "lost")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,12 +16,15 @@ from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import reference_pictures
+from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.columns import Columns
 from solrl_ray.rollout import Sampler
+from solrl_ray.scheduling.lending import LoanEnded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,7 @@ class Regenerator:
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
+        self._guest: Guest | None = None
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -61,9 +65,10 @@ class Regenerator:
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config
-        worker, full, evaluation = config.fleet.regenerators, config.rollout.full, config.evaluation
+        worker, full = config.fleet.regenerators, config.rollout.full
         self._device = prepare(worker, deterministic=config.run.deterministic)
         model = models.load(config.model, self._device, components={"transformer", "vae"})
+        self._model = model
         self._reward = self._load_reward()
         tier = "bf16" if config.model.dtype == "bfloat16" else "float32"
         report = quantize_(model.transformer, tier, config.model.quantization)
@@ -80,9 +85,7 @@ class Regenerator:
         self._weights = WeightHolder(self._name, "regenerator", config, model, self._score_class)
         record = needs_trajectory(config)
         self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch, record=record)
-        self._evaluate = Sampler(
-            config, model, self._reward, steps=evaluation.steps, micro_batch=evaluation.samples, sampler=Ode()
-        )
+        self._evaluate = evaluating(config, model, self._reward)
         return Attestation(
             worker=self._name,
             device=attestation.device_name(self._device),
@@ -100,7 +103,10 @@ class Regenerator:
         return free_cache()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        """Merge a revision into the weights, in place, and prove it."""
+        """Merge a revision into the weights, in place, and prove it. Ends a loan."""
+        if self._guest is not None:
+            self._guest = None
+            free_cache()
         return self._weights.load(payload, probe, full)
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
@@ -138,9 +144,14 @@ class Regenerator:
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""
+        return self._evaluated(self._evaluate, unit, prompt, embedding, pictures)
+
+    def _evaluated(
+        self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+    ) -> Evaluated:
         began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
-        sampled = self._evaluate(unit, prompt, embedding)
+        sampled = sampler(unit, prompt, embedding)
         return Evaluated(
             unit=unit,
             rewards=tuple(sampled.rewards.tolist()),
@@ -161,3 +172,51 @@ class Regenerator:
             seconds=time.perf_counter() - started,
             started=began,
         )
+
+    # Lent to an evaluation of somebody else's (`scheduling.lending`)
+
+    def lend(self, loan: int) -> None:
+        """From now on the borrower's calls are taken, until the next `load_revision`."""
+        self._guest = Guest(loan)
+
+    def hold(self, loan: int, config: Config, payload: Buffer, probe: PromptEmbedding) -> Receipt | Refusal:
+        """Load what is to be evaluated, and the rewards and settings of `config`.
+
+        Raises:
+            LoanEnded: the worker has been taken back.
+        """
+        guest = self._received(loan)
+        if guest.config != config:
+            guest.config = config
+            guest.columns = Columns(rewards.load(config.rewards, self._device))
+            guest.sampler = evaluating(config, self._model, guest.columns)
+        return self._weights.load(payload, probe, True)
+
+    def score(self, loan: int, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+        """As `evaluate` of a `Scorer`, for the borrower; raises as `hold`."""
+        guest = self._received(loan)
+        assert guest.sampler is not None
+        assert guest.columns is not None
+        evaluated = self._evaluated(guest.sampler, unit, prompt, embedding, pictures)
+        return replace(evaluated, columns=guest.columns.last)
+
+    def _received(self, loan: int) -> Guest:
+        if self._guest is None or self._guest.loan != loan:
+            raise LoanEnded(f"{self._name} has been taken back by its run")
+        return self._guest
+
+
+@dataclass(slots=True)
+class Guest:
+    """What a lent regenerator keeps for its borrower, beside the model."""
+
+    loan: int
+    config: Config | None = None
+    columns: Columns | None = None
+    sampler: Sampler | None = None
+
+
+def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Sampler:
+    """Samples as every evaluation does: by the ODE, a prompt's addresses in one micro-batch."""
+    evaluation = config.evaluation
+    return Sampler(config, model, reward, steps=evaluation.steps, micro_batch=evaluation.samples, sampler=Ode())

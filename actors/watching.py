@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +25,43 @@ def live_progress(run: Path | None, *, address: str) -> Progress | None:
         UserError: no run was named, and the cluster has several.
         RunError: no Ray answers at `address`, or it refuses this user's token.
     """
+    with joined(address):
+        controller = controller_of(run)
+        if controller is None:
+            return None
+        try:
+            progress: Progress = waiting.get(
+                controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS
+            )
+        except waiting.WorkerGone:  # it ended between being found and being asked
+            return None
+        return progress
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """Be a driver of the cluster at `address`, unless this process is one already.
+
+    Raises RunError if no Ray answers there, or if it refuses this user's token.
+    """
+    if ray.is_initialized():
+        yield
+        return
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise RunError(f"the Ray cluster at {address} could not be joined: {waiting.first_line(error)}") from error
     try:
-        controller = _controller(run)
-        if controller is None:
-            return None
-        progress: Progress = waiting.get(
-            controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS
-        )
-        return progress
-    except waiting.WorkerGone:  # it ended between being found and being asked
-        return None
+        yield
     finally:
         ray.shutdown()
 
 
-def _controller(run: Path | None) -> Any | None:
+def controller_of(run: Path | None) -> Any | None:
+    """The controller of the run in folder `run`, or of the only one on the cluster; None if it is not running there.
+
+    Raises UserError if no run was named, and the cluster has several.
+    """
     spaces = sorted(
         found["namespace"]
         for found in ray.util.list_named_actors(all_namespaces=True)

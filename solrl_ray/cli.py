@@ -102,7 +102,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     file = run / continuation.FILE
     loaded = load_with_sources([file], [*overrides, *arguments.set])
     _check_system()
-    from actors import evaluation
+    from solrl_ray.run_folder import RunFolder
+
+    cluster = None if arguments.alone else RunFolder(run).live_cluster()
+    access.settle(local=(_address(arguments) or cluster) is None)
+    from actors import evaluation, live_evaluation
     from solrl_ray import evaluation_request as asked
     from solrl_ray import preflight
 
@@ -113,7 +117,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     state = asked.state_of(run, arguments.updates)
     out = arguments.out or asked.free_folder(run, state.updates)
     request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
-    page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+    page = live_evaluation.page(config, state, request, address=cluster) if cluster else None
+    if page is None:
+        page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
     return 0
 
@@ -380,6 +386,7 @@ def _eval_parser(verbs: Any) -> None:
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, as for train")
     command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
+    command.add_argument("--alone", action="store_true", help="borrow nothing from the run, even if it is live")
     command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
     command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
     command.set_defaults(run_verb=evaluate)

@@ -42,6 +42,24 @@ def evaluation_config(loaded: Loaded, run_file: Path, rewards: list[Path], *, al
     return config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
 
 
+ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")
+"""What an evaluation on borrowed regenerators may set as it likes; all else they have from their run."""
+
+
+def obstacle(config: Config, run: Config) -> str:
+    """Why a live run's regenerators will not do for `config`, as a sentence; empty if they will.
+
+    Args:
+        run: the run's own configuration.
+    """
+    if run.evaluation.share == 0:
+        return "the run lends no regenerator (its evaluation.share is 0); evaluating alone"
+    key = first_difference(config, run, free=ASKED_FOR)
+    if key is not None:
+        return f"the live run's regenerators have another {key} than was asked for; evaluating alone"
+    return ""
+
+
 def policies_of(text: str) -> tuple[str, ...]:
     """The policies in a comma-separated list, each once, in the order of `HOLDERS`. Raises `UserError` for others."""
     asked = {name.strip() for name in text.split(",")}

@@ -46,6 +46,7 @@ FREE = (
     "learner.zero_stage",
     "run.iterations",
     "evaluation.every",
+    "evaluation.share",
     "checkpoints",
     "compile.cache",
     "run.root",

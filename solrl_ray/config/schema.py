@@ -305,6 +305,8 @@ class Evaluation(Part):
     steps: Positive = 10
     pictures: int = 8
     """Prompts of the before/after image grid."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Largest share of the regenerators' working time that a live run lends to ``solrl eval``; 0: none is lent."""
     reference: str = ""
     """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
 

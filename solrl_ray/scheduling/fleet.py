@@ -3,10 +3,12 @@
 ::
 
     STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
-        └───────────────────┴────────lost────┴──────► DEAD
+        │                   │                │
+        │                   │                └──lent──► LENT ──returned──► STALE
+        └───────────────────┴────────lost────┴────────────┴──────► DEAD
 
 A replacement is a new worker with a name of its own; it enters at STARTING and must fetch and prove its policy
-revision like everybody else before it gets work.
+revision like everybody else before it gets work. So does one that was lent to an evaluation (`scheduling.lending`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ class State(Enum):
     STARTING = "starting"
     STALE = "stale"
     READY = "ready"
+    LENT = "lent"
     DEAD = "dead"
 
 
@@ -27,6 +30,10 @@ _TRANSITIONS: dict[tuple[State, str], State] = {
     (State.READY, "outdated"): State.STALE,
     (State.STALE, "outdated"): State.STALE,
     (State.STARTING, "outdated"): State.STARTING,
+    (State.READY, "lent"): State.LENT,
+    (State.LENT, "outdated"): State.LENT,
+    (State.LENT, "returned"): State.STALE,
+    (State.LENT, "lost"): State.DEAD,
     (State.STARTING, "lost"): State.DEAD,
     (State.STALE, "lost"): State.DEAD,
     (State.READY, "lost"): State.DEAD,
@@ -34,7 +41,10 @@ _TRANSITIONS: dict[tuple[State, str], State] = {
 
 
 def advance(state: State, event: str) -> State:
-    """The state after `event` (``started``, ``proved``, ``outdated``, ``lost``). Raises ValueError if not allowed."""
+    """The state after `event`: ``started``, ``proved``, ``outdated``, ``lent``, ``returned`` or ``lost``.
+
+    Raises ValueError if it is not allowed.
+    """
     try:
         return _TRANSITIONS[state, event]
     except KeyError:

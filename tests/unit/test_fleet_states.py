@@ -24,6 +24,16 @@ def test_there_is_no_way_back_from_dead(event: str) -> None:
 def test_proving_cannot_be_skipped() -> None:
     with pytest.raises(ValueError, match="starting cannot become proved"):
         advance(State.STARTING, "proved")
+    with pytest.raises(ValueError, match="lent cannot become proved"):
+        advance(State.LENT, "proved")
+
+
+def test_a_lent_worker_stays_lent_through_new_revisions_and_must_prove_one_when_it_is_back() -> None:
+    state = advance(advance(State.READY, "lent"), "outdated")
+    assert state is State.LENT
+    assert advance(state, "returned") is State.STALE
+    with pytest.raises(ValueError, match="stale cannot become lent"):
+        advance(State.STALE, "lent")
 
 
 def test_replacements_keep_the_slot_and_count_generations() -> None:
