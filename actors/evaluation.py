@@ -104,7 +104,8 @@ class Evaluation:
     def run(self) -> None:
         self._telemetry.state("merging policies")
         merger = self._cast.learner(0)
-        revisions = merged(merger, self._config, self._state, self._request.policies)
+        seconds = self._config.fleet.deadlines.publish
+        revisions = merged(merger, self._config, self._state, self._request.policies, seconds=seconds)
         ray.kill(merger)  # the scorers take its place
         self._telemetry.state("starting workers")
         fleet = Fleet(self._config, self._cast, self._telemetry)
@@ -141,19 +142,22 @@ class Evaluation:
         return collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
 
 
-def merged(merger: Any, config: Config, state: LearnerState, policies: Sequence[str]) -> dict[str, Revision]:
-    """Every policy as a revision, made by the actor `merger`."""
+def merged(
+    merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
+) -> dict[str, Revision]:
+    """Every policy as a revision, made by the actor `merger`; `seconds` is the deadline of each."""
     deadlines = config.fleet.deadlines
     waiting.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
     revisions = {}
     for policy in policies:
         ref = merger.merge.remote(state.updates, policy_factors(state, policy), HOLDERS[policy])
-        revisions[policy] = waiting.get(ref, what=f"merging {policy}", seconds=deadlines.publish)
+        revisions[policy] = waiting.get(ref, what=f"merging {policy}", seconds=seconds)
     return revisions
 
 
 def write(config: Config, request: Request, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]) -> Path:
     """Write pictures, numbers and the page of what was found (policy → prompt id → scores); returns the page."""
+    request.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
     shown = [prompt.id for prompt in prompts[: config.evaluation.pictures]]
     names = reward_names(config.rewards)

@@ -12,6 +12,7 @@ revision before it gets work.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -136,12 +137,14 @@ class _Borrower:
             self._shown = time.monotonic()
 
     def _merged(self) -> dict[str, Revision]:
-        """Every policy as a revision: by the bits the same on the CPU, and off the run's GPUs."""
-        fleet = self._config.fleet.model_copy(update={"learners": Worker(threads=self._config.fleet.learners.threads)})
+        """Every policy as a revision: to the same bits on the CPU, and off the run's GPUs."""
+        threads = max(1, (os.cpu_count() or 1) // 2)  # no part of what is merged
+        fleet = self._config.fleet.model_copy(update={"learners": Worker(threads=threads)})
         config = self._config.model_copy(update={"fleet": fleet})
         merger = on_this_node(Merger, "merger", self._name).remote(config, 0)
         try:
-            return merged(merger, config, self._state, self._request.policies)
+            seconds = config.fleet.deadlines.update
+            return merged(merger, config, self._state, self._request.policies, seconds=seconds)
         finally:
             ray.kill(merger)
 
