@@ -122,7 +122,7 @@ class Fleet:
         if self._lender is not None:
             self._lender.tick(self.regenerators)
         refs = self.explorers.refs() + self.regenerators.refs()
-        if not refs and self._lender is not None and self._lender.lent:
+        if not refs and self._lender is not None and self._lender.active:
             time.sleep(min(seconds, LENT_POLL))
             return []
         if not refs:

@@ -67,6 +67,12 @@ class Lender:
         self._closed = False
 
     @property
+    def active(self) -> bool:
+        """Whether `tick` may have something to do."""
+        with self._lock:
+            return self._lending.active
+
+    @property
     def lent(self) -> bool:
         """Whether a worker is away, from being given until it is ready again."""
         with self._lock:

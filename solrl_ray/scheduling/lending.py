@@ -87,6 +87,11 @@ class Lending:
         """The request that a worker is away for, until it is ready again; empty: none is away."""
         return self._borrower
 
+    @property
+    def active(self) -> bool:
+        """Whether a worker is away or somebody waits for one."""
+        return bool(self._borrower or self._asked)
+
     def ask(self, request: str, now: float) -> Loan | None:
         """The loan of a request, if it may go on with it or has just been given it; None: ask again later.
 

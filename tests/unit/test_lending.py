@@ -83,6 +83,7 @@ def test_whoever_is_silent_or_done_has_ended_and_a_request_that_waits_is_forgott
     one.tick(102.0, members=BOTH, ready=BOTH, busy=False)
     one.done("a")
     assert one.tick(103.0, members=BOTH, ready=BOTH, busy=False) is None, "nobody is remembered"
+    assert not one.active
 
 
 def test_a_borrower_that_is_gone_before_the_worker_knows_is_not_waited_for() -> None:
