@@ -112,6 +112,7 @@ class _Borrower:
         self._receipts = ReceiptBook()
         self._held: _Held | None = None
         self._shown = time.monotonic()
+        self._waited = False
 
     def run(self) -> Found:
         self._encoder = self._actor("encoder")
@@ -160,7 +161,7 @@ class _Borrower:
         embedding = self._embedded(prompt)
         while True:
             try:
-                held = self._holding(policy, payload, embedding)
+                held = self._holding(policy, payload)
                 answer = held.handle.score.remote(held.loan, unit, prompt, embedding, pictured)
                 what = f"{unit.id} on {held.worker}, which is lent"
                 evaluated: Evaluated = waiting.get(answer, what=what, seconds=self._config.fleet.deadlines.full)
@@ -174,7 +175,7 @@ class _Borrower:
                     raise
                 self._tell(f"{unit.id} is done again ({error.reason})")
 
-    def _holding(self, policy: str, payload: Any, probe: Any) -> _Held:
+    def _holding(self, policy: str, payload: Any) -> _Held:
         """A worker that is lent now and has proved that it holds the policy."""
         loan = self._borrowed()
         held = self._held
@@ -183,6 +184,7 @@ class _Borrower:
             held = self._held = _Held(loan=loan.number, worker=loan.worker, policy="", handle=handle)
         if held.policy != policy:
             deadlines = self._config.fleet.deadlines
+            probe = self._embedded(next(iter(self._prompts.values())))
             answer = held.handle.hold.remote(held.loan, self._config, payload, probe)
             what, seconds = f"loading {policy} on {held.worker}, which is lent", deadlines.start + deadlines.publish
             receipt: Receipt = waiting.get(answer, what=what, seconds=seconds)
@@ -194,16 +196,16 @@ class _Borrower:
         """A loan that may be used for one unit more, as soon as the run's share allows it."""
         share, deadlines = self._config.evaluation.share, self._config.fleet.deadlines
         seconds = deadlines.start + deadlines.update + deadlines.full / share
-        deadline, told = time.monotonic() + seconds, False
+        deadline = time.monotonic() + seconds
         while True:
             loan = self._ask("borrow", self._name)
             if loan is not None:
                 return loan
             if time.monotonic() > deadline:
                 raise RunError(f"{self._request.run.name} lent no regenerator within {seconds:g} s")
-            if not told and self._held is None:
+            if not self._waited:
                 self._tell(f"waiting for a regenerator; the run lends {share:.0%} of their working time")
-                told = True
+                self._waited = True
             self._held = None
             time.sleep(POLL)
 
