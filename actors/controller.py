@@ -6,44 +6,67 @@
                         ▲                                                                        │
                         └───────────────────────── publish revision + 1 ◄────────────────────────┘
                   ─► evaluate EMA ─► LoRA file, summary, report
+
+What the learner group does, checkpoints and the making of revisions happen aside (`actors.aside`), while this thread
+looks after the fleet; with `rollout.max_lead` 1 that explores the next iteration meanwhile.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from actors import waiting
+from actors.aside import Aside
 from actors.devices import takes_turns
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
+from actors.iteration import RolledOut
 from actors.learner_group import LearnerGroup
 from actors.lender import Lender
+from actors.pool import Pool
 from actors.roles import Cast, Roles
-from actors.rollout import RolledOut, Rollout
+from actors.rollout import Rollout
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray import models, report
-from solrl_ray.checkpoints import Uploader, newest_state
+from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import Progress
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.resuming import ResumePoint, resume_point
-from solrl_ray.revisions.publication import Publications
+from solrl_ray.revisions.publication import Publication, Publications
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.lending import Loan
 
 REVISIONS_KEPT = 2
+POLL = 0.05
+"""How long a wait for the fleet may keep this thread from what has happened aside, and the other way round; seconds."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A revision of the sampling policy that is ready to be sent."""
+
+    publication: Publication
+    digest: str
+    """`lora_digest` of its factors."""
 
 
 class Controller:
@@ -60,6 +83,8 @@ class Controller:
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         self._embeddings: dict[str, Any] = {}
+        self._aside: Aside[Any] | None = None
+        self._lead = config.rollout.max_lead
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
@@ -84,7 +109,10 @@ class Controller:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
         self._folder.lock(seconds=30.0)
-        point = resume_point(self._folder, iterations=self._config.run.iterations, init=self._config.run.init)
+        config = self._config
+        point = resume_point(
+            self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_lead
+        )
         self._telemetry.resume(point.iterations, point.evaluations)
         for note in point.notes:
             self._telemetry.message(note)
@@ -121,53 +149,81 @@ class Controller:
             last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
             budget=self._fleet.budget,
             tell=self._telemetry.message,
-            supply=lambda: self._rollout.supply(),
+            supply=self._supply,
         )
-        self._rollout = Rollout(self._config, self._fleet, self._selector, self._telemetry)
-        self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry)
+        self._rollout = Rollout(self._fleet, self._selector, self._telemetry)
+        self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
         waiting.get(encoding, what="the start of the encoder", seconds=self._config.fleet.deadlines.start)
         self._probe = self._embed(self._heldout[:1])[self._heldout[0].id]
-        self._learners.start(point.state)
+        behind = lag(point.updates, self._lead)
+        if behind:  # what the open iteration is explored with was made from the checkpoint before
+            self._learners.start(state_before(self._folder.checkpoints(), point.updates))
+            self._exploring = self._newest = self._make(point.updates - behind)
+            assert point.state is not None
+            self._learners.load(point.state)
+        else:
+            self._learners.start(point.state)
         self._publish(point.updates)
+        if behind:
+            self._send(self._fleet.explorers, self._exploring)
 
     def _iterate(self, iteration: int) -> None:
         config = self._config
         self._telemetry.begin_iteration(iteration)
-        self._telemetry.state("sampling" if is_one_stage(config) else "exploring", stage="rollout")
+        ahead = self._rollout.is_open(iteration)
+        words = "sampling" if is_one_stage(config) else "regenerating" if ahead else "exploring"
+        self._telemetry.state(words, stage="rollout")
+        if not ahead:
+            self._explore(iteration)
+        rolled = self._rollout.run(
+            iteration, policy_digest=self._newest.digest, explored=lambda: self._explore_ahead(iteration)
+        )
+        self._telemetry.state("learning", stage="learn")
+        learning = time.monotonic()
+        if takes_turns(config.fleet):
+            for event in self._fleet.rest():  # who rests has no unit, but others may be at work
+                self._rollout.take(event)
+        update = self._meanwhile(lambda: self._learners.update(iteration, rolled.groups, rolled.embeddings))
+        self._commit(iteration, rolled, update, learning)
+
+    def _explore(self, iteration: int) -> None:
+        """Open an iteration: from now on the explorers, who were sent the revision for it, are given its units."""
+        config = self._config
         prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
-        embeddings = self._embed(prompts)
         plan = IterationPlan(
             iteration=iteration,
             revision=iteration,
+            lead=lag(iteration, self._lead),
             prompt_ids=tuple(prompt.id for prompt in prompts),
             pool=config.rollout.pool,
             keep=config.rollout.keep,
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
-            policy_digest=self._policy_digest,
+            policy_digest=self._exploring.digest,
             score_class=self._fleet.score_class(),
             audit=audit_plan(config),
         )
-        rolled = self._rollout.run(plan, prompts, embeddings)
-        self._telemetry.state("learning", stage="learn")
-        learning = time.monotonic()
-        if takes_turns(config.fleet):
-            self._fleet.rest()  # all units are in, so nothing that happens here is anybody's work
-        update = self._learners.update(iteration, rolled.groups, [embeddings[p.id] for p in prompts])
-        self._commit(iteration, rolled, update, learning)
+        self._rollout.open(plan, prompts, self._embed(prompts))
+
+    def _explore_ahead(self, iteration: int) -> None:
+        """All candidates of `iteration` are in: let the explorers go on with the next one, if they may."""
+        following, iterations = iteration + 1, self._config.run.iterations
+        if may_explore(following, present=iteration, explored=True, max_lead=self._lead, iterations=iterations):
+            if self._exploring is not self._newest:
+                self._send(self._fleet.explorers, self._newest)
+            self._explore(following)
 
     def _commit(self, iteration: int, rolled: RolledOut, update: UpdateMetrics, learning: float) -> None:
         """Metrics first, then the checkpoint, which makes the iteration count; then the next revision.
 
-        So an iteration's record begins where the one before ended, with checkpoint and publication of the revision
-        that it explores with.
+        So an iteration's record begins where the one before ended, with checkpoint and publication of its revision.
         """
         self._telemetry.state("writing the checkpoint", stage="checkpoint")
         seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
-        explored = rolled.clocks["explore"].first
-        if explored is not None:  # None if a resumed run had all candidates already
-            seconds["publish"] = explored - max(self._published, self._began)
-        state = self._learners.state()
+        first = rolled.clocks["regenerate" if self._lead else "explore"].first
+        if first is not None:  # None if a resumed run had everything already
+            seconds["publish"] = first - max(self._published, self._began)
+        state = self._meanwhile(self._learners.state)
         seconds["total"] = time.monotonic() - self._began
         metrics = iteration_metrics(
             self._config,
@@ -178,28 +234,45 @@ class Controller:
             seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
             busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
             factors=state.default,
-            publication=self._fleet.publication_counts,
+            publication=rolled.publication,
         )
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
-        state.save(self._folder.checkpoint(iteration + 1))
-        self._learners.saved()
-        self._folder.prune(self._config.checkpoints)
-        if self._uploader is not None:
-            self._uploader.submit(self._folder.checkpoint(iteration + 1))
+        self._meanwhile(lambda: self._save(state, iteration + 1))
+        self._rollout.drop(iteration)
         self._checkpoint_seconds = time.monotonic() - self._began
         self._publish(iteration + 1)
 
+    def _save(self, state: LearnerState, updates: int) -> None:
+        state.save(self._folder.checkpoint(updates))
+        self._learners.saved()
+        self._folder.prune(self._config.checkpoints)
+        if self._uploader is not None:
+            self._uploader.submit(self._folder.checkpoint(updates))
+
     def _publish(self, updates: int) -> None:
-        """Make revision `updates` of the sampling policy, store it, and have both pools load it."""
+        """Make revision `updates` of the sampling policy and have the fleet load it: regenerators at once, explorers
+        as soon as they may, which without lead is at once, too."""
         self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
-        self._newest = self._publications.publish(self._learners.revision("old"))
-        self._policy_digest = lora_digest(self._newest.revision.factors)
-        self._store.save(self._newest)
+        self._newest = self._meanwhile(lambda: self._make(updates))
+        if lag(updates, self._lead) == 0:
+            self._send(self._fleet.explorers, self._newest)
+        self._send(self._fleet.regenerators, self._newest)
+
+    def _make(self, updates: int) -> _Made:
+        revision = self._learners.revision("old")
+        if revision.manifest.revision != updates:
+            raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
+        publication = self._publications.publish(revision)
+        self._store.save(publication)
         self._store.prune(keep=REVISIONS_KEPT)
-        self._fleet.publish(self._fleet.explorers, self._newest, self._probe)
-        self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
+        return _Made(publication, lora_digest(revision.factors))
+
+    def _send(self, pool: Pool, made: _Made) -> None:
+        if pool is self._fleet.explorers:
+            self._exploring = made
+        self._fleet.publish(pool, made.publication, self._probe)
 
     # Evaluation
 
@@ -216,7 +289,7 @@ class Controller:
             self._fleet.publish(self._fleet.regenerators, base, self._probe)
             self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout), holder="base")
         self._evaluate_ema(0)
-        self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
+        self._send(self._fleet.regenerators, self._newest)
 
     def _evaluate_on_the_way(self, updates: int) -> None:
         every = self._config.evaluation.every
@@ -224,11 +297,11 @@ class Controller:
         if due and not self._evaluated("ema", updates):
             self._evaluate_ema(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
-            self._fleet.publish(self._fleet.regenerators, self._newest, self._probe)
+            self._send(self._fleet.regenerators, self._newest)
 
     def _evaluate_ema(self, updates: int) -> None:
         if not self._evaluated("ema", updates):
-            average = self._publications.publish(self._learners.revision("ema"))
+            average = self._meanwhile(lambda: self._publications.publish(self._learners.revision("ema")))
             self._fleet.publish(self._fleet.regenerators, average, self._probe)
             self._evaluator.run("ema", updates, self._heldout, self._embed(self._heldout))
 
@@ -253,6 +326,21 @@ class Controller:
         report.build(self._folder.path)
         self._telemetry.state("done")
         self._telemetry.close()
+
+    def _meanwhile(self, work: Callable[[], T]) -> T:
+        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once."""
+        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update)
+        at_work = False
+        while not aside.finished(seconds=0.0 if at_work else POLL):
+            at_work = self._rollout.go_on(seconds=POLL)
+        self._aside = None
+        return aside.result()
+
+    def _supply(self) -> list[Any]:
+        """The groups that are learned from once more, for a learner group that is aside."""
+        assert self._aside is not None
+        groups: list[Any] = self._aside.ask(self._rollout.supply, what="bringing stored groups once more")
+        return groups
 
     def _embed(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""

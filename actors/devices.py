@@ -50,10 +50,14 @@ def free_cache() -> int:
     return before - torch.cuda.memory_reserved()
 
 
+def shares(worker: Worker) -> bool:
+    """Whether a worker has part of a GPU, the rest of which is others'."""
+    return 0 < worker.num_gpus < 1
+
+
 def takes_turns(fleet: Fleet) -> bool:
     """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
-    others = (fleet.explorers.num_gpus, fleet.regenerators.num_gpus)
-    return 0 < fleet.learners.num_gpus < 1 and any(0 < share < 1 for share in others)
+    return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
 
 
 def settle_tier(config: Config) -> tuple[str, str]:

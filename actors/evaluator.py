@@ -11,6 +11,7 @@ import torch
 from actors.fleet import Fleet, Work
 from actors.pool import Lost, Nonsense
 from actors.regenerator import Evaluated
+from actors.rollout import Rollout
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import evaluation_metrics, evaluation_units
@@ -27,11 +28,13 @@ def collect(
     units: Sequence[WorkUnit],
     method: str,
     arguments: Callable[[WorkUnit], tuple[Any, ...]],
+    rollout: Rollout | None = None,
 ) -> dict[str, Evaluated]:
     """Have the regenerators do every unit, whoever is lost on the way; prompt id → answer.
 
     Args:
         method: the regenerator's; it is called with the unit and its `arguments`.
+        rollout: what explorers go on with meanwhile.
     """
     ledger, pool = Ledger(units), fleet.regenerators
     found: dict[str, Evaluated] = {}
@@ -41,8 +44,12 @@ def collect(
             leases += [(worker, unit) for worker, unit in fleet.hedges(pool) if ledger.hedge(worker, unit.id)]
         for worker, unit in leases:
             pool.give(worker, unit, method, unit, *arguments(unit))
+        if rollout is not None:
+            rollout.hand_out()
         for event in fleet.events(seconds=1.0):
             _take(event, fleet, ledger, found)
+            if rollout is not None:
+                rollout.take(event)
         telemetry.stage("evaluate", ledger.done, len(ledger))
     return found
 
@@ -51,7 +58,7 @@ def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]
     if isinstance(event, Lost):
         ledger.release(event.worker)
     elif event.unit not in ledger:
-        pass  # of a rollout: it was done twice, and came too late
+        pass  # the rollout's
     elif isinstance(event, Nonsense):
         ledger.requeue(event.unit.id, event.worker)
         if fleet.refuse(event.worker, event.unit, event.reason) is not None:
@@ -61,11 +68,12 @@ def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]
 
 
 class Evaluator:
-    def __init__(self, config: Config, fleet: Fleet, folder: RunFolder, telemetry: Telemetry) -> None:
+    def __init__(self, config: Config, fleet: Fleet, folder: RunFolder, telemetry: Telemetry, rollout: Rollout) -> None:
         self._config = config
         self._fleet = fleet
         self._folder = folder
         self._telemetry = telemetry
+        self._rollout = rollout
 
     def run(
         self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], *, holder: str = ""
@@ -91,7 +99,7 @@ class Evaluator:
             return prompt, *embedding, prompt in pictured
 
         method = "score_reference" if policy == "real" else "evaluate"
-        found = collect(self._fleet, self._telemetry, units, method, arguments)
+        found = collect(self._fleet, self._telemetry, units, method, arguments, self._rollout)
         images = {key: evaluated.images for key, evaluated in found.items() if evaluated.images is not None}
         metrics = evaluation_metrics(
             {prompt.id: found[prompt.id].rewards for prompt in prompts},

@@ -10,12 +10,13 @@ import numpy as np
 import ray
 
 from actors import waiting
+from actors.devices import shares
 from actors.lender import Lender
 from actors.pool import Budget, Done, Event, Lent, Loaded, Lost, Nonsense, Pool, Refused, Started
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
@@ -82,7 +83,7 @@ class Fleet:
         )
 
     def rest(self) -> list[Work]:
-        """Before the learner's turn on a shared GPU: wait until both pools have given back what they keep there.
+        """Before the learner's turn on a shared GPU: wait until those who share have given back what they keep there.
 
         Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
         """
@@ -91,8 +92,9 @@ class Fleet:
             self._lender.close()
             while self._lender.lent:
                 happened += self.events(seconds=1.0)
-        self.explorers.rest()
-        self.regenerators.rest()
+        for pool, worker in self._pools():
+            if shares(worker):
+                pool.rest()
         while self.explorers.resting or self.regenerators.resting:
             happened += self.events(seconds=1.0)
         return happened
@@ -107,6 +109,12 @@ class Fleet:
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
         return dict(self._counts)
+
+    @property
+    def at_work(self) -> bool:
+        """Whether anybody has a call in flight, or may be lent, so that something will happen."""
+        lending = self._lender is not None and self._lender.active
+        return lending or bool(self.explorers.refs() or self.regenerators.refs())
 
     def held(self) -> list[tuple[str, WorkUnit]]:
         """Worker and unit of everything at work in both pools."""
@@ -189,6 +197,10 @@ class Fleet:
                 f"on {attested.device} (score class {attested.score_class}), the other {first.tier} on "
                 f"{first.device} (score class {first.score_class}); workers of one pool must be alike"
             )
+
+    def _pools(self) -> tuple[tuple[Pool, Worker], ...]:
+        fleet = self._config.fleet
+        return (self.explorers, fleet.explorers), (self.regenerators, fleet.regenerators)
 
     def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
         return Pool(

@@ -77,6 +77,10 @@ class LearnerGroup:
         if state is not None:
             self._ask("load", ray.put(state), seconds=seconds)
 
+    def load(self, state: LearnerState) -> None:
+        """Go to another state."""
+        self._all("load", ray.put(state), seconds=self._config.fleet.deadlines.start)
+
     def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
         """One update; returns rank 0's metrics.
 

@@ -6,6 +6,7 @@ Pure bookkeeping over actor handles; who gets which unit is the ledger's busines
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -130,14 +131,17 @@ class Budget:
 
     def __init__(self, replacements: int) -> None:
         self.left = self.total = replacements
+        self._lock = threading.Lock()  # the learner group's are spent in another thread
 
     def spend(self, worker: str, reason: str) -> None:
         """Use one up. Raises RunError if none is left."""
-        if self.left == 0:
-            raise RunError(
-                f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are used"
-            )
-        self.left -= 1
+        with self._lock:
+            if self.left == 0:
+                raise RunError(
+                    f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are "
+                    "used"
+                )
+            self.left -= 1
 
 
 class Pool:

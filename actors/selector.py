@@ -1,4 +1,4 @@
-"""The selector: ledger, selection and journal of the present iteration. One truth, one failure domain.
+"""The selector: ledgers, selection and journals of the open iterations. One truth, one failure domain.
 
 What it acknowledges is in the journal, on the disk. Bringing the same result twice changes nothing.
 """
@@ -6,11 +6,12 @@ What it acknowledges is in the journal, on the disk. Bringing the same result tw
 from __future__ import annotations
 
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from solrl_ray.errors import NonsenseError, RunError
+from solrl_ray.journal import Journal
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
@@ -32,13 +33,24 @@ class Opened:
     """What a user should know: that the journal was set aside, and why."""
 
 
+@dataclass(slots=True)
+class _Open:
+    """An iteration under way."""
+
+    book: IterationBook
+    journal: Journal
+    opening: Opened
+    later: list[dict[str, Any]]
+    """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
+
+
 class Selector:
     def __init__(self, folder: Path, strict: bool = False) -> None:
         """`strict`: a result that comes again with other bytes ends the run."""
         self._folder = RunFolder(folder)
         self._strict = strict
-        self._book: IterationBook | None = None
-        self._journal = self._folder.journal(0)
+        self._open: dict[int, _Open] = {}
+        """By iteration. Two where exploring runs ahead of learning."""
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -48,41 +60,60 @@ class Selector:
         """Begin an iteration, or go on with it where its journal ends.
 
         A journal that was made with another policy under the same revision number, or by workers of other score
-        classes, is set aside, and the iteration is done anew.
+        classes, is set aside, and the iteration is done anew. Of an iteration that is explored ahead, `revise` brings
+        back what was regenerated.
 
         Raises:
             RunError: the journal was begun with another plan.
         """
-        self._journal.close()
-        self._journal = self._folder.journal(plan.iteration)
-        self._book = IterationBook(plan)
-        entries = self._journal.entries()
+        self.drop(plan.iteration)
+        journal = self._folder.journal(plan.iteration)
+        book = IterationBook(plan)
+        entries = journal.entries()
         header = {"kind": "open", "plan": _plan_entry(plan)}
         message = ""
         if entries and entries[0] != header:
             if not _same_work(entries[0], header):
-                raise RunError(f"{self._journal.path} was begun with another plan: {entries[0]}, now {header}")
-            stale = self._journal.set_aside()
+                raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
+            stale = journal.set_aside()
             message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {_maker(entries[0], header)}"
             entries = []
         if not entries:
-            self._journal.append(header)
-        groups = [group for entry in entries[1:] if (group := self._replay(entry)) is not None]
-        self._book.restart()
-        return Opened(
-            groups=tuple(groups),
-            candidates=self._book.counts().candidates,
-            audits=self._book.audits_done,
-            message=message,
-        )
+            journal.append(header)
+        now, later = (entries[1:], []) if not plan.lead else _split(entries[1:])
+        groups = self._replay_all(book, now)
+        book.restart()
+        opened = Opened(groups=groups, candidates=book.counts().candidates, audits=book.audits_done, message=message)
+        self._open[plan.iteration] = _Open(book, journal, opened, later)
+        return opened
 
-    def lease(self, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
+    def revise(self, iteration: int, policy_digest: str) -> Opened:
+        """Say which policy an iteration that was explored ahead is regenerated with, now that it is there.
+
+        Args:
+            policy_digest: its LoRA digest. What the journal holds of another one is left out.
+        """
+        opened = self._of(iteration)
+        entry = {"kind": "revision", "policy_digest": policy_digest}
+        if opened.later[:1] != [entry]:
+            opened.journal.append(entry)
+            opened.later = [entry]
+        groups = self._replay_all(opened.book, opened.later[1:])
+        return replace(opened.opening, groups=groups, audits=opened.book.audits_done)
+
+    def drop(self, iteration: int) -> None:
+        """Forget an iteration: a checkpoint holds what was learned from it."""
+        dropped = self._open.pop(iteration, None)
+        if dropped is not None:
+            dropped.journal.close()
+
+    def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
         """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
 
         Args:
             stage: ``explore``, units of the pools, or ``regenerate``, full units and, when none waits, audit units.
         """
-        book = self._iteration
+        book = self._of(iteration).book
         if stage == "explore":
             leased = [(worker, book.explore.lease(worker)) for worker in slots]
         else:
@@ -116,37 +147,42 @@ class Selector:
             RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
                 again and were not to be had.
         """
-        book = self._iteration
+        opened = self._of(result.unit.iteration)
+        book = opened.book
         try:
             outcome, selection = book.fold(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
-        self._judge(outcome, lost=book.explore.wants_again(result.unit.id))
+        self._judge(book, outcome, lost=book.explore.wants_again(result.unit.id))
         if outcome is Outcome.ACCEPTED:
-            self._journal.append(_unit_entry(result), *([_selection_entry(selection)] if selection else []))
+            opened.journal.append(_unit_entry(result), *([_selection_entry(selection)] if selection else []))
         return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else book.ready(result.unit.prompt_id)
 
     def fold_audit(self, result: UnitResult) -> Outcome:
         """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `fold` does."""
+        opened = self._of(result.unit.iteration)
         try:
-            outcome = self._iteration.fold_audit(result)
+            outcome = opened.book.fold_audit(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
-        self._judge(outcome)
+        self._judge(opened.book, outcome)
         if outcome is Outcome.ACCEPTED:
-            self._journal.append(_unit_entry(result))
+            opened.journal.append(_unit_entry(result))
         return outcome
 
     def store(self, group: SampleGroup) -> Outcome:
         """Take a group: write it to the run folder, then acknowledge it. Raises as `fold` does."""
+        if group.iteration not in self._open:
+            raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
+        opened = self._of(group.iteration)
         try:
-            outcome = self._iteration.fold_full(group)
+            outcome = opened.book.fold_full(group)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-        self._judge(outcome)
+        self._judge(opened.book, outcome)
         if outcome is Outcome.ACCEPTED:
             self._folder.save_group(group)
-            self._journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
+            opened.journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
@@ -161,39 +197,40 @@ class Selector:
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
-    def stored(self, prompt_id: str) -> tuple[bool, SampleGroup]:
+    def stored(self, iteration: int, prompt_id: str) -> tuple[bool, SampleGroup]:
         """An acknowledged group, read from the run folder; True, and the group.
 
         Raises RunError if the folder does not hold its bytes any more.
         """
-        book = self._iteration
+        book = self._of(iteration).book
         try:
-            group = self._folder.load_group(book.plan.iteration, prompt_id)
+            group = self._folder.load_group(iteration, prompt_id)
         except Unreadable as error:
             raise RunError(f"{error}; resume the run") from None
         if book.fold_full(group) is not Outcome.DUPLICATE:
             raise RunError(f"the stored group of prompt {prompt_id} is not what was acknowledged; resume the run")
         return True, group
 
-    def lose(self, prompt_id: str) -> None:
-        """Have the kept samples of a selected prompt made again, because they are gone."""
-        self._iteration.lose(prompt_id)
+    def lose(self, unit: WorkUnit) -> None:
+        """Have the kept samples of a full unit made again, because they are gone."""
+        self._of(unit.iteration).book.lose(unit.prompt_id)
 
-    def close(self) -> Closed:
-        """End the iteration. Raises RunError if it is not complete."""
-        return self._iteration.close()
+    def close(self, iteration: int) -> Closed:
+        """What an iteration came to. Raises RunError if it is not complete."""
+        return self._of(iteration).book.close()
 
     @property
     def _ledgers(self) -> tuple[Ledger, ...]:
-        return self._iteration.explore, self._iteration.full, self._iteration.audit
+        """Of all open iterations: a unit's id names its own."""
+        books = [opened.book for opened in self._open.values()]
+        return tuple(ledger for book in books for ledger in (book.explore, book.full, book.audit))
 
-    @property
-    def _iteration(self) -> IterationBook:
-        if self._book is None:
-            raise RunError("the selector was used before an iteration was opened")
-        return self._book
+    def _of(self, iteration: int) -> _Open:
+        if iteration not in self._open:
+            raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
+        return self._open[iteration]
 
-    def _judge(self, outcome: Outcome, *, lost: bool = False) -> None:
+    def _judge(self, book: IterationBook, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that the run cannot or may not go on with.
 
         Args:
@@ -201,11 +238,14 @@ class Selector:
         """
         if outcome is Outcome.VIOLATION and (self._strict or lost):
             why = "whose samples are lost" if lost else "and fleet.strict is true"
-            raise RunError(f"{self._iteration.violation}, {why}")
+            raise RunError(f"{book.violation}, {why}")
 
-    def _replay(self, entry: dict[str, Any]) -> SampleGroup | None:
+    def _replay_all(self, book: IterationBook, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
+        """Fold journal entries; returns the groups that need not be made again."""
+        return tuple(group for entry in entries if (group := self._replay(book, entry)) is not None)
+
+    def _replay(self, book: IterationBook, entry: dict[str, Any]) -> SampleGroup | None:
         """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
-        book = self._iteration
         if entry["kind"] in ("preview", "sample"):
             book.fold(_unit_result(entry, book.plan))
         elif entry["kind"] == "audit":
@@ -221,6 +261,14 @@ class Selector:
         return None
 
 
+def _split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of an iteration that is explored ahead: what was explored, and what followed from its last ``revision``."""
+    revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
+    explored = [entry for entry in entries if entry["kind"] == "preview"]
+    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "preview"] if revisions else []
+    return explored, made
+
+
 def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
     return {
         "iteration": plan.iteration,
@@ -231,6 +279,7 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "policy_digest": plan.policy_digest,
         "score_class": plan.score_class,
+        **({"lead": plan.lead} if plan.lead else {}),
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
     }
@@ -269,7 +318,7 @@ def _unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
         unit=WorkUnit(
             stage=entry["kind"],
             iteration=plan.iteration,
-            revision=plan.revision,
+            revision=plan.revision if entry["kind"] == "audit" else plan.exploring_revision,
             prompt_id=entry["prompt"],
             indices=tuple(entry["indices"]),
         ),

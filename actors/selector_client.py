@@ -1,7 +1,7 @@
 """The controller's line to the selector, which is restarted in place when it dies or hangs.
 
-A new selector replays the journal of the open iteration and is told which units are at work. What the old one did not
-acknowledge is sent again; had it been journaled already, it folds away.
+A new selector replays the journals of the open iterations and is told which units are at work. What the old one did
+not acknowledge is sent again; had it been journaled already, it folds away.
 """
 
 from __future__ import annotations
@@ -40,14 +40,27 @@ class SelectorClient:
         self._spawn, self._seconds, self._budget, self._held, self._tell = spawn, seconds, budget, held, tell
         self._name = "selector"
         self._actor = spawn(self._name)
-        self._plan: IterationPlan | None = None
+        self._plans: dict[int, IterationPlan] = {}
+        self._revised: dict[int, str] = {}
         self.restarts = 0
 
     def open(self, plan: IterationPlan) -> Opened:
-        """Begin an iteration; from now on a new selector goes on with it."""
-        self._plan = plan
+        """Begin an iteration; from now on, until `drop`, a new selector goes on with it."""
+        self._plans[plan.iteration] = plan
         opened: Opened = self.ask("open", plan)
         return opened
+
+    def revise(self, iteration: int, policy_digest: str) -> Opened:
+        """`Selector.revise`, from now on of a new selector too."""
+        self._revised[iteration] = policy_digest
+        opened: Opened = self.ask("revise", iteration, policy_digest)
+        return opened
+
+    def drop(self, iteration: int) -> None:
+        """Forget an iteration: a checkpoint holds what was learned from it."""
+        self._plans.pop(iteration, None)
+        self._revised.pop(iteration, None)
+        self.ask("drop", iteration)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """The selector's answer. Raises as `waiting.get`, but for the loss of the selector."""
@@ -63,11 +76,11 @@ class SelectorClient:
 
         return self._repeat(attempt)
 
-    def stored(self, prompt_id: str) -> Any:
+    def stored(self, iteration: int, prompt_id: str) -> Any:
         """Reference of a finished group as the run folder holds it; returns once it is there."""
 
         def attempt() -> tuple[Any, Any]:
-            acknowledged, group = self._actor.stored.options(num_returns=2).remote(prompt_id)
+            acknowledged, group = self._actor.stored.options(num_returns=2).remote(iteration, prompt_id)
             what = f"reading the group of prompt {prompt_id}"
             return waiting.get(acknowledged, what=what, seconds=self._seconds), group
 
@@ -92,10 +105,11 @@ class SelectorClient:
             self._name = replacement_name(self._name)
             self._actor = self._spawn(self._name)
             self.restarts += 1
-            if self._plan is None:
-                return
             try:
-                self._call("open", self._plan)
+                for iteration, plan in self._plans.items():
+                    self._call("open", plan)
+                    if iteration in self._revised:
+                        self._call("revise", iteration, self._revised[iteration])
                 self._call("hold", self._held())
                 return
             except waiting.WorkerGone as again:

@@ -70,7 +70,7 @@ def _selector(folder: Path) -> tuple[float, float, float]:
         return waiting.get(getattr(selector, method).remote(*arguments), what=method, seconds=60.0)
 
     told("open", plan)
-    ask = _median(lambda: told("lease", "regenerate", []))
+    ask = _median(lambda: told("lease", 0, "regenerate", []))
     folds, full = [], []
     for unit in plan.pool_units():
         rewards = tuple(float(index) for index in unit.indices)

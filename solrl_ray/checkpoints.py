@@ -63,6 +63,23 @@ def newest_state(
     return 0, None, ()
 
 
+def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> LearnerState | None:
+    """The state one update before the checkpoint after `updates`; None for the very start.
+
+    Raises:
+        UserError: it is not there any more, or damaged.
+    """
+    there = dict(checkpoints)
+    if updates - 1 in there:
+        return LearnerState.load(there[updates - 1])
+    if updates == 1:
+        return None
+    raise UserError(
+        f"the checkpoint after {updates - 1} updates is gone, but iteration {updates} is explored with its policy "
+        f"(rollout.max_lead 1); checkpoints.keep must be at least 2"
+    )
+
+
 def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:
     """The fsspec filesystem of a URL or local path, and the place in it.
 

@@ -15,8 +15,9 @@ class IterationMetrics:
     revision: int
     seconds: dict[str, float]
     """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
-    ``learn``, ``publish`` (of the revision that was explored with, until a worker that proved it had work),
-    ``checkpoint`` (of the state that the iteration began with), ``total``."""
+    ``learn``, ``publish`` (of the iteration's revision, until a worker that proved it had work),
+    ``checkpoint`` (of the state that the iteration began with), ``total`` (from the update before to this one). With
+    lead, ``explore`` lies partly before ``total`` begins."""
     busy_seconds: dict[str, float]
     """Summed seconds that workers spent computing, by stage."""
     candidates: int
@@ -42,6 +43,8 @@ class IterationMetrics:
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
     selection_digest: str
     lora_digest: str
+    lead: int = 0
+    """How many revisions behind `revision` the explorers were."""
     passes: int = 0
     """Forward and backward passes of learner rank 0."""
     expected_passes: int = 0

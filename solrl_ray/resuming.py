@@ -25,12 +25,13 @@ class ResumePoint:
     """What the user should know: checkpoints that were passed over because they are damaged."""
 
 
-def resume_point(folder: RunFolder, *, iterations: int, init: str = "") -> ResumePoint:
+def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: int = 0) -> ResumePoint:
     """Find it, and drop what lies beyond it. A new run begins at 0.
 
     Args:
         iterations: how many the run shall have.
         init: what the run was warm-started from: then it has a checkpoint of 0 updates.
+        lead: `rollout.max_lead`.
 
     Raises:
         UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing
@@ -43,7 +44,7 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "") -> Resum
         raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
-    folder.drop_beyond(updates)
+    folder.drop_beyond(updates, lead=lead)
     seconds = sum(m.seconds["total"] for m in measured) + sum(e.seconds for e in evaluations)
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes

@@ -219,11 +219,14 @@ class RunFolder:
             if iteration < oldest:
                 shutil.rmtree(folder)
 
-    def drop_beyond(self, updates: int) -> None:
+    def drop_beyond(self, updates: int, *, lead: int = 0) -> None:
         """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
 
         The journal and the samples of iteration `updates` stay: the run goes on inside that iteration. A checkpoint
         beyond is one that could not be read; it is renamed to ``….damaged``.
+
+        Args:
+            lead: iterations beyond whose journals stay as well: they are explored with revisions that are there.
         """
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:
@@ -232,7 +235,7 @@ class RunFolder:
         for name in ("journal", "samples", "revisions", "evaluations"):
             for path in sorted((self.path / name).glob("*")):
                 number = _NUMBERED.fullmatch(path.name)
-                if number and int(number[1]) > updates:
+                if number and int(number[1]) > updates + (lead if name == "journal" else 0):
                     _remove(path)
 
     # Samples

@@ -16,6 +16,7 @@ from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.metrics import IterationMetrics
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.scheduling.book import Closed
+from solrl_ray.scheduling.lead import lag
 from solrl_ray.selection import selection_digest
 
 
@@ -43,6 +44,7 @@ def iteration_metrics(
     return IterationMetrics(
         iteration=iteration,
         revision=iteration,
+        lead=lag(iteration, rollout.max_lead),
         seconds=seconds,
         busy_seconds=busy_seconds,
         candidates=counts.candidates,

@@ -71,12 +71,14 @@ def run(config: Config, *, iterations: int) -> OracleResult:
     score = rewards.load(config.rewards, "cpu").score
     prompts = read_prompts(config.prompts.train)
     learner = Learner(config, base)
+    before = learner.old
     result, digests, rollout = OracleResult(), "", config.rollout
     for iteration in range(iterations):
         order = permutation(address(config, "prompts", iteration), len(prompts))
         chosen = [prompts[i] for i in order[: rollout.prompts]]
         embeddings = embed(base, chosen)
-        explorer, regenerator = (sampling_model(config, base, learner.old, quant) for quant in (True, False))
+        weights = (before if rollout.max_lead else learner.old, True), (learner.old, False)
+        explorer, regenerator = (sampling_model(config, base, factors, quant) for factors, quant in weights)
         selections, samples = {}, []
         for prompt in chosen:
             torch.set_num_threads(config.fleet.explorers.threads)
@@ -90,6 +92,7 @@ def run(config: Config, *, iterations: int) -> OracleResult:
             x0, full = draw(config, rollout.full, regenerator, score, prompt.text, embedding, again)
             samples += [Sample(prompt.id, i, x, r) for i, x, r in zip(kept, x0, full, strict=True)]
         torch.set_num_threads(config.fleet.learners.threads)
+        before = learner.old
         learner.update(iteration, samples, embeddings)
         digests += f"{selection_digest(selections.values())}\n"
         result.selections.append(selections)

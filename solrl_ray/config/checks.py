@@ -185,6 +185,28 @@ def _family(config: Config) -> Iterator[Problem]:
             )
 
 
+def _lead(config: Config) -> Iterator[Problem]:
+    if not config.rollout.max_lead:
+        return
+    if is_one_stage(config):
+        yield Problem(
+            "rollout.max_lead",
+            f"0 with rollout.family {config.rollout.family}, whose samples are learned from: only previews may be of "
+            "an older revision",
+        )
+    if 0 < config.fleet.explorers.num_gpus < 1 and 0 < config.fleet.learners.num_gpus < 1:
+        yield Problem(
+            "rollout.max_lead",
+            "0 where explorers and learners share GPUs (fleet.explorers.num_gpus and fleet.learners.num_gpus below 1): "
+            "they take turns, so there is no time in which explorers could run ahead",
+        )
+    if config.checkpoints.keep < 2:
+        yield Problem(
+            "checkpoints.keep",
+            "at least 2 with rollout.max_lead 1: a resumed run explores with the policy of the checkpoint before",
+        )
+
+
 def _fidelity(config: Config) -> Iterator[Problem]:
     rollout, fidelity = config.rollout, config.fidelity
     if not fidelity.audit_prompts:
@@ -246,6 +268,7 @@ _RULES = (
     _ranges,
     _rollout,
     _family,
+    _lead,
     _sampler,
     _objective,
     _fidelity,

@@ -172,6 +172,9 @@ class Rollout(Part):
     """N: candidate seeds per prompt."""
     keep: Positive = 24
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
+    max_lead: Literal[0, 1] = 0
+    """How many revisions explorers may be behind: with 1 they explore the next iteration, with the revision before,
+    while the present one is regenerated and learned from. What is learned from is always of the current revision."""
     solver: Literal["euler", "dpm2"] = "dpm2"
     """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
     sampler: Sampler = Ode()

@@ -36,6 +36,9 @@ class IterationPlan:
 
     iteration: int
     revision: int
+    """With which the chosen seeds are sampled again, and learned from."""
+    lead: int = 0
+    """How many revisions the explorers are behind it (`scheduling.lead`)."""
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
@@ -44,10 +47,15 @@ class IterationPlan:
     one_stage: bool = False
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
-    """LoRA digest of the sampling policy: a journal made with other bytes of this revision is not gone on with."""
+    """LoRA digest of the policy that explores: a journal made with other bytes of its revision is not gone on with."""
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
+
+    @property
+    def exploring_revision(self) -> int:
+        """With which the pools are sampled."""
+        return self.revision - self.lead
 
     @property
     def audited_prompts(self) -> tuple[str, ...]:
@@ -63,7 +71,7 @@ class IterationPlan:
             WorkUnit(
                 stage="sample" if self.one_stage else "preview",
                 iteration=self.iteration,
-                revision=self.revision,
+                revision=self.exploring_revision,
                 prompt_id=prompt_id,
                 indices=tuple(range(start, start + self.micro_batch)),
             )
@@ -133,7 +141,7 @@ class IterationBook:
 
         Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward).
         """
-        self._refuse_nonsense(result)
+        self._refuse_nonsense(result, self.plan.exploring_revision)
         digest = rewards_digest(result.rewards) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
@@ -200,7 +208,7 @@ class IterationBook:
 
     def fold_audit(self, result: UnitResult) -> Outcome:
         """Take the answer to an audit unit. Raises as `fold` does."""
-        self._refuse_nonsense(result)
+        self._refuse_nonsense(result, self.plan.revision)
         outcome = self._finish(self.audit, result.unit, rewards_digest(result.rewards), result.worker)
         if outcome is Outcome.ACCEPTED:
             self._audits[result.unit.prompt_id] = result
@@ -307,12 +315,12 @@ class IterationBook:
             audited_rewards=result.rewards,
         )
 
-    def _refuse_nonsense(self, result: UnitResult) -> None:
+    def _refuse_nonsense(self, result: UnitResult, revision: int) -> None:
         unit = result.unit
-        if (unit.iteration, unit.revision) != (self.plan.iteration, self.plan.revision):
+        if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
                 f"{result.worker} answered unit {unit.id} with iteration {unit.iteration}, revision {unit.revision}; "
-                f"expected {self.plan.iteration}, {self.plan.revision}"
+                f"expected {self.plan.iteration}, {revision}"
             )
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(r) for r in result.rewards):
             raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {result.rewards}")

@@ -78,28 +78,28 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     at_work: list[tuple[str, WorkUnit]] = []
     selector = client(tmp_path, at_work)
     assert selector.open(PLAN).candidates == 0
-    at_work += selector.ask("lease", "explore", ["explorer-0"] * 4)
+    at_work += selector.ask("lease", 4, "explore", ["explorer-0"] * 4)
     assert len(at_work) == 4
     while at_work:
         _, unit = at_work.pop(0)
         selector.ask("fold", result_of(unit))
-        assert selector.ask("lease", "explore", ["explorer-1"]) == []  # nobody does what is at work already
-    full = [unit for _, unit in selector.ask("lease", "regenerate", ["regenerator-0"] * 3)]
+        assert selector.ask("lease", 4, "explore", ["explorer-1"]) == []  # nobody does what is at work already
+    full = [unit for _, unit in selector.ask("lease", 4, "regenerate", ["regenerator-0"] * 3)]
     assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
     for unit in full:
         selector.ask("store", group_of(unit))
-    closed = selector.ask("close")
+    closed = selector.ask("close", 4)
     assert selector.restarts == 3
     assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
     assert closed.proxy_mean == pytest.approx(0.5)
     assert (closed.counts.candidates, closed.counts.groups, closed.counts.violations) == (8, 2, 0)
-    stored = ray.get(selector.stored("cafe"))
+    stored = ray.get(selector.stored(4, "cafe"))
     assert group_digest(stored) == group_digest(group_of(full[1]))
 
 
 def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
     selector = client(tmp_path, [], replacements=0)
     selector.open(PLAN)
-    _, unit = selector.ask("lease", "explore", ["explorer-0"])[0]
+    _, unit = selector.ask("lease", 4, "explore", ["explorer-0"])[0]
     with pytest.raises(RunError, match=r"the selector was lost \(the selector's answer to fold failed: its worker is "):
         selector.ask("fold", result_of(unit))

@@ -182,7 +182,7 @@ def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
 def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
     """Sample `count` units and put every group together that can be; returns what was sampled."""
     made = {}
-    for _, unit in selector.lease("explore", ["explorer-0"] * count):
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
         made[unit.id] = sampled(unit)
         full = selector.fold(result(unit))
         if full is not None:
@@ -196,7 +196,7 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
     first = Selector(tmp_path)
     first.open(PLAN)
     assert len(explore(first, 3)) == 3  # beef's group is stored
-    for _, unit in first.lease("explore", ["explorer-0"] * 2):
+    for _, unit in first.lease(4, "explore", ["explorer-0"] * 2):
         first.fold(result(unit))  # two units of cafe are known; their samples go down with the process
 
     again = Selector(tmp_path)
@@ -204,16 +204,16 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
     assert [group.prompt_id for group in opened.groups] == ["beef"]
     assert opened.groups[0].latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
     assert opened.candidates == 10
-    (_, last), *rest = again.lease("explore", ["explorer-0"] * 9)
+    (_, last), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
     assert (last.id, rest) == ("sample/4/cafe/4-5", [])
     assert again.fold(result(last)) is None  # selected, but one chosen sample is lost
-    (_, lost), *rest = again.lease("explore", ["explorer-0"] * 9)
+    (_, lost), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
     assert (lost.id, rest) == ("sample/4/cafe/2-3", [])
     full = again.fold(result(lost))
     assert full is not None
     assert full.indices == (3, 4)
     assert again.assemble(full, sampled(lost), sampled(last))[0] == (1.0, 0.0)
-    assert [s.prompt_id for s in again.close().selections] == ["beef", "cafe"]
+    assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
     entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
     assert [e["kind"] for e in entries].count("sample") == 6
 
@@ -221,11 +221,11 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
 def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_prompt(tmp_path: Path) -> None:
     first = Selector(tmp_path)
     first.open(PLAN)
-    for _, unit in first.lease("explore", ["explorer-0"] * 6):
+    for _, unit in first.lease(4, "explore", ["explorer-0"] * 6):
         first.fold(result(unit))
     again = Selector(tmp_path)
     assert again.open(PLAN).candidates == 12
-    waiting = [unit.id for _, unit in again.lease("explore", ["explorer-0"] * 9)]
+    waiting = [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 9)]
     assert sorted(waiting) == ["sample/4/beef/0-1", "sample/4/cafe/2-3", "sample/4/cafe/4-5"]
     with pytest.raises(
         RunError, match="brought other bytes for sample/4/beef/0-1 than explorer-0, whose samples are lost"

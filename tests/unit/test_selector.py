@@ -27,7 +27,7 @@ def work(folder: Path) -> None:
     selector = Selector(folder)
     opened = selector.open(PLAN)
     assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
-    for _, unit in selector.lease("explore", ["explorer-0"] * 3):
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 3):
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
         full = selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
         if full is not None:
@@ -55,7 +55,7 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert opened.groups[0].indices == (1, 0)
     assert opened.candidates == 6
     assert opened.message == ""
-    assert [unit.id for _, unit in again.lease("explore", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
+    assert [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
     again = Selector(tmp_path)
     opened = again.open(PLAN)
     assert (opened.groups, opened.candidates) == ((), 6)
-    [(_, unit)] = again.lease("regenerate", ["regenerator-0"])
+    [(_, unit)] = again.lease(4, "regenerate", ["regenerator-0"])
     assert unit.id == "full/4/beef/1-0"
     regenerate(again, unit)
     assert path.read_bytes() == whole
@@ -84,7 +84,7 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
     assert opened.message == (
         "iteration 4 is done anew: iteration-000004.jsonl.stale was made by another revision's bytes"
     )
-    assert len(again.lease("explore", ["explorer-0"] * 9)) == 4
+    assert len(again.lease(4, "explore", ["explorer-0"] * 9)) == 4
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
         "iteration-000004.jsonl",
         "iteration-000004.jsonl.stale",
@@ -115,20 +115,20 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     plan = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
     selector = Selector(tmp_path)
     selector.open(plan)
-    for _, unit in selector.lease("explore", ["explorer-0"] * 4):
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4):
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
         selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
-    leased = [unit for _, unit in selector.lease("regenerate", ["regenerator-0"] * 4)]
+    leased = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
     assert [unit.stage for unit in leased] == ["full", "full", "audit", "audit"]  # what is learned from goes first
     done, lost = leased[2:]
     selector.fold_audit(UnitResult(unit=done, rewards=(0.5, 0.4), worker="r", score_class="c", seconds=0.1))
     again = Selector(tmp_path)
     assert again.open(plan).audits == (done.prompt_id,)
-    waiting = [unit for _, unit in again.lease("regenerate", ["regenerator-0"] * 4)]
+    waiting = [unit for _, unit in again.lease(4, "regenerate", ["regenerator-0"] * 4)]
     assert [unit.id for unit in waiting if unit.stage == "audit"] == [lost.id]
     assert again.release("regenerator-0")[-1] == lost.id
     again.hold([("regenerator-0", lost)])  # it is at work already
-    assert "audit" not in [unit.stage for _, unit in again.lease("regenerate", ["regenerator-1"] * 4)]
+    assert "audit" not in [unit.stage for _, unit in again.lease(4, "regenerate", ["regenerator-1"] * 4)]
     with pytest.raises(RunError, match="refused an audit of r"):
         again.fold_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
 
@@ -142,7 +142,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
     for strict in (False, True):
         selector = Selector(tmp_path / str(strict), strict)
         selector.open(PLAN)
-        ((_, unit),) = selector.lease("explore", ["explorer-0"])
+        ((_, unit),) = selector.lease(4, "explore", ["explorer-0"])
         selector.fold(result(unit, "explorer-0"))
         sentence = f"explorer-1 brought other bytes for {unit.id} than explorer-0"
         if strict:
@@ -150,9 +150,9 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
                 selector.fold(result(unit, "explorer-1", shift=1.0))
             continue
         assert selector.fold(result(unit, "explorer-1", shift=1.0)) is None
-        for _, left in selector.lease("explore", ["explorer-0"] * 3):
+        for _, left in selector.lease(4, "explore", ["explorer-0"] * 3):
             selector.fold(result(left, "explorer-0"))
-        for _, full in selector.lease("regenerate", ["regenerator-0"] * 2):
+        for _, full in selector.lease(4, "regenerate", ["regenerator-0"] * 2):
             made = SampleGroup(
                 iteration=4,
                 revision=4,
@@ -164,7 +164,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
             )
             assert selector.store(made) is Outcome.ACCEPTED
             assert selector.store(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
-        closed = selector.close()
+        closed = selector.close(4)
         assert closed.counts.violations == len(closed.violations) == 3
         assert closed.violations[0] == sentence
         assert closed.selections[0].best[0].index == 1  # as by the first result
@@ -173,7 +173,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
 def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
     selector.open(PLAN)
-    leased = [unit for _, unit in selector.lease("explore", ["explorer-0"] * 4)]
+    leased = [unit for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4)]
     wrong = (
         replace(result(leased[1], "explorer-0"), rewards=(0.5, float("nan"))),
         replace(result(leased[1], "explorer-0"), rewards=(0.5,)),
@@ -184,4 +184,4 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_p
         with pytest.raises(NonsenseError, match="refused a result of explorer-0"):
             selector.fold(answer)
     selector.requeue(leased[1], "explorer-0")
-    assert selector.lease("explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]
+    assert selector.lease(4, "explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]

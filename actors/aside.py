@@ -1,0 +1,85 @@
+"""A piece of work in a thread of its own, and the errands that it has the main thread do.
+
+The controller's main thread alone touches fleet, selector and telemetry. What the learner group needs takes minutes:
+it runs aside, so that workers are looked after meanwhile. The learner group, checkpoints and the making of
+revisions belong to whatever is aside, and nothing is aside twice at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from solrl_ray.errors import RunError
+
+T = TypeVar("T")
+
+
+class Aside(Generic[T]):
+    def __init__(self, work: Callable[[], T], *, seconds: float) -> None:
+        """Begin `work`.
+
+        Args:
+            seconds: the longest that an errand may wait for the main thread.
+        """
+        self._work = work
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._errand: Callable[[], Any] | None = None
+        self._answer: tuple[Any, BaseException | None] | None = None
+        self._done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="aside", daemon=True).start()
+
+    def finished(self, *, seconds: float) -> bool:
+        """Whether the work is done, after at most `seconds`; does an errand if there is one. For the main thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done or self._errand is not None, timeout=seconds)
+            errand = self._errand
+        if errand is not None:
+            self._do(errand)
+        return self._done
+
+    def result(self) -> T:
+        """What came of finished work. Raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    def ask(self, errand: Callable[[], Any], *, what: str) -> Any:
+        """Have the main thread call `errand`; returns what it returns and raises what it raises. For the work's thread.
+
+        Raises RunError if the main thread does not come to it in time.
+        """
+        with self._changed:
+            self._errand, self._answer = errand, None
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._answer is not None, timeout=self._seconds):
+                raise RunError(f"{what}: the controller did not come to it within {self._seconds:g} s")
+            assert self._answer is not None
+            value, error = self._answer
+        if error is not None:
+            raise error
+        return value
+
+    def _do(self, errand: Callable[[], Any]) -> None:
+        value, error = None, None
+        try:
+            value = errand()
+        except BaseException as raised:  # it is the asking thread's to handle
+            error = raised
+        with self._changed:
+            self._errand, self._answer = None, (value, error)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        value, error = None, None
+        try:
+            value = self._work()
+        except BaseException as raised:  # the main thread raises it again
+            error = raised
+        with self._changed:
+            self._value, self._error, self._done = value, error, True
+            self._changed.notify_all()

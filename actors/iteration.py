@@ -1,0 +1,113 @@
+"""What the controller knows of an iteration that is open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from actors.selector import Opened
+from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.scheduling.book import Closed, IterationPlan
+
+
+@dataclass(slots=True)
+class StageClock:
+    """Wall time from the first hand-out of a stage to its last result, and the sum of its workers' seconds."""
+
+    first: float | None = None
+    last: float = 0.0
+    busy: float = 0.0
+
+    def start(self) -> None:
+        self.first = time.monotonic() if self.first is None else self.first
+
+    def stop(self, seconds: float) -> None:
+        self.last = time.monotonic()
+        self.busy += seconds
+
+    @property
+    def wall(self) -> float:
+        return 0.0 if self.first is None else max(0.0, self.last - self.first)
+
+
+@dataclass(slots=True)
+class RolledOut:
+    """A finished rollout."""
+
+    closed: Closed
+    groups: list[Any]
+    """References of the sample groups, in prompt order."""
+    embeddings: list[Any]
+    """References of their prompts' embeddings."""
+    rewards: list[tuple[float, ...]]
+    """Rewards of each group's samples, in prompt order and selection order."""
+    clocks: dict[str, StageClock] = field(default_factory=dict)
+    publication: dict[str, float] = field(default_factory=dict)
+    """Of the revision that was explored with: see `IterationMetrics.publication`."""
+
+
+class OpenIteration:
+    def __init__(
+        self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], opened: Opened
+    ) -> None:
+        """
+        Args:
+            embeddings: prompt id → reference of its embedding.
+            opened: what the selector knows already.
+        """
+        self.plan = plan
+        self.prompts = {prompt.id: prompt for prompt in prompts}
+        self.embeddings = {prompt.id: embeddings[prompt.id] for prompt in prompts}
+        self.stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
+        self.regenerates = plan.lead == 0
+        """Whether regenerators hold its revision: not yet, if it is explored ahead."""
+        self.waiting = dict.fromkeys(self.stages, True)
+        """Stage → whether the selector may have units of it; spares questions whose answer is known."""
+        self.clocks = {stage: StageClock() for stage in (*self.stages, *(["audit"] if plan.audit else []))}
+        self.kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
+        self.groups: dict[str, Any] = {}
+        self.rewards: dict[str, tuple[float, ...]] = {}
+        self.audits: set[str] = set()
+        self.audited = len(plan.audited_prompts)
+        self.publication: dict[str, float] | None = None
+        self._known = opened.candidates
+        self._folded: set[WorkUnit] = set()
+        self.add(opened)
+
+    def add(self, opened: Opened) -> None:
+        """Take over groups and audits that need not be made again."""
+        for group in opened.groups:
+            self.groups[group.prompt_id] = ray.put(group)
+            self.rewards[group.prompt_id] = group.rewards
+        self.audits |= set(opened.audits)
+
+    def may(self, stage: str) -> bool:
+        """Whether its units of a stage may be handed out."""
+        return stage in self.stages and (stage == "explore" or self.regenerates)
+
+    def folded(self, unit: WorkUnit, seconds: float) -> None:
+        """Note that the selector has taken a result of a pool's unit."""
+        self.clocks["explore"].stop(seconds)
+        self._folded.add(unit)
+
+    @property
+    def candidates(self) -> int:
+        """Whose rewards are in. A unit that was done twice counts once."""
+        return min(self._known + sum(len(unit.indices) for unit in self._folded), self.pool_size)
+
+    @property
+    def pool_size(self) -> int:
+        return self.plan.pool * len(self.prompts)
+
+    @property
+    def explored(self) -> bool:
+        """Whether the rewards of all candidates are in."""
+        return self.candidates == self.pool_size
+
+    @property
+    def complete(self) -> bool:
+        return len(self.groups) == len(self.prompts) and len(self.audits) == self.audited

@@ -1,0 +1,32 @@
+"""How far exploring may run ahead of learning. Pure.
+
+::
+
+    lead 0   explore t (revision t) ─► regenerate t ─► update t ─► explore t+1 (revision t+1) …
+    lead 1   explore t (t-1) ─► explore t+1 (t) ─────────────────► explore t+2 (t+1) …
+                               regenerate t ─► update t ─► regenerate t+1 ─► …
+
+Iteration t explores with revision max(0, t - lead) and with no other, even if a newer one is there, so that what is
+selected does not depend on who is faster. An explorer loads the next revision when nothing is left to explore with
+the one it has: then whatever is handed out again finds workers that hold what it wants.
+"""
+
+from __future__ import annotations
+
+
+def lag(iteration: int, max_lead: int) -> int:
+    """How many revisions behind the current one iteration `iteration` explores."""
+    return min(iteration, max_lead)
+
+
+def may_explore(iteration: int, *, present: int, explored: bool, max_lead: int, iterations: int) -> bool:
+    """Whether explorers may begin `iteration` while `present` is under way.
+
+    Args:
+        present: the oldest iteration that is not learned from yet; the current revision has its number.
+        explored: whether all candidates of `present` are in.
+        iterations: of the whole run.
+    """
+    if iteration == present:
+        return True
+    return explored and iteration < iterations and iteration - present <= max_lead

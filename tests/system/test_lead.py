@@ -1,0 +1,101 @@
+"""Exploring one iteration ahead: the oracle's bytes, a true overlap, and a resume inside of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors import commands
+from actors.explorer import Explorer
+from actors.roles import Roles
+from solrl_ray.config.schema import Config
+from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+from solrl_ray.report.trace import Span, read_spans
+from tests import oracle
+from tests.chaos.test_driver import kill_when, lines, solrl
+from tests.small import digests, folder, small_config, summary
+
+AHEAD = ("rollout.max_lead=1", "fleet.explorers.count=2")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Digests of the oracle, exploring with the revision before."""
+    threads = torch.get_num_threads()
+    result = oracle.run(small_config(tmp_path_factory.mktemp("oracle"), "oracle", *AHEAD), iterations=3)
+    torch.set_num_threads(threads)
+    return result.selection_digest, result.lora_digest
+
+
+class DiesAhead(Explorer):
+    """Once, in a preview of iteration 2, whose revision 1 is no longer the newest when it is begun again."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        mark = Path(self._config.run.root) / "died"
+        if unit.iteration == 2 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().explore(unit, prompt, embedding)
+
+
+@pytest.fixture(scope="module")
+def ahead(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    config = small_config(tmp_path_factory.mktemp("ahead"), "ahead", *AHEAD, "evaluation.every=2")
+    commands.train(config, live=False, roles=Roles(explorer=DiesAhead))
+    return config
+
+
+def units(config: Config, stage: str, iteration: int) -> list[Span]:
+    spans = read_spans(folder(config))
+    return [s for s in spans if s.kind == "unit" and (s.stage, s.iteration) == (stage, iteration)]
+
+
+def test_exploring_ahead_selects_and_learns_the_bytes_of_the_oracle_whoever_dies(
+    ahead: Config, expected: tuple[str, str]
+) -> None:
+    assert (Path(ahead.run.root) / "died").exists()
+    assert summary(ahead)["requeued_units"] >= 1
+    assert digests(ahead) == expected
+
+
+def test_the_next_iteration_is_explored_while_the_present_one_is_learned_from(ahead: Config) -> None:
+    learned = {s.iteration: s for s in read_spans(folder(ahead)) if s.stage == "learn"}
+    for iteration in (0, 1):
+        previews = units(ahead, "preview", iteration + 1)
+        assert min(s.started for s in previews) < learned[iteration].ended
+        assert max(s.ended for s in units(ahead, "preview", iteration)) <= min(s.started for s in previews)
+        # What is learned from is sampled with the revision that this update made.
+        assert min(s.started for s in units(ahead, "full", iteration + 1)) > learned[iteration].ended
+    assert not units(ahead, "preview", 3)
+
+
+def test_its_metrics_say_how_far_behind_explorers_were(ahead: Config) -> None:
+    records = [json.loads(line) for line in folder(ahead).joinpath("metrics.jsonl").read_text().splitlines()]
+    iterations = [r for r in records if r["event"] == "iteration"]
+    assert [(r["revision"], r["lead"]) for r in iterations] == [(0, 0), (1, 1), (2, 1)]
+    assert all(0 < r["seconds"]["learn"] < r["seconds"]["total"] for r in iterations)
+
+
+def test_a_driver_killed_while_the_next_iteration_is_explored_resumes_to_the_same_bytes(
+    ahead: Config, expected: tuple[str, str], tmp_path: Path
+) -> None:
+    config = small_config(tmp_path, "killed", *AHEAD)
+    run, path = folder(config), tmp_path / "config.yaml"
+    path.write_text(folder(ahead).joinpath("config.yaml").read_text())
+    given = ["--set", f"run.root='{tmp_path}'", "--set", "run.name=killed", "--set", "evaluation.every=0"]
+    ahead_of = run / "journal/iteration-000002.jsonl"
+
+    def exploring_ahead() -> bool:
+        """Some of iteration 2 is in; iteration 1 is not learned from."""
+        return lines(ahead_of) >= 3 and not (run / "checkpoints/iteration-000002").exists()
+
+    kill_when(solrl(str(path), *given, wait=False), exploring_ahead)
+    before = ahead_of.read_bytes()
+    solrl("--resume", str(run))
+    assert digests(config) == expected
+    assert ahead_of.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was explored ahead is kept
