@@ -155,6 +155,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         learners=config.learner.world_size,
         credit=config.fleet.credit,
         one_stage=is_one_stage(config),
+        max_lead=rollout.max_lead,
         colocated=colocated(config),
         stages=cost.stages,
         orchestration=controller.seconds(),
@@ -195,6 +196,7 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
     free = steady(replace(made, orchestration=type(made.orchestration)()))
     mean = statistics.fmean
     load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
+    load = min(load, mean(i.explored for i in free))  # who explored ahead has loaded his revision long before
     return {
         "explore": mean(i.explored for i in free) - load,
         "regenerate after exploring": mean(i.rollout - i.explored for i in free),

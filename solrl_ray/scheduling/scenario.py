@@ -95,6 +95,8 @@ class Scenario:
     credit: int = 2
     one_stage: bool = False
     """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
+    max_lead: int = 0
+    """How many revisions explorers may be behind (`scheduling.lead`)."""
     colocated: bool = False
     """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
     stages: Stages

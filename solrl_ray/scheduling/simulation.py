@@ -4,6 +4,8 @@
 
     checkpoint ─► publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
 
+The same goes on during update, checkpoint and the making of a revision: with lead, the next iteration is explored then.
+
 One clock is the controller's, who does one thing at a time as `actors.rollout` does: what it spends on a message delays
 the next. Workers run what they were handed in order, `credit` units deep. Results come from no model: proxy rewards are
 addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
@@ -26,7 +28,9 @@ from solrl_ray.noise import standard_normal, uniform
 from solrl_ray.records import Address, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
 from solrl_ray.scheduling.fleet import State, advance, replacement_name, role_of
+from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.scenario import Scenario
+from solrl_ray.scheduling.simulated_pool import Member, Pool
 
 ROLES = ("explorer", "regenerator")
 LOSSES = 10
@@ -43,7 +47,8 @@ class SimulatedIteration:
     rollout: float
     """From there to the last group, the wait for the revision's arrival included."""
     explored: float
-    """From the begin of the rollout to the last result of a pool's unit; regeneration overlaps with it."""
+    """From the begin of the rollout to the last result of a pool's unit, 0 if that came before; regeneration overlaps
+    with it."""
     update: float
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
@@ -52,37 +57,16 @@ class SimulatedIteration:
 
 
 @dataclass(slots=True)
-class _Member:
-    name: str
-    device: str
-    node: int
-    factor: float
-    dies: float
-    state: State = State.STARTING
-    units: int = 0
+class _Open:
+    """An iteration under way."""
 
-
-@dataclass(slots=True)
-class _Pool:
-    role: str
-    members: dict[str, _Member] = field(default_factory=dict)
-    free: list[tuple[int, str]] = field(default_factory=list)
-    """A heap of (units held, name), with outdated entries in it."""
-
-    def settle(self, member: _Member, credit: int) -> None:
-        """Note a member whose state or units have changed."""
-        if member.state is State.READY and member.units < credit:
-            heapq.heappush(self.free, (member.units, member.name))
-
-    def slot(self) -> str | None:
-        """Who takes the next unit: the least busy, by name, as in `actors.pool.Pool.slots`; None if all are full."""
-        while self.free:
-            units, name = self.free[0]
-            member = self.members.get(name)
-            if member is not None and member.state is State.READY and member.units == units:
-                return name
-            heapq.heappop(self.free)
-        return None
+    book: IterationBook
+    waiting: dict[str, bool]
+    """Role → whether it may have units for it."""
+    explored: float
+    """When the last result of a pool's unit came."""
+    factors: dict[str, list[float]] = field(default_factory=dict)
+    rewards: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +101,9 @@ class Simulation:
         self._lost = 0
         self._heap: list[tuple[float, int, _Event]] = []
         self._device_free: dict[str, float] = {}
-        self._pools = {role: _Pool(role) for role in ROLES}
+        self._pools = {role: Pool(role) for role in ROLES}
+        self._working = ROLES[:1] if scenario.one_stage else ROLES
+        self._books: dict[int, _Open] = {}
         for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
             for index in range(count):
                 member = self._open(role, f"{role}-{index}")
@@ -133,71 +119,105 @@ class Simulation:
 
         Raises RunError if workers fail so often that it does not end.
         """
-        scenario, began, lost = self._scenario, self._now, self._lost
+        scenario, began, lost, present = self._scenario, self._now, self._lost, self._iteration
         self._lost_before = lost
         self._busy = dict.fromkeys(ROLES, 0.0)
-        self._factors: dict[str, list[float]] = {}
-        self._rewards: dict[str, list[float]] = {}
-        self._now += scenario.stages.checkpoint + scenario.stages.publication + self._costs.iteration
-        self._publish()
+        self._aside(scenario.stages.checkpoint + scenario.stages.publication)
+        self._now += self._costs.iteration
+        self._publish("regenerator", present)
+        if lag(present, scenario.max_lead) == 0:
+            self._publish("explorer", present)
+        if present not in self._books:
+            self._begin(present)
         opened, self._controller = self._now, 0.0
+        this = self._books[present]
+        self._explore_ahead()
+        while not this.book.complete:
+            self._hand_out()
+            for event in self._arrived():
+                self._take(event)
+        rolled, controller = self._now, self._controller
+        self._update()
+        self._iteration += 1
+        del self._books[present]
+        return SimulatedIteration(
+            seconds=self._now - began,
+            publish=opened - began,
+            rollout=rolled - opened,
+            explored=max(0.0, this.explored - opened),
+            update=self._now - rolled,
+            busy=self._busy | {"controller": controller},
+            lost=self._lost - lost,
+            closed=this.book.close(),
+        )
+
+    def _begin(self, iteration: int) -> None:
+        scenario = self._scenario
         plan = IterationPlan(
-            iteration=self._iteration,
-            revision=self._iteration,
+            iteration=iteration,
+            revision=iteration,
+            lead=lag(iteration, scenario.max_lead),
             prompt_ids=tuple(f"{number:016x}" for number in range(scenario.prompts)),
             pool=scenario.pool,
             keep=scenario.keep,
             micro_batch=scenario.micro_batch,
             one_stage=scenario.one_stage,
         )
-        self._working = ROLES[:1] if scenario.one_stage else ROLES
-        self._book, self._waiting = IterationBook(plan), dict.fromkeys(self._working, True)
-        self._explored = self._now
-        while not self._book.complete:
-            self._hand_out()
-            for event in self._arrived():
-                self._take(event)
-        rolled = self._now
-        self._update()
-        self._iteration += 1
-        return SimulatedIteration(
-            seconds=self._now - began,
-            publish=opened - began,
-            rollout=rolled - opened,
-            explored=self._explored - opened,
-            update=self._now - rolled,
-            busy=self._busy | {"controller": self._controller},
-            lost=self._lost - lost,
-            closed=self._book.close(),
-        )
+        self._books[iteration] = _Open(IterationBook(plan), dict.fromkeys(self._working, True), explored=self._now)
 
     # What the controller does
 
-    def _publish(self) -> None:
-        for pool in self._pools.values():
-            for member in pool.members.values():
-                member.state = advance(member.state, "outdated")
-                pool.settle(member, self._scenario.credit)
-                self._spend(self._costs.call)
-                if member.state is State.STALE:
-                    self._load(member)
+    def _explore_ahead(self) -> None:
+        """The explorers go on with the next iteration, if they may."""
+        following, explored = self._iteration + 1, self._books[self._iteration].book.explore.complete
+        lead, iterations = self._scenario.max_lead, self._iteration + 2
+        if following not in self._books and may_explore(
+            following, present=self._iteration, explored=explored, max_lead=lead, iterations=iterations
+        ):
+            if self._pools["explorer"].revision != self._iteration:
+                self._publish("explorer", self._iteration)
+            self._begin(following)
+
+    def _publish(self, role: str, revision: int) -> None:
+        pool = self._pools[role]
+        pool.revision = revision
+        for member in pool.members.values():
+            member.state = advance(member.state, "outdated")
+            pool.settle(member, self._scenario.credit)
+            self._spend(self._costs.call)
+            if member.state is State.STALE:
+                self._load(member)
 
     def _hand_out(self) -> None:
-        for role in self._working:
-            pool = self._pools[role]
-            worker = pool.slot() if self._waiting[role] else None
-            if worker is None:
-                continue
-            self._spend(self._costs.ask)
-            ledger = self._book.explore if role == "explorer" else self._book.full
-            while worker is not None:
-                unit = ledger.lease(worker)
-                if unit is None:
-                    self._waiting[role] = False
-                    break
-                self._spend(self._costs.call)
-                self._give(pool, pool.members[worker], unit)
-                worker = pool.slot()
+        for iteration, this in self._books.items():
+            for role in self._working if iteration == self._iteration else ROLES[:1]:
+                self._hand_out_stage(this, role)
+
+    def _hand_out_stage(self, this: _Open, role: str) -> None:
+        pool = self._pools[role]
+        worker = pool.slot() if this.waiting[role] else None
+        if worker is None:
+            return
+        self._spend(self._costs.ask)
+        ledger = this.book.explore if role == "explorer" else this.book.full
+        while worker is not None:
+            unit = ledger.lease(worker)
+            if unit is None:
+                this.waiting[role] = False
+                break
+            self._spend(self._costs.call)
+            self._give(pool, pool.members[worker], unit)
+            worker = pool.slot()
+
+    def _aside(self, seconds: float) -> None:
+        """Time that the learner group needs, while everybody else goes on."""
+        until = self._now + seconds
+        while self._heap and self._heap[0][0] < until:
+            self._hand_out()
+            for event in self._arrived():
+                self._take(event)
+        self._hand_out()
+        self._now = max(self._now, until)
 
     def _arrived(self) -> list[_Event]:
         """Wait for the next event; it, and whatever else is there by then."""
@@ -220,7 +240,7 @@ class Simulation:
             self._load(member)
         elif event.kind == "loaded":
             self._spend(self._costs.call)
-            if event.publication == self._iteration:
+            if event.publication == pool.revision:
                 member.state = advance(member.state, "proved")
         else:
             member.units -= 1
@@ -236,7 +256,7 @@ class Simulation:
             self._store(unit)
             return
         self._spend(self._costs.ask + self._costs.fold)
-        rewards = self._rewards_of(unit.prompt_id)
+        this, rewards = self._books[unit.iteration], self._rewards_of(unit)
         result = UnitResult(
             unit=unit,
             rewards=tuple(rewards[index] for index in unit.indices),
@@ -244,17 +264,19 @@ class Simulation:
             score_class="simulated",
             seconds=event.seconds,
         )
-        self._book.fold(result)
-        self._explored = self._now
-        full = self._book.ready(unit.prompt_id)
+        this.book.fold(result)
+        this.explored = self._now
+        full = this.book.ready(unit.prompt_id)
         if full is not None and self._scenario.one_stage:
             self._store(full)
         elif full is not None:
-            self._waiting["regenerator"] = True
+            this.waiting["regenerator"] = True
+        if unit.iteration == self._iteration:
+            self._explore_ahead()
 
     def _store(self, unit: WorkUnit) -> None:
         self._spend(self._costs.ask + self._costs.store)
-        rewards = self._rewards_of(unit.prompt_id)
+        rewards = self._rewards_of(unit)
         group = SampleGroup(
             iteration=unit.iteration,
             revision=unit.revision,
@@ -263,16 +285,17 @@ class Simulation:
             rewards=tuple(rewards[index] for index in unit.indices),
             latents=torch.zeros(len(unit.indices), 1),
         )
-        self._book.fold_full(group)
+        self._books[unit.iteration].book.fold_full(group)
 
-    def _replace(self, pool: _Pool, member: _Member) -> None:
+    def _replace(self, pool: Pool, member: Member) -> None:
         self._spend(self._costs.ask)
         member.state = advance(member.state, "lost")
         del pool.members[member.name]
         self._lose()
-        self._book.explore.release(member.name)
-        self._book.full.release(member.name)
-        self._waiting = dict.fromkeys(self._working, True)
+        for this in self._books.values():
+            this.book.explore.release(member.name)
+            this.book.full.release(member.name)
+            this.waiting = dict.fromkeys(self._working, True)
         if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
             self._device_free[member.device] = self._now
         replacement = self._open(pool.role, replacement_name(member.name))
@@ -283,14 +306,14 @@ class Simulation:
         disturbances, seconds = self._scenario.disturbances, self._scenario.stages.update
         attempt = 0
         while math.isfinite(disturbances.mtbf):
-            address = self._address("simulated-learner-failure", step=attempt)
+            address = self._address("simulated-learner-failure", self._iteration, step=attempt)
             failed = _exponential(address, disturbances.mtbf / self._scenario.learners)
             if failed >= seconds:
                 break
-            self._now += failed + disturbances.restart
+            self._aside(failed + disturbances.restart)
             self._lose()
             attempt += 1
-        self._now += seconds
+        self._aside(seconds)
 
     def _lose(self) -> None:
         self._lost += 1
@@ -308,7 +331,7 @@ class Simulation:
 
     # What the workers do
 
-    def _open(self, role: str, name: str) -> _Member:
+    def _open(self, role: str, name: str) -> Member:
         slot = int(name.partition(".")[0].partition("-")[2])
         disturbances = self._scenario.disturbances
         worker = Address(run_seed=self._scenario.seed, purpose="simulated-straggler", prompt_id=name)
@@ -317,7 +340,7 @@ class Simulation:
         if math.isfinite(disturbances.mtbf):
             failure = Address(run_seed=self._scenario.seed, purpose="simulated-failure", prompt_id=name)
             dies = self._now + _exponential(failure, disturbances.mtbf)
-        member = _Member(
+        member = Member(
             name=name,
             device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
             node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
@@ -330,7 +353,7 @@ class Simulation:
             heapq.heappush(self._heap, (dies, self._sequence, _Event("lost", name)))
         return member
 
-    def _give(self, pool: _Pool, member: _Member, unit: WorkUnit) -> None:
+    def _give(self, pool: Pool, member: Member, unit: WorkUnit) -> None:
         stages = self._scenario.stages
         usual = stages.full if unit.stage == "full" else stages.preview
         seconds = usual * member.factor * self._factor(unit)
@@ -340,7 +363,7 @@ class Simulation:
         pool.settle(member, self._scenario.credit)
         self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))
 
-    def _load(self, member: _Member) -> None:
+    def _load(self, member: Member) -> None:
         """The revision travels and is proved; the worker's pool sits on nodes of its own unless colocated."""
         network, arrives = self._scenario.network, self._now + self._costs.hop
         if network is not None:
@@ -352,10 +375,10 @@ class Simulation:
             else:
                 before = 0 if role_of(member.name) == "explorer" else nodes[0]
                 arrives += network.arrival(before + member.node, sum(nodes))
-        event = _Event("loaded", member.name, publication=self._iteration)
+        event = _Event("loaded", member.name, publication=self._pools[role_of(member.name)].revision)
         self._push(arrives + self._scenario.stages.load + self._costs.hop, member, event)
 
-    def _push(self, time: float, member: _Member, event: _Event) -> None:
+    def _push(self, time: float, member: Member, event: _Event) -> None:
         """Something will arrive, unless the worker is dead by then."""
         if time < member.dies:
             self._sequence += 1
@@ -368,25 +391,26 @@ class Simulation:
         spread, scenario = self._scenario.disturbances.spread, self._scenario
         if spread == 0:
             return 1.0
-        units = scenario.pool // scenario.micro_batch
-        if unit.prompt_id not in self._factors:
-            address = self._address("simulated-seconds", prompt_id=unit.prompt_id)
+        units, factors = scenario.pool // scenario.micro_batch, self._books[unit.iteration].factors
+        if unit.prompt_id not in factors:
+            address = self._address("simulated-seconds", unit.iteration, prompt_id=unit.prompt_id)
             normals = standard_normal(address, (units + 1,)).tolist()
-            self._factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
+            factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
         position = units if unit.stage == "full" else unit.indices[0] // scenario.micro_batch
-        return self._factors[unit.prompt_id][position]
+        return factors[unit.prompt_id][position]
 
-    def _rewards_of(self, prompt_id: str) -> list[float]:
-        if prompt_id not in self._rewards:
-            address = self._address("simulated-reward", prompt_id=prompt_id)
-            self._rewards[prompt_id] = uniform(address, (self._scenario.pool,)).astype("float32").tolist()
-        return self._rewards[prompt_id]
+    def _rewards_of(self, unit: WorkUnit) -> list[float]:
+        rewards = self._books[unit.iteration].rewards
+        if unit.prompt_id not in rewards:
+            address = self._address("simulated-reward", unit.iteration, prompt_id=unit.prompt_id)
+            rewards[unit.prompt_id] = uniform(address, (self._scenario.pool,)).astype("float32").tolist()
+        return rewards[unit.prompt_id]
 
-    def _address(self, purpose: str, *, prompt_id: str = "", step: int = 0) -> Address:
+    def _address(self, purpose: str, iteration: int, *, prompt_id: str = "", step: int = 0) -> Address:
         return Address(
             run_seed=self._scenario.seed,
             purpose=purpose,
-            iteration=self._iteration,
+            iteration=iteration,
             prompt_id=prompt_id,
             step=step,
         )

@@ -330,6 +330,18 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             ["fidelity.audit_prompts=1", "rollout.keep=96"],
             "fidelity.audit_prompts is 1 (--set); it must be 0, because 0 of a pool's seeds stay unselected.",
         ),
+        (
+            ["rollout.max_lead=1", "rollout.family=scaled"],
+            "rollout.max_lead is 1 (--set); it must be 0 with rollout.family scaled, whose samples are learned from",
+        ),
+        (
+            ["rollout.max_lead=1", "fleet.explorers.num_gpus=0.5", "fleet.learners.num_gpus=0.5"],
+            "rollout.max_lead is 1 (--set); it must be 0 where explorers and learners share GPUs",
+        ),
+        (
+            ["rollout.max_lead=1", "checkpoints.keep=1"],
+            "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_lead 1",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:

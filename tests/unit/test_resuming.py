@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from solrl_ray.checkpoints import state_before
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.resuming import resume_point
@@ -93,6 +94,24 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
     assert note.startswith("the checkpoint after 4 updates is passed over: ")
     assert "policy.safetensors is damaged" in note
     assert note.endswith("; going on from the one after 3")
+
+
+def test_the_journal_of_what_was_explored_ahead_stays_and_nothing_else(folder: RunFolder) -> None:
+    damage(folder, 4)
+    assert resume_point(folder, iterations=9, lead=1).updates == 3
+    assert present(folder, 4) == [name.startswith("journal") for name in NAMES]
+    assert not (folder.path / "journal" / "iteration-000005.jsonl.stale").exists()
+
+
+def test_what_an_iteration_is_explored_with_is_the_state_before_its_own(folder: RunFolder) -> None:
+    before = state_before(folder.checkpoints(), 4)
+    assert before is not None
+    assert before.updates == 3
+    assert state_before([], 1) is None  # the very start needs none
+    with pytest.raises(
+        UserError, match=r"the checkpoint after 2 updates is gone, .* checkpoints\.keep must be at least 2"
+    ):
+        state_before(folder.checkpoints(), 3)
 
 
 def test_fewer_iterations_than_updates_are_refused_and_nothing_is_dropped(folder: RunFolder) -> None:

@@ -185,3 +185,86 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_p
             selector.fold(answer)
     selector.requeue(leased[1], "explorer-0")
     assert selector.lease(4, "explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]
+
+
+AHEAD = replace(PLAN, lead=1)
+
+
+def preview(selector: Selector, count: int) -> None:
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
+        assert unit.revision == 3
+        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+        selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
+
+
+def regenerated(unit: WorkUnit, latents: float = 1.0) -> SampleGroup:
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=(0.9, 0.1),
+        latents=torch.full((2, 1), latents),
+    )
+
+
+def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    selector.open(replace(PLAN, iteration=3, revision=3))
+    selector.open(AHEAD)
+    (_, of_three), (_, of_four) = (selector.lease(i, "explore", ["explorer-0"])[0] for i in (3, 4))
+    assert (of_three.id, of_three.revision) == ("preview/3/beef/0-1", 3)
+    assert (of_four.id, of_four.revision) == ("preview/4/beef/0-1", 3)
+    assert selector.release("explorer-0") == (of_three.id, of_four.id)
+    selector.hold([("explorer-0", of_three)])
+    assert selector.lease(3, "explore", ["explorer-1"])[0][1].id == "preview/3/beef/2-3"
+    assert selector.lease(4, "explore", ["explorer-1"])[0][1].id == of_four.id
+    selector.drop(3)
+    with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
+        selector.close(3)
+    with pytest.raises(RunError, match="made a group of iteration 3, which is not open"):
+        selector.store(regenerated(replace(of_three, stage="full")))
+
+
+def test_what_was_explored_ahead_is_kept_and_what_was_regenerated_only_of_the_same_policy(tmp_path: Path) -> None:
+    first = Selector(tmp_path)
+    first.open(AHEAD)
+    preview(first, 4)
+    first.revise(4, "bb")
+    (_, full), (_, unfinished) = first.lease(4, "regenerate", ["regenerator-0"] * 2)
+    assert (full.revision, unfinished.revision) == (4, 4)
+    first.store(regenerated(full))
+
+    same = Selector(tmp_path)
+    opened = same.open(AHEAD)
+    assert (opened.candidates, opened.groups) == (8, ())  # not before it is known what they are regenerated with
+    assert [group.prompt_id for group in same.revise(4, "bb").groups] == [full.prompt_id]
+    assert [unit for _, unit in same.lease(4, "regenerate", ["regenerator-0"] * 2)] == [unfinished]
+
+    other = Selector(tmp_path)
+    assert other.open(AHEAD).candidates == 8
+    assert other.revise(4, "cc").groups == ()
+    assert [unit for _, unit in other.lease(4, "regenerate", ["regenerator-0"] * 2)] == [full, unfinished]
+    other.store(regenerated(full, latents=2.0))
+
+    again = Selector(tmp_path)
+    again.open(AHEAD)
+    assert [group.latents.tolist() for group in again.revise(4, "cc").groups] == [[[2.0], [2.0]]]
+
+
+def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_refused(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    selector.open(replace(AHEAD, audit=AuditPlan(run_seed=42, prompts=2, seeds=2)))
+    (_, unit), *_ = selector.lease(4, "explore", ["explorer-0"])
+    newest = replace(unit, revision=4)
+    with pytest.raises(NonsenseError, match="revision 4; expected 4, 3"):
+        selector.fold(UnitResult(unit=newest, rewards=(0.1, 0.2), worker="e", score_class="c", seconds=0.1))
+    selector.requeue(unit, "explorer-0")
+    preview(selector, 4)
+    selector.revise(4, "bb")
+    units = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
+    assert [(unit.stage, unit.revision) for unit in units] == [("full", 4)] * 2 + [("audit", 4)] * 2
+    selector.fold_audit(UnitResult(unit=units[2], rewards=(0.1, 0.2), worker="r", score_class="c", seconds=0.1))
+    again = Selector(tmp_path)
+    assert again.open(replace(AHEAD, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))).audits == ()
+    assert again.revise(4, "bb").audits == (units[2].prompt_id,)

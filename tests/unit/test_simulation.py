@@ -146,3 +146,27 @@ def test_workers_that_fail_faster_than_they_finish_are_an_error() -> None:
 
 def test_more_workers_than_units_do_no_harm() -> None:
     assert simulate(scenario(500))[0].seconds == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("preview", "update", "without", "ahead"),
+    [
+        (3.0, 1.0, 8.0, 6.0),  # explorers set the pace: they never wait
+        (1.0, 5.0, 8.0, 7.0),  # regenerators and learners do: nothing is left to explore when they begin
+    ],
+)
+def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
+    preview: float, update: float, without: float, ahead: float
+) -> None:
+    stages = Stages(preview=preview, full=1.0, update=update)
+    for lead, seconds in ((0, without), (1, ahead)):
+        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=lead)
+        iterations = list(Simulation(made).run(4))
+        assert [i.seconds for i in iterations[2:]] == [seconds, seconds]
+        assert all(i.closed.counts.candidates == 8 for i in iterations)
+
+
+def test_a_lead_does_not_change_what_is_selected() -> None:
+    closed = [[i.closed.selections for i in Simulation(scenario(max_lead=lead)).run(3)] for lead in (0, 1)]
+    chosen = [[[c.index for c in s.chosen] for made in run for s in made] for run in closed]
+    assert chosen[0] == chosen[1]  # rewards are of no model here
