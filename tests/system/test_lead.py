@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,17 @@ import torch
 
 from actors import commands
 from actors.explorer import Explorer
+from actors.learner import LearnerRank
 from actors.roles import Roles
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import Span, read_spans
 from tests import oracle
-from tests.chaos.test_driver import kill_when, lines, solrl
 from tests.small import digests, folder, small_config, summary
 
+AHEAD_OF = "journal/iteration-000002.jsonl"
 AHEAD = ("rollout.max_lead=1", "fleet.explorers.count=2")
 
 
@@ -81,21 +85,33 @@ def test_its_metrics_say_how_far_behind_explorers_were(ahead: Config) -> None:
     assert all(0 < r["seconds"]["learn"] < r["seconds"]["total"] for r in iterations)
 
 
-def test_a_driver_killed_while_the_next_iteration_is_explored_resumes_to_the_same_bytes(
-    ahead: Config, expected: tuple[str, str], tmp_path: Path
+class KillsTheController(LearnerRank):
+    """In the update of iteration 1, when some of iteration 2 is explored. The lock has the controller's number."""
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        run = folder(self._config)
+        if iteration == 1:
+            deadline = time.monotonic() + 60.0
+            while lines(run / AHEAD_OF) < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)
+        return super().update(iteration)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_controller_killed_while_the_next_iteration_is_explored_resumes_to_the_same_bytes(
+    local_ray: None, expected: tuple[str, str], tmp_path: Path
 ) -> None:
     config = small_config(tmp_path, "killed", *AHEAD)
-    run, path = folder(config), tmp_path / "config.yaml"
-    path.write_text(folder(ahead).joinpath("config.yaml").read_text())
-    given = ["--set", f"run.root='{tmp_path}'", "--set", "run.name=killed", "--set", "evaluation.every=0"]
-    ahead_of = run / "journal/iteration-000002.jsonl"
-
-    def exploring_ahead() -> bool:
-        """Some of iteration 2 is in; iteration 1 is not learned from."""
-        return lines(ahead_of) >= 3 and not (run / "checkpoints/iteration-000002").exists()
-
-    kill_when(solrl(str(path), *given, wait=False), exploring_ahead)
-    before = ahead_of.read_bytes()
-    solrl("--resume", str(run))
+    run = folder(config)
+    with pytest.raises(RunError, match="the controller is gone"):
+        commands.train(config, live=False, roles=Roles(learner=KillsTheController))
+    assert not (run / "checkpoints/iteration-000002").exists()
+    before = (run / AHEAD_OF).read_bytes()
+    assert before.count(b"\n") >= 3
+    commands.train(config, live=False, resume=True)
     assert digests(config) == expected
-    assert ahead_of.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was explored ahead is kept
+    assert (run / AHEAD_OF).read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was explored is kept
