@@ -220,7 +220,7 @@ class Controller:
         """
         self._telemetry.state("writing the checkpoint", stage="checkpoint")
         seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
-        first = rolled.clocks["regenerate" if self._lead else "explore"].first
+        first = rolled.clocks["regenerate" if rolled.lead else "explore"].first
         if first is not None:  # None if a resumed run had everything already
             seconds["publish"] = first - max(self._published, self._began)
         state = self._meanwhile(self._learners.state)
@@ -231,7 +231,7 @@ class Controller:
             closed=rolled.closed,
             rewards=rolled.rewards,
             update=update,
-            seconds=seconds | {name: clock.wall for name, clock in rolled.clocks.items()},
+            seconds=seconds | rolled.walls,
             busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
             factors=state.default,
             publication=rolled.publication,

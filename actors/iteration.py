@@ -48,6 +48,19 @@ class RolledOut:
     clocks: dict[str, StageClock] = field(default_factory=dict)
     publication: dict[str, float] = field(default_factory=dict)
     """Of the revision that was explored with: see `IterationMetrics.publication`."""
+    lead: int = 0
+    """How many revisions behind its own it was explored."""
+
+    @property
+    def walls(self) -> dict[str, float]:
+        """Wall seconds by stage. What was explored ahead, before regenerators had its revision, is ``ahead``."""
+        walls = {name: clock.wall for name, clock in self.clocks.items()}
+        explore = self.clocks["explore"]
+        if self.lead and explore.first is not None:
+            begun = self.clocks["regenerate"].first
+            walls["ahead"] = max(0.0, min(begun or explore.last, explore.last) - explore.first)
+            walls["explore"] -= walls["ahead"]
+        return walls
 
 
 class OpenIteration:

@@ -79,6 +79,7 @@ class Rollout:
             rewards=[this.rewards[p] for p in order],
             clocks=this.clocks,
             publication=this.publication,
+            lead=this.plan.lead,
         )
 
     def go_on(self, *, seconds: float) -> bool:

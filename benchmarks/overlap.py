@@ -11,7 +11,8 @@ Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size
 
 Exploring ahead is refused where explorers and learners take turns: the table says so. Each variant is a run of its own
 and is stopped after `--seconds`, or with its last iteration. The first two iterations do not count: they contain the
-compilation, and the first one explores with its own revision. Prints a table; writes overlap.json into results/, where
+compilation, and the first one explores with its own revision. `ahead` is exploring that overlapped with the iteration
+before, `explore` the rest of it. Prints a table; writes overlap.json into results/, where
 variants that were not run this time keep their rows.
 """
 
@@ -39,7 +40,7 @@ SHARES: dict[str, dict[str, float]] = {
 VARIANTS = tuple(f"{placement}/{lead}" for placement in SHARES for lead in (0, 1))
 REFUSED = ("colocated/1",)
 STEADY = 2
-STAGES = ("explore", "regenerate", "learn", "checkpoint", "publish", "total")
+STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
 
 
 def settings(variant: str, arguments: argparse.Namespace) -> list[str]:

@@ -1,0 +1,28 @@
+"""What the controller notes of an iteration's stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.iteration import RolledOut, StageClock
+from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
+
+
+@pytest.mark.parametrize(
+    ("lead", "regenerated", "expected"),
+    [
+        (0, 14.0, {"explore": 10.0, "regenerate": 6.0}),
+        (1, 14.0, {"ahead": 4.0, "explore": 6.0, "regenerate": 6.0}),  # the revision came while it was explored
+        (1, 25.0, {"ahead": 10.0, "explore": 0.0, "regenerate": 6.0}),  # and after it was
+        (1, 5.0, {"ahead": 0.0, "explore": 10.0, "regenerate": 6.0}),  # it was there first, as after a resume
+        (1, None, {"ahead": 10.0, "explore": 0.0, "regenerate": 0.0}),  # all groups were there
+    ],
+)
+def test_what_was_explored_before_the_iterations_revision_was_there_is_told_apart(
+    lead: int, regenerated: float | None, expected: dict[str, float]
+) -> None:
+    end = regenerated + 6.0 if regenerated is not None else 0.0
+    clocks = {"explore": StageClock(10.0, 20.0), "regenerate": StageClock(regenerated, end)}
+    plan = IterationPlan(iteration=0, revision=0, prompt_ids=(), pool=2, keep=2, micro_batch=2)
+    closed = Closed(selections=(), proxy_mean=0.0, counts=IterationBook(plan).counts())
+    assert RolledOut(closed, [], [], [], clocks, lead=lead).walls == pytest.approx(expected)
