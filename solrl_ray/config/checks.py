@@ -185,7 +185,8 @@ def _family(config: Config) -> Iterator[Problem]:
             )
 
 
-def _lead(config: Config) -> Iterator[Problem]:
+def lead_problems(config: Config) -> Iterator[Problem]:
+    """Why a run may not explore ahead, if it is to."""
     if not config.rollout.max_lead:
         return
     if is_one_stage(config):
@@ -268,7 +269,7 @@ _RULES = (
     _ranges,
     _rollout,
     _family,
-    _lead,
+    lead_problems,
     _sampler,
     _objective,
     _fidelity,

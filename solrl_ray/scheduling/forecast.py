@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.config.checks import lead_problems
 from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.scheduling.costs import (
@@ -35,7 +36,7 @@ WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The same run with more GPUs."""
+    """The same run with more GPUs, or with a lead."""
 
     text: str
     gpus: int
@@ -120,7 +121,7 @@ def forecast(
     }
     options = tuple(
         _option(changed, text, arithmetic, prices, cluster, controller)
-        for changed, text in _larger(config, cluster.gpus_per_node)
+        for changed, text in (*_larger(config, cluster.gpus_per_node), *_ahead(config))
     )
     return Forecast(
         config=config,
@@ -226,6 +227,14 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
         ),
         (config.model_copy(update={"learner": more_ranks}), f"{node} learner ranks"),
     ]
+
+
+def _ahead(config: Config) -> list[tuple[Config, str]]:
+    """The same GPUs with `rollout.max_lead` 1, where it is another run and allowed."""
+    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_lead": 1})})
+    if config.rollout.max_lead or any(lead_problems(ahead)):
+        return []
+    return [(ahead, "exploring one iteration ahead (rollout.max_lead 1)")]
 
 
 def _option(

@@ -90,6 +90,24 @@ def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type
     assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 explorers"
 
 
+def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
+    pools = "fleet={explorers: {count: 8}, regenerators: {count: 8}}"
+    present = told(configure(pools, "learner.world_size=16"), "h200")
+    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_lead=1"), "h200")
+    [option] = [option for option in present.options if "ahead" in option.text]
+    assert (option.gpus, option.seconds) == (present.gpus, pytest.approx(ahead.seconds))
+    # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
+    stages = present.priced.stages
+    exploring, regenerating = 48 * 4 / 8 * stages.preview, 48 / 8 * stages.full
+    others = stages.checkpoint + stages.publication + stages.load + regenerating + stages.update
+    assert ahead.seconds == pytest.approx(max(exploring, others), rel=0.02)
+    assert ahead.seconds < 0.9 * present.seconds
+    assert sum(ahead.parts.values()) == pytest.approx(ahead.seconds)
+    assert not [option for option in ahead.options if "ahead" in option.text]
+    shared = "fleet={explorers: {num_gpus: 0.3}, regenerators: {num_gpus: 0.3}, learners: {num_gpus: 0.3}}"
+    assert not [option for option in told(configure(shared), "h200").options if "ahead" in option.text]
+
+
 def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate(configure) -> None:  # type: ignore[no-untyped-def]
     medium = ModelFacts(
         latent_shape=(16, 64, 64),
