@@ -169,6 +169,7 @@ class Controller:
 
     def _iterate(self, iteration: int) -> None:
         config = self._config
+        self._rollout.drop_before(iteration)
         self._telemetry.begin_iteration(iteration)
         ahead = self._rollout.is_open(iteration)
         words = "sampling" if is_one_stage(config) else "regenerating" if ahead else "exploring"
@@ -239,7 +240,6 @@ class Controller:
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
         self._meanwhile(lambda: self._save(state, iteration + 1))
-        self._rollout.drop(iteration)
         self._checkpoint_seconds = time.monotonic() - self._began
         self._publish(iteration + 1)
 

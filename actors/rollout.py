@@ -121,10 +121,11 @@ class Rollout:
         iteration, this = next(iter(self._open.items()))
         return [self._selector.stored(iteration, prompt_id) for prompt_id in this.plan.prompt_ids]
 
-    def drop(self, iteration: int) -> None:
-        """Let go of an iteration that a checkpoint contains."""
-        del self._open[iteration]
-        self._selector.drop(iteration)
+    def drop_before(self, iteration: int) -> None:
+        """Let go of the iterations before, which a checkpoint contains."""
+        for done in [number for number in self._open if number < iteration]:
+            del self._open[done]
+            self._selector.drop(done)
 
     def _round(self, *, seconds: float) -> None:
         for event in self._fleet.events(seconds=seconds):
