@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from actors.starting import without_collector
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -26,7 +25,6 @@ class Encoder:
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"encoder of {self._config.model.family} prompts"
 
-    @without_collector()
     def start(self) -> None:
         """Load the text encoders."""
         torch.set_num_threads(1)  # an embedding must not depend on how many cores this node has

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from actors.devices import free_cache, prepare
-from actors.starting import without_collector
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compile_decoder, what_compiles
@@ -50,7 +49,6 @@ class Explorer:
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 
-    @without_collector()
     def start(self) -> Attestation:
         """Build the model, prove the kernel, and say what really runs (design law 5).
 

@@ -9,7 +9,6 @@ import ray
 
 from actors import waiting
 from actors.devices import free_cache, prepare
-from actors.starting import without_collector
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -33,7 +32,6 @@ class LearnerRank:
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
-    @without_collector()
     def start(self) -> str:
         """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
@@ -46,7 +44,6 @@ class LearnerRank:
         """Where rank 0 can be met: this node's IP and a free port."""
         return ray.util.get_node_ip_address(), free_port()
 
-    @without_collector()
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size = self._config.learner.world_size

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from actors.devices import free_cache, prepare
-from actors.starting import without_collector
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compile_decoder, what_compiles
@@ -61,7 +60,6 @@ class Regenerator:
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
-    @without_collector()
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config

@@ -29,6 +29,9 @@ PRELOADED = (
     "solrl_ray.report",
     "peft",
     "deepspeed",
+    "matplotlib.backends.backend_svg",
+    "tensorboard.summary.writer.record_writer",
+    "tensorboard.compat.proto.event_pb2",
 )
 """What the workers of a run on the testbed import; nothing of Ray, which reads a worker's environment at its import."""
 

@@ -24,6 +24,7 @@ import torch.distributed
 
 from solrl_ray.config.schema import Learner
 from solrl_ray.errors import RunError
+from solrl_ray.importing import import_large
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
@@ -73,8 +74,7 @@ def process_group(
         os.environ.update(NCCL_SOCKET_IFNAME=network, GLOO_SOCKET_IFNAME=network)
     elif one_host and device.type == "cpu":
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import deepspeed  # imported late: it reads the environment and takes seconds
-
+    deepspeed = import_large("deepspeed")  # late: it reads the environment and takes seconds
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     found = deepspeed.accelerator.get_accelerator().device_name()
     if found != device.type:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 
 import torch
 
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
+from solrl_ray.importing import import_large
 from solrl_ray.models.base import COMPONENTS, DiffusionModel, check_components
 
 __all__ = ["DiffusionModel", "family", "load"]
@@ -33,7 +33,7 @@ def family(config: Model) -> type[DiffusionModel]:
     if config.family not in FAMILIES:
         raise UserError(f"model.family is {config.family!r}; it must be one of {', '.join(sorted(FAMILIES))}.")
     module, _, name = FAMILIES[config.family].partition(":")
-    found: type[DiffusionModel] = getattr(importlib.import_module(module), name)
+    found: type[DiffusionModel] = getattr(import_large(module), name)
     return found
 
 

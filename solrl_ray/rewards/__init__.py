@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 
 import torch
 
 from solrl_ray.config.schema import Reward as RewardConfig
 from solrl_ray.errors import UserError
+from solrl_ray.importing import import_large
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.mixture import Normalized, RewardMixture
@@ -67,7 +67,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         )
     module, _, name = REGISTERED[config.kind].partition(":")
     try:
-        found: type[CheckpointReward] = getattr(import_module(f"solrl_ray.rewards.{module}"), name)
+        found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
