@@ -37,6 +37,7 @@ from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.ladder import Ladder
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import Progress
@@ -67,6 +68,8 @@ class _Made:
     publication: Publication
     digest: str
     """`lora_digest` of its factors."""
+    rung: int
+    """Of the fallback ladder, whose explorers it is packed for."""
 
 
 class Controller:
@@ -85,6 +88,7 @@ class Controller:
         self._embeddings: dict[str, Any] = {}
         self._aside: Aside[Any] | None = None
         self._lead = config.rollout.max_lead
+        self._ladder = Ladder(config, lag=self._lead)
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
@@ -135,6 +139,7 @@ class Controller:
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
         self._fleet = Fleet(self._config, self._cast, self._telemetry, self._lender)
+        self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
         self._fleet.open()
         self._selector = SelectorClient(
             self._cast.selector,
@@ -191,6 +196,9 @@ class Controller:
         """Open an iteration: from now on the explorers, who were sent the revision for it, are given its units."""
         config = self._config
         prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
+        rung = self._rung(iteration)
+        if news := self._ladder.news(iteration, self._telemetry.iterations):
+            self._telemetry.message(news)
         plan = IterationPlan(
             iteration=iteration,
             revision=iteration,
@@ -201,8 +209,10 @@ class Controller:
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
             policy_digest=self._exploring.digest,
-            score_class=self._fleet.score_class(),
+            score_class=self._score_class(),
             audit=audit_plan(config),
+            rung=rung,
+            steps=self._ladder.steps(rung),
         )
         self._rollout.open(plan, prompts, self._embed(prompts))
 
@@ -236,6 +246,8 @@ class Controller:
             busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
             factors=state.default,
             publication=rolled.publication,
+            rung=self._rung(iteration),
+            weights_wait=self._fleet.waited_for_weights(self._began),
         )
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
@@ -256,23 +268,36 @@ class Controller:
         self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
         self._newest = self._meanwhile(lambda: self._make(updates))
-        if lag(updates, self._lead) == 0:
+        if lag(updates, self._lead) == 0 and updates < self._config.run.iterations:  # after that nobody explores
             self._send(self._fleet.explorers, self._newest)
         self._send(self._fleet.regenerators, self._newest)
 
     def _make(self, updates: int) -> _Made:
+        """Revision `updates`, packed for the explorers of the iteration that explores with it."""
+        rung = self._rung(updates + self._lead)
+        self._learners.tier = pool_sampling(self._ladder.config(rung)).tier
         revision = self._learners.revision("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
         publication = self._publications.publish(revision)
         self._store.save(publication)
         self._store.prune(keep=REVISIONS_KEPT)
-        return _Made(publication, lora_digest(revision.factors))
+        return _Made(publication, lora_digest(revision.factors), rung)
 
     def _send(self, pool: Pool, made: _Made) -> None:
         if pool is self._fleet.explorers:
             self._exploring = made
+            self._fleet.explore_as(self._ladder.config(made.rung))
         self._fleet.publish(pool, made.publication, self._probe)
+
+    def _rung(self, iteration: int) -> int:
+        return self._ladder.rung(iteration, self._telemetry.iterations)
+
+    def _score_class(self) -> str:
+        """That of both pools; waits until a worker of each has started, each of which has its deadline."""
+        while not self._fleet.score_class:
+            self._rollout.go_on(seconds=1.0)
+        return self._fleet.score_class
 
     # Evaluation
 

@@ -8,7 +8,7 @@ import os
 import torch
 import torch.utils.deterministic
 
-from solrl_ray.config.families import pool_sampling
+from solrl_ray.config.families import pool_sampling, previews
 from solrl_ray.config.schema import Config, Fleet, Worker
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
@@ -67,12 +67,13 @@ def settle_tier(config: Config) -> tuple[str, str]:
         The tier, and the device's name.
 
     Raises:
-        UserError: the device cannot run it, or another tier of `model.quantization.tiers`.
+        UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.ladder`.
     """
     device = device_of(config.fleet.explorers.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("fleet.explorers.num_gpus asks for a GPU, but PyTorch finds none there; set it to 0 for CPUs")
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
-        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values())), device)
+        rungs = [preview.precision for preview in previews(config)[1:]]
+        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)), device)
     return tier, capability.device_name(device)

@@ -7,6 +7,7 @@ were made, until their prompt's selection: the chosen ones are learned from.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -63,12 +64,13 @@ class Explorer:
         make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, device, tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, device)
+        compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
         self._score_class = attestation.score_class(
             device,
             tier,
             micro_batch=pool.micro_batch,
             threads=worker.threads,
-            compiled=what_compiles(checks["compiled"], checks["decoder compiled"]),
+            compiled=compiled,
         )
         self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class, quantized_base=kept)
         self._sampler = Sampler(
@@ -87,7 +89,16 @@ class Explorer:
             checks=checks,
             quantized_layers=len(report.layers),
             skipped_layers=len(report.skipped),
+            warm_ups=len(self._shapes()) if compiled else 0,
         )
+
+    def _shapes(self) -> tuple[Callable[[PromptEmbedding], None], ...]:
+        """One forward of each shape that this worker has."""
+        return self._weights.warm_up, self._sampler.warm_up
+
+    def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
+        """Have code compiled for one shape of the forward: a call of its own, so that all can see how far it is."""
+        self._shapes()[shape](embedding)
 
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
         """The quantised model, what was quantised, and what `Receiver` must remember of the base."""

@@ -12,10 +12,10 @@ import ray
 from actors import waiting
 from actors.devices import shares
 from actors.lender import Lender
-from actors.pool import Budget, Done, Event, Lent, Loaded, Lost, Nonsense, Pool, Refused, Started
+from actors.pool import Budget, Done, Event, Lent, Loaded, Lost, Nonsense, Pool, Refused, Started, Warmed
 from actors.roles import Cast
 from actors.telemetry import Telemetry
-from solrl_ray.config.families import is_one_stage
+from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
@@ -24,6 +24,7 @@ from solrl_ray.revisions.receipts import ReceiptBook
 from solrl_ray.scheduling.fleet import role_of
 from solrl_ray.scheduling.hedging import Hedging
 from solrl_ray.scheduling.strikes import Strikes
+from solrl_ray.scheduling.waits import Waits
 
 Work = Done | Nonsense | Lost
 """What matters to whoever hands out units."""
@@ -44,6 +45,10 @@ class Fleet:
         self._counts: dict[str, float] = {}
         self._hedging = Hedging(config.fleet.hedge)
         self._strikes = Strikes(config.fleet.strikes)
+        self._waits = Waits()
+        self._cast = cast
+        self._tier = ""
+        """Of the explorers."""
         self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
         unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
@@ -79,8 +84,22 @@ class Fleet:
         pool.publish(
             publication.name,
             lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
+            warm_up=lambda handle, shape: handle.warm_up.remote(shape, probe),
             chained=pool is self.explorers and publication.kind == "delta",
         )
+
+    def explore_as(self, config: Config) -> None:
+        """Have explorers be those of `config`, which may be another rung of the fallback ladder.
+
+        For another tier all of them start anew, in another score class. No unit of theirs may be at work then.
+        """
+        tier = pool_sampling(config).tier
+        if tier == self._tier:
+            return  # more steps are said with each unit
+        self._cast.explore_with(config)
+        self._tier = tier
+        self._first.pop(self.explorers, None)
+        self.explorers.renew()
 
     def rest(self) -> list[Work]:
         """Before the learner's turn on a shared GPU: wait until those who share have given back what they keep there.
@@ -99,10 +118,11 @@ class Fleet:
             happened += self.events(seconds=1.0)
         return happened
 
+    @property
     def score_class(self) -> str:
-        """What fixes the bits that both pools answer with; known once a worker of each has started."""
-        while len(self._first) < 2:  # each start has its deadline
-            self.events(seconds=1.0)
+        """What fixes the bits that both pools answer with; empty until a worker of each has started."""
+        if len(self._first) < 2:
+            return ""
         return f"{self._first[self.explorers].score_class}/{self._first[self.regenerators].score_class}"
 
     @property
@@ -115,6 +135,11 @@ class Fleet:
         """Whether anybody has a call in flight, or may be lent, so that something will happen."""
         lending = self._lender is not None and self._lender.active
         return lending or bool(self.explorers.refs() or self.regenerators.refs())
+
+    def waited_for_weights(self, began: float) -> float:
+        """Share of the explorers' time since `began`, by the monotonic clock, in which they waited for weights."""
+        workers = sum(self.explorers.census().values())
+        return self._waits.share(began=began, ended=time.monotonic(), workers=workers)
 
     def held(self) -> list[tuple[str, WorkUnit]]:
         """Worker and unit of everything at work in both pools."""
@@ -144,6 +169,7 @@ class Fleet:
         self._telemetry.workers(
             self.explorers.states() | self.regenerators.states(),
             census={"explorer": self.explorers.census(), "regenerator": self.regenerators.census()},
+            tiers={"explorer": self.explorers.tiers(), "regenerator": self.regenerators.tiers()},
             replacements_left=self.budget.left,
         )
         return [event for event in happened if isinstance(event, Work)]
@@ -169,11 +195,20 @@ class Fleet:
     def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
             self._telemetry.attested(event.attestation)
+            if event.attestation.warm_ups and pool not in self._first:
+                self._telemetry.message(
+                    f"{role_of(event.worker)}s compile their forward for {event.attestation.warm_ups} shapes before "
+                    "they work: minutes, unless compile.cache has them"
+                )
             self._refuse_mixture(pool, event.attestation)
+            self._show_warm_up()
+        elif isinstance(event, Warmed):
+            self._show_warm_up()
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
             self._telemetry.proved(event.receipt, waited=event.waited)
             if pool is self.explorers:
+                self._waits.add(event.waited, until=time.monotonic())
                 self._counts["load_seconds"] = max(self._counts["load_seconds"], event.receipt.seconds)
         elif isinstance(event, Lent) and self._lender is not None:
             self._lender.given()
@@ -187,6 +222,11 @@ class Fleet:
         elif isinstance(event, Lost):
             self._telemetry.lost(event.worker)
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
+
+    def _show_warm_up(self) -> None:
+        done, shapes = (sum(counts) for counts in zip(self.explorers.warmed(), self.regenerators.warmed(), strict=True))
+        if shapes:
+            self._telemetry.stage("warm up", done, shapes)
 
     def _refuse_mixture(self, pool: Pool, attested: Attestation) -> None:
         """Workers of one pool answer a unit with the same bits, or its result would depend on who takes it."""

@@ -10,6 +10,7 @@ import ray
 from actors import waiting
 from actors.devices import free_cache, prepare
 from solrl_ray import models
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, process_group
@@ -37,6 +38,7 @@ class LearnerRank:
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
         self._model = models.load(model, self._device, components={"transformer"})
+        self._tier = pool_sampling(self._config).tier
         self._publisher = Publisher.for_model(self._model.transformer, self._config)
         return socket.gethostname()
 
@@ -91,8 +93,11 @@ class LearnerRank:
         """Leave the GPU's memory to others until the next update; returns the bytes given back."""
         return free_cache()
 
-    def part(self, policy: Policy) -> Part:
-        """This rank's share of the policy as it is now, merged and quantised."""
+    def part(self, policy: Policy, tier: str) -> Part:
+        """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
+        if tier != self._tier:  # explorers are on another rung of the fallback ladder
+            self._tier = tier
+            self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return self._publisher.part(
             self._joined.revision,
             self._joined.factors(policy),

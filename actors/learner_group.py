@@ -20,6 +20,7 @@ import ray
 from actors import waiting
 from actors.devices import takes_turns
 from actors.pool import Budget
+from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
@@ -62,6 +63,8 @@ class LearnerGroup:
         self._budget = budget
         self._tell = tell
         self._supply = supply
+        self.tier = pool_sampling(config).tier
+        """Of the explorers that the next revision is for."""
         self._rebuilt = 0
         self._meal: _Meal | None = None
         """Of the update that no checkpoint holds yet."""
@@ -106,7 +109,7 @@ class LearnerGroup:
 
     def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
-        parts = self._all("part", policy, seconds=self._config.fleet.deadlines.publish)
+        parts = self._all("part", policy, self.tier, seconds=self._config.fleet.deadlines.publish)
         if takes_turns(self._config.fleet):
             self._all("rest", seconds=self._config.fleet.deadlines.rest)
         return assemble(parts, self._config.model.lora)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,15 @@ WANTED = 2.0
 class Started:
     worker: str
     attestation: Attestation
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A worker has compiled its forward for one more shape."""
+
+    worker: str
+    left: int
+    """Shapes that it has still to compile for, before it loads a revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +99,11 @@ class Lent:
     worker: str
 
 
-Event = Started | Loaded | Refused | Done | Nonsense | Lost | Rested | Lent
+Event = Started | Warmed | Loaded | Refused | Done | Nonsense | Lost | Rested | Lent
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
+WarmUp = Callable[[Any, int], Any]
+"""Makes the call that has a worker compile for one shape of its forward: ``warm_up(handle, shape)``."""
 
 
 @dataclass(slots=True)
@@ -108,6 +120,10 @@ class _Call:
 class _Member:
     handle: Any
     state: State = State.STARTING
+    tier: str = ""
+    """What it attested."""
+    warm_ups: int = 0
+    """Shapes of its forward for which it compiles before anything else."""
     proved: bool = False
     """Whether it ever held a revision, which a delta may be against."""
     calls: dict[Any, _Call] = field(default_factory=dict)
@@ -124,6 +140,10 @@ class _Member:
     @property
     def units(self) -> int:
         return len(self.held)
+
+    def count(self, kind: str) -> int:
+        """Calls in flight of a kind."""
+        return sum(call.kind == kind for call in self.calls.values())
 
 
 class Budget:
@@ -167,6 +187,7 @@ class Pool:
         self._budget = budget
         self._members: dict[str, _Member] = {}
         self._publication: tuple[str, Load] | None = None
+        self._warm_up: WarmUp | None = None
         self._chained = False
         self._wanted = -WANTED
 
@@ -176,21 +197,34 @@ class Pool:
         self._members[name] = member
         self._call(member, member.handle.start.remote(), "start", self._deadlines.start)
 
-    def publish(self, name: str, load: Load, *, chained: bool = False) -> None:
+    def publish(self, name: str, load: Load, *, warm_up: WarmUp | None = None, chained: bool = False) -> None:
         """Have everybody load the weights called `name` after the units they hold.
 
         The call and its payload travel while those units are still at work, so that nobody waits for them.
 
         Args:
+            warm_up: for those who still start, and compile before they load anything.
             chained: what is sent builds on the revision before; who never held one is sent the whole.
         """
         self._publication = (name, load)
+        self._warm_up = warm_up
         self._chained = chained
         for member in self._members.values():
             member.state = advance(member.state, "outdated")
             member.idle_since = time.monotonic()
             if member.state is State.STALE:
                 self._load(member, full=chained and not member.proved)
+
+    def renew(self) -> None:
+        """Have everybody leave at once and others take their places, who start as they are made now.
+
+        Between iterations, when no unit is at work; no replacement is spent for it.
+        """
+        self._publication = None
+        for name, member in list(self._members.items()):
+            del self._members[name]
+            ray.kill(member.handle, no_restart=True)
+            self.open(replacement_name(name))
 
     def rest(self) -> None:
         """Have everybody who has started give back cached GPU memory, after the units they hold."""
@@ -299,7 +333,18 @@ class Pool:
         for name, member in self._members.items():
             unit = next(iter(member.held), None)
             shown[name] = f"{unit.stage} {unit.prompt_id[:6]}" if unit else member.state.value
+            if left := member.count("warm-up"):
+                shown[name] = f"warming up {member.warm_ups - left + 1} of {member.warm_ups} shapes"
         return shown
+
+    def tiers(self) -> dict[str, int]:
+        """Tier → members that attested it."""
+        return dict(Counter(member.tier for member in self._members.values() if member.tier))
+
+    def warmed(self) -> tuple[int, int]:
+        """Shapes for which the members' forwards are compiled, and for which they will be; 0 of 0 if none is."""
+        shapes = sum(member.warm_ups for member in self._members.values())
+        return shapes - sum(member.count("warm-up") for member in self._members.values()), shapes
 
     def census(self) -> dict[str, int]:
         """State of a life → workers in it; every state but that of the dead, who are no members."""
@@ -308,6 +353,20 @@ class Pool:
 
     def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
         member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
+
+    def _warm(self, member: _Member, shapes: int) -> None:
+        """Have a worker compile, with a call for each shape, whose answers show how far it is."""
+        if self._warm_up is not None:
+            member.warm_ups = shapes
+            for shape in range(shapes):
+                seconds = self._deadlines.warm_up * (shape + 1)
+                self._call(member, self._warm_up(member.handle, shape), "warm-up", seconds)
+
+    def _enter(self, member: _Member) -> None:
+        """A worker has started: all that it lacks is the present revision."""
+        member.state = advance(member.state, "started")
+        member.idle_since = time.monotonic()
+        self._load(member, full=self._chained)
 
     def _load(self, member: _Member, *, full: bool) -> None:
         if self._publication is not None:
@@ -334,15 +393,18 @@ class Pool:
             # If it is outdated, it waits from now on; else this is its next unit's turn.
             member.idle_since = member.turn_since = time.monotonic()
             return Done(name, call.unit, value, call.large)
+        if call.kind in ("start", "warm-up"):
+            if call.kind == "start":
+                member.tier = value.tier
+                self._warm(member, value.warm_ups)
+            left = member.count("warm-up")
+            if not left:
+                self._enter(member)
+            return Started(name, value) if call.kind == "start" else Warmed(name, left)
         return self._settled(name, member, call, value)
 
     def _settled(self, name: str, member: _Member, call: _Call, value: Any) -> Event:
-        """What an answer means that is not to a unit."""
-        if call.kind == "start":
-            member.state = advance(member.state, "started")
-            member.idle_since = time.monotonic()
-            self._load(member, full=self._chained)
-            return Started(name, value)
+        """What the answer of a worker that has entered means, if it is not to a unit."""
         if call.kind == "load":
             latest = self._publication is not None and self._publication[0] == call.publication
             if isinstance(value, Refusal):

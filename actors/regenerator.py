@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,12 +74,13 @@ class Regenerator:
         checks = attestation.attest(model.transformer, tier, report)
         checks["compiled"] = compile_(model.transformer, config.compile, self._device, tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, self._device)
+        compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
         self._score_class = attestation.score_class(
             self._device,
             tier,
             micro_batch=full.micro_batch,
             threads=worker.threads,
-            compiled=what_compiles(checks["compiled"], checks["decoder compiled"]),
+            compiled=compiled,
         )
         self._weights = WeightHolder(self._name, "regenerator", config, model, self._score_class)
         record = needs_trajectory(config)
@@ -91,7 +93,16 @@ class Regenerator:
             score_class=self._score_class,
             checks=checks,
             skipped_layers=len(report.skipped),
+            warm_ups=len(self._shapes()) if compiled else 0,
         )
+
+    def _shapes(self) -> tuple[Callable[[PromptEmbedding], None], ...]:
+        """One forward of each shape that this worker has."""
+        return self._weights.warm_up, self._full.warm_up, self._evaluate.warm_up
+
+    def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
+        """As `Explorer.warm_up`."""
+        self._shapes()[shape](embedding)
 
     def _load_reward(self) -> Reward:
         return rewards.load(self._config.rewards, self._device)

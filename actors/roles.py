@@ -45,6 +45,7 @@ class Cast:
         self._folder = folder
         self._roles = roles
         self._namespace = scope or namespace(folder)
+        self._exploring = config
         self._pack: tuple[Any, ...] = ()
 
     def encoder(self) -> Any:
@@ -55,7 +56,12 @@ class Cast:
 
     def explorer(self, name: str) -> Any:
         make = self._anywhere(self._roles.explorer, name, self._config.fleet.explorers)
-        return make.remote(name, self._config, *self._base_pack())
+        return make.remote(name, self._exploring, *self._base_pack())
+
+    def explore_with(self, config: Config) -> None:
+        """Give explorers that are made from now on this configuration, as of another rung of the fallback ladder."""
+        self._exploring = config
+        self._pack = ()
 
     def regenerator(self, name: str) -> Any:
         worker = self._config.fleet.regenerators
@@ -70,7 +76,7 @@ class Cast:
         """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
         if self._config.publish.base == "pack" and not self._pack:
             self._packer = self._here(Packer, "packer").remote()
-            self._pack = (self._packer.pack.remote(self._config, self._folder),)
+            self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
         return self._pack
 
     def _here(self, role: type, name: str) -> Any:

@@ -282,6 +282,7 @@ def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
         **({"lead": plan.lead} if plan.lead else {}),
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
+        **({"rung": plan.rung, "steps": plan.steps} if plan.rung else {}),
     }
 
 
@@ -321,6 +322,7 @@ def _unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
             revision=plan.revision if entry["kind"] == "audit" else plan.exploring_revision,
             prompt_id=entry["prompt"],
             indices=tuple(entry["indices"]),
+            steps=None if entry["kind"] == "audit" else plan.steps,
         ),
         rewards=struct.unpack(f"<{len(raw) // 4}f", raw),
         worker=entry["worker"],

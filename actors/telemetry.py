@@ -52,8 +52,8 @@ class Telemetry:
         """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
         self._lost: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
-        self._attested: dict[tuple[str, str], set[str]] = {}
-        """Role and tier → workers."""
+        self._tiers: set[tuple[str, str]] = set()
+        """Roles with the tiers that were attested so far."""
         self._exporter = Exporter(config.run.name)
 
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
@@ -112,12 +112,20 @@ class Telemetry:
         self._record(span)
         self._exporter.observe("solrl_unit_seconds", seconds, stage=UNIT_STAGES[unit.stage])
 
-    def workers(self, states: dict[str, str], *, census: dict[str, dict[str, int]], replacements_left: int) -> None:
+    def workers(
+        self,
+        states: dict[str, str],
+        *,
+        census: dict[str, dict[str, int]],
+        tiers: dict[str, dict[str, int]],
+        replacements_left: int,
+    ) -> None:
         """Who does what.
 
         Args:
             states: worker → its unit or state, in words.
             census: role → state → workers.
+            tiers: role → tier → workers that attested it.
         """
         with self._lock:
             self._workers = states
@@ -127,6 +135,9 @@ class Telemetry:
             self._exporter.set("solrl_refused_answers", self._struck[role], role=role)
             for state, count in counts.items():
                 self._exporter.set("solrl_workers", count, role=role, state=state)
+        self._tiers |= {(role, tier) for role, counts in tiers.items() for tier in counts}
+        for role, tier in self._tiers:  # also those that nobody runs any more
+            self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
 
     def lost(self, worker: str) -> None:
         self._lost[role_of(worker)] += 1
@@ -148,10 +159,6 @@ class Telemetry:
     def attested(self, attestation: Attestation) -> None:
         """Keep what a worker really runs, for the report (design law 5)."""
         self._keep(attestation)
-        role, tier = role_of(attestation.worker), attestation.tier
-        workers = self._attested.setdefault((role, tier), set())
-        workers.add(attestation.worker)
-        self._exporter.set("solrl_attested_workers", len(workers), role=role, tier=tier)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
         replace_file(self._attestations_file, content.encode())
 
@@ -226,6 +233,8 @@ class Telemetry:
             ("solrl_reward_mean", metrics.reward_mean),
             ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
             ("solrl_rank_fidelity", metrics.spearman),
+            ("solrl_fallback_rung", metrics.rung),
+            ("solrl_weights_wait_share", metrics.weights_wait),
             ("solrl_loss", metrics.loss),
             ("solrl_policy_loss", metrics.policy_loss),
             ("solrl_kl", metrics.kl),

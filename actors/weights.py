@@ -78,6 +78,10 @@ class WeightHolder:
             seconds=time.perf_counter() - started,
         )
 
+    def warm_up(self, embedding: PromptEmbedding) -> None:
+        """The forward of a receipt's probe, so that what is compiled for it is."""
+        self._probe(embedding)
+
     def check(self, unit: WorkUnit) -> None:
         """Raises NonsenseError unless this worker holds exactly the unit's revision."""
         wanted = (unit.policy, unit.revision)

@@ -101,7 +101,12 @@ def collect(arguments: argparse.Namespace, peak: float) -> dict[str, Any]:
         "prompts": arguments.prompts,
         "peak_memory_gb": peak,
         "iterations": [
-            {"seconds": entry["seconds"], "busy_seconds": entry.get("busy_seconds", {})} for entry in iterations
+            {
+                "seconds": entry["seconds"],
+                "busy_seconds": entry.get("busy_seconds", {}),
+                "weights_wait": entry["weights_wait"],
+            }
+            for entry in iterations
         ],
         "attestations": json.loads((run / "attestations.json").read_text()),
         "summary": json.loads((run / "summary.json").read_text()),
@@ -112,11 +117,11 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{result['model']}, {result['prompts']} prompts an iteration, previews in {result['tier']}, "
         f"{result['gpu']}, peak {result['peak_memory_gb']:.1f} GB; seconds:",
-        "iteration  " + "  ".join(f"{stage:>10}" for stage in STAGES),
+        "iteration  " + "  ".join(f"{stage:>10}" for stage in STAGES) + "   explorers wait for weights",
     ]
     for number, entry in enumerate(result["iterations"]):
         row = "  ".join(f"{entry['seconds'].get(stage, 0.0):10.1f}" for stage in STAGES)
-        lines.append(f"{number:9d}  {row}")
+        lines.append(f"{number:9d}  {row}   {100 * entry['weights_wait']:.1f} %")
     return "\n".join(lines)
 
 

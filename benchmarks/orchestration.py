@@ -197,7 +197,7 @@ class SleepingLearner:
     def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return self._factors
 
-    def part(self, policy: Policy) -> Part:
+    def part(self, policy: Policy, tier: str) -> Part:
         return self._publisher.part(self._updates, self._factors, policy=policy)
 
 

@@ -1,24 +1,27 @@
 """How well do cheap previews rank, by tier, steps, solver, layers left unquantised, and age of the policy?
 
-    python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo]
+    python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo] [--only sync]
 
 Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
 steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
 folder: policies are then its last two checkpoints, and a stale preview is one by the older of them, beside the full
-sample of the newer.
+sample of the newer. Sync modes are measured by what an explorer holds that was sent the newest policy so.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
+from actors.weights import base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.audit import AuditedPool, audit
 from solrl_ray.config.loading import load
@@ -27,7 +30,10 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts import read_prompts
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
 from solrl_ray.records import PromptEmbedding, WorkUnit
-from solrl_ray.revisions.publish import merge_module, touched_linears
+from solrl_ray.revisions import payload
+from solrl_ray.revisions.publication import EXPLORER, Publications
+from solrl_ray.revisions.publish import Publisher, merge_module, touched_linears
+from solrl_ray.revisions.receive import Receiver
 from solrl_ray.rollout import Sampler
 
 ROOT = Path(__file__).parent.parent
@@ -54,6 +60,8 @@ class Case:
     solver: str = "dpm2"
     skip: tuple[str, ...] = ()
     stale: bool = False
+    sync: str = ""
+    """The mode of publishing by which the policy comes; empty: merged before the model is quantised."""
 
 
 def cases(policies: int) -> Iterator[Case]:
@@ -69,6 +77,9 @@ def cases(policies: int) -> Iterator[Case]:
     if policies > 1:
         yield Case(group="staleness", name="the same policy")
         yield Case(group="staleness", name="one update older", stale=True)
+    if policies:
+        for mode in ("packed", "lora", "branch"):
+            yield Case(group="sync", name=mode, sync=mode)
 
 
 class Bench:
@@ -87,9 +98,7 @@ class Bench:
 
     def pool(self, case: Case) -> np.ndarray:
         """Rewards [prompts, seeds]; each pool is one micro-batch."""
-        key = Case(
-            group="", name="", **{name: getattr(case, name) for name in ("tier", "steps", "solver", "skip", "stale")}
-        )
+        key = replace(case, group="", name="")
         if key not in self._known:
             self._known[key] = self._sample(key)
         return self._known[key]
@@ -99,12 +108,14 @@ class Bench:
         if case.tier == "bf16":
             model_section = model_section.model_copy(update={"dtype": "bfloat16"})
         model = models.load(model_section, "cpu")
-        if self._policies:
+        if self._policies and not case.sync:
             factors = self._policies[0 if case.stale else -1]
             lora = model_section.lora
             for module, linear in touched_linears(model.transformer, lora.targets).items():
                 linear.weight.data = merge_module(linear.weight.data, module, factors, lora.alpha / lora.rank)
-        if case.tier not in UNQUANTIZED_TIERS:
+        if case.sync:
+            self._receive(model.transformer, case.sync)
+        elif case.tier not in UNQUANTIZED_TIERS:
             scope = model_section.quantization
             scope = scope.model_copy(update={"skip": [*scope.skip, *case.skip]})
             # FP8 of a CPU is its reference arithmetic: the numbers of the tier, not its speed.
@@ -119,6 +130,17 @@ class Bench:
             )
             rows.append(sampler(unit, prompt, embedding).rewards.numpy())
         return np.stack(rows).astype(np.float64)
+
+    def _receive(self, transformer: nn.Module, mode: str) -> None:
+        """Make an explorer's transformer of the base, and have it take the newest policy as it is published."""
+        publish = self._config.publish.model_copy(update={"mode": mode})
+        config = self._config.model_copy(update={"publish": publish})
+        revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
+        kept = base_to_keep(transformer, config)
+        quantize_(transformer, config.rollout.preview.precision, config.model.quantization)
+        make_room(transformer, config, torch.float32)
+        content = Publications(publish).publish(revision).payload(EXPLORER)
+        Receiver(transformer, quantized_base=kept).apply(payload.read(content))
 
 
 def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
@@ -143,11 +165,11 @@ def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
     return figures | {"overlap": float(np.mean(overlap)), "spread": float(full.std(axis=1).mean())}
 
 
-def measure(bench: Bench, policies: int, keep: int) -> list[dict[str, object]]:
+def measure(bench: Bench, policies: int, keep: int, only: str = "") -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     print("| varied | preview | Spearman | Kendall | overlap | best beat | worst beat | regret |")
     print("|---|---|---|---|---|---|---|---|")
-    for case in cases(policies):
+    for case in (case for case in cases(policies) if only in ("", case.group)):
         full = bench.pool(Case(group="", name="", tier="float32", steps=10, solver=case.solver))
         found = compare(bench.pool(case), full, keep)
         rows.append({"group": case.group, "preview": case.name} | found)
@@ -166,6 +188,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--keep", type=int, default=8, help="seeds chosen of each pool")
+    parser.add_argument(
+        "--only", default="", help="one of the groups; the rows of the others stay as they were written"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--run", type=Path, help="folder of a finished run, for its last two policies")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -174,7 +199,12 @@ def main() -> None:
     config = load([ROOT / "configs" / "demo.yaml"])
     checkpoints = sorted((arguments.run / "checkpoints").iterdir())[-2:] if arguments.run else []
     policies = [LearnerState.load(folder).old for folder in checkpoints]
-    rows = measure(Bench(config, arguments.prompts, arguments.seeds, policies), len(policies), arguments.keep)
+    bench = Bench(config, arguments.prompts, arguments.seeds, policies)
+    rows = measure(bench, len(policies), arguments.keep, arguments.only)
+    file = arguments.out / "rank_fidelity.json"
+    if arguments.only and file.exists():
+        others = json.loads(file.read_text())["previews"]
+        rows = [row for row in others if row["group"] != arguments.only] + rows
     result = {
         "model": config.model.path,
         "policies": [folder.name for folder in checkpoints] or ["base"],
@@ -185,7 +215,7 @@ def main() -> None:
         "previews": rows,
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "rank_fidelity.json").write_text(json.dumps(result, indent=1) + "\n")
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

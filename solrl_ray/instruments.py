@@ -51,6 +51,7 @@ INSTRUMENTS = (
     Instrument("solrl_proxy_reward_mean", "gauge", "reward", "Mean proxy reward of the last iteration's candidates."),
     Instrument("solrl_heldout_reward_mean", "gauge", "reward", "Mean reward on held-out prompts.", ("policy",)),
     Instrument("solrl_rank_fidelity", "gauge", "Spearman", "Proxy against full-precision rewards of chosen seeds."),
+    Instrument("solrl_fallback_rung", "gauge", "rungs", "Rung of the fallback ladder; 0: previews as configured."),
     Instrument("solrl_loss", "gauge", "loss", "Loss of the last update."),
     Instrument("solrl_policy_loss", "gauge", "loss", "Its policy part."),
     Instrument("solrl_kl", "gauge", "mean square", "MSE between trained and reference velocity in the last update."),
@@ -59,9 +60,16 @@ INSTRUMENTS = (
     Instrument("solrl_workers_lost", "gauge", "workers", "Workers lost and replaced, so far.", ("role",)),
     Instrument("solrl_refused_answers", "gauge", "answers", "Answers that could not be right, so far.", ("role",)),
     Instrument("solrl_replacements_left", "gauge", "workers", "What is left of `fleet.max_replacements`."),
-    Instrument("solrl_attested_workers", "gauge", "workers", "Workers by the tier they attested.", ("role", "tier")),
+    Instrument(
+        "solrl_attested_workers",
+        "gauge",
+        "workers",
+        "Workers by the tier they attested: what really runs.",
+        ("role", "tier"),
+    ),
     Instrument("solrl_revision", "gauge", "revision", "Newest revision that a worker of the role proved.", ("role",)),
     Instrument("solrl_receipts", "counter", "receipts", "Proofs of a loaded revision that were accepted.", ("role",)),
+    Instrument("solrl_weights_wait_share", "gauge", "share", "Of explorers' time in the last iteration, for weights."),
     Instrument("solrl_weights_wait_seconds", "histogram", "seconds", "Idle time of a worker per revision.", ("role",)),
 )
 

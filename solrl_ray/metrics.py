@@ -66,6 +66,14 @@ class IterationMetrics:
     differing_results: int = 0
     """Results that came again with other bytes than the accepted ones: a broken promise, counted unless
     `fleet.strict` ends the run."""
+    weights_wait: float = 0.0
+    """Share of the explorers' time in this iteration in which they had nothing to do but get weights: from when they
+    were offered a revision, or ended their last unit, until they had proved it."""
+    rung: int = 0
+    """Of the fallback ladder, on which this iteration was explored; 0: as configured."""
+    preview_steps: int | None = None
+    """Solver steps of the previews, and the tier of the explorers, on that rung. None without previews."""
+    preview_precision: str | None = None
     event: str = field(default="iteration", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import nn
 from solrl_ray import models, rewards
 from solrl_ray.checkpoints import filesystem
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
-from solrl_ray.config.families import pool_sampling
+from solrl_ray.config.families import pool_sampling, previews
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -158,13 +158,15 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
         tier: str = "fp8" if wanted == "auto" else wanted
     else:
         tier = capability.resolve(wanted, device, config.model.dtype)
-        for own in dict.fromkeys((tier, *config.model.quantization.tiers.values())):
+        rungs = [preview.precision for preview in previews(config)[1:]]
+        for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)):
             reason = capability.lacks(own, device)
             if reason and tier not in UNQUANTIZED_TIERS:
                 where = capability.device_name(device)
                 raise UserError(
                     f"rollout.preview.precision is {wanted!r} {key}, model.quantization.tiers "
-                    f"{config.model.quantization.tiers or 'not set'}: {reason}, and explorers run on {where}; there "
+                    f"{config.model.quantization.tiers or 'not set'}, rungs of fidelity.ladder {rungs or 'none'}: "
+                    f"{reason}, and explorers run on {where}; there "
                     f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
                 )
     if tier not in TIERS:

@@ -62,6 +62,8 @@ class WorkUnit:
     indices: tuple[int, ...]
     policy: str = "old"
     """Whose revision it is: the sampling policy's, or ``ema`` in evaluations."""
+    steps: int | None = None
+    """Solver steps, if not those that its stage is configured with: of a preview on a rung of the fallback ladder."""
 
     @property
     def id(self) -> str:
@@ -179,3 +181,5 @@ class Attestation:
     """Name of each check → what it found, e.g. ``known-answer vectors`` → ``17 of 17``."""
     quantized_layers: int = 0
     skipped_layers: int = 0
+    warm_ups: int = 0
+    """Shapes of a forward for which code is still to be compiled, before the first revision is loaded."""

@@ -27,6 +27,7 @@ from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.solvers import Velocity, integrate
 
 ODE = Ode()
+WARM_UP_SIGMA = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +83,18 @@ class Sampler:
         self._micro_batch = micro_batch
         self._steps = steps
         self._record = record
-        # With a stochastic sampler a preview's grid is part of the full one, else each has the published grid.
-        grid_steps = steps if isinstance(self._sampler, Ode) else config.rollout.full.steps
-        self._sigmas = sigmas(config.model.schedule, grid_steps, model.image_tokens)
-        if record and (isinstance(self._sampler, Ode) or steps != grid_steps):
+        self._schedule = config.model.schedule
+        self._full_steps = config.rollout.full.steps
+        if record and (isinstance(self._sampler, Ode) or steps != self._full_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
+
+    @torch.no_grad()
+    def warm_up(self, embedding: PromptEmbedding) -> None:
+        """One forward and one decoding of the shapes that units have, so that what is compiled for them is."""
+        batch = self._model.batch_embeddings([embedding] * self._micro_batch)
+        where = [Address(run_seed=self._run_seed, purpose="warm-up", index=i) for i in range(self._micro_batch)]
+        noise = initial_noise(where, self._model.latent_shape).to(self._model.device)
+        self._model.decode(self._model.velocity(noise, WARM_UP_SIGMA, batch))
 
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
@@ -121,7 +129,7 @@ class Sampler:
 
         states: Sequence[Tensor] = ()
         if isinstance(self._sampler, Ode):
-            latents = integrate(velocity, noise, self._sigmas, self._solver)
+            latents = integrate(velocity, noise, self._sigmas(part), self._solver)
         else:
             latents, states = self._stochastic(self._sampler, velocity, noise, part)
         images = self._model.decode(latents)
@@ -134,10 +142,16 @@ class Sampler:
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Clean latents, and the states before and after each recorded transition."""
         start = self._window_start(part)
-        steps = sde.plan(sampler, self._sigmas.tolist(), self._steps, start)
+        steps = sde.plan(sampler, self._sigmas(part).tolist(), part.steps or self._steps, start)
         increments = {index: self._increment(part, index) for step in steps for index, _ in step.increments}
         recorded = range(start, start + sampler.recorded(self._steps) + 1) if self._record else ()
         return sde.integrate(velocity, noise, steps, increments, keep=recorded)
+
+    def _sigmas(self, part: WorkUnit) -> Tensor:
+        """Noise levels. With a stochastic sampler a preview's are part of the full grid, else each has the published
+        grid of its steps."""
+        steps = (part.steps or self._steps) if isinstance(self._sampler, Ode) else self._full_steps
+        return sigmas(self._schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
         where = [

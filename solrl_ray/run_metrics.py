@@ -9,7 +9,7 @@ import torch
 
 from solrl_ray.audit import AuditPlan, audit
 from solrl_ray.config.arithmetic import describe
-from solrl_ray.config.families import is_one_stage
+from solrl_ray.config.families import is_one_stage, previews
 from solrl_ray.config.schema import Config
 from solrl_ray.fidelity import rank_fidelity
 from solrl_ray.learning.learner import UpdateMetrics
@@ -31,14 +31,19 @@ def iteration_metrics(
     busy_seconds: dict[str, float],
     factors: Mapping[str, torch.Tensor],
     publication: Mapping[str, float] | None = None,
+    rung: int = 0,
+    weights_wait: float = 0.0,
 ) -> IterationMetrics:
     """Args:
     closed: the selector's end of the iteration.
     rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
     factors: LoRA factors of the trained policy after the update.
     publication: of the revision that was explored with.
+    rung: of the fallback ladder, on which it was explored.
+    weights_wait: share of the explorers' time in which they waited for weights.
     """
     full = np.array(rewards, dtype=np.float64)
+    preview = None if is_one_stage(config) else previews(config)[rung]
     fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(closed), full)
     rollout, counts = config.rollout, closed.counts
     return IterationMetrics(
@@ -74,6 +79,10 @@ def iteration_metrics(
         ratio_deviation=update.ratio_deviation,
         first_ratio_deviation=update.first_ratio_deviation,
         clip_fraction=update.clip_fraction,
+        weights_wait=weights_wait,
+        rung=rung,
+        preview_steps=preview.steps if preview else None,
+        preview_precision=preview.precision if preview else None,
     )
 
 

@@ -65,8 +65,11 @@ class OracleResult:
     """Both per iteration, by prompt id; full-precision rewards in the order of the selection."""
 
 
-def run(config: Config, *, iterations: int) -> OracleResult:
-    """Train for `iterations` and say what was selected and what was learned."""
+def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> OracleResult:
+    """Train for `iterations` and say what was selected and what was learned.
+
+    `previews`: how each iteration draws them, if not as configured.
+    """
     base = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
     score = rewards.load(config.rewards, "cpu").score
     prompts = read_prompts(config.prompts.train)
@@ -77,14 +80,16 @@ def run(config: Config, *, iterations: int) -> OracleResult:
         order = permutation(address(config, "prompts", iteration), len(prompts))
         chosen = [prompts[i] for i in order[: rollout.prompts]]
         embeddings = embed(base, chosen)
-        weights = (before if rollout.max_lead else learner.old, True), (learner.old, False)
+        preview = previews[iteration] if previews else rollout.preview
+        quantised = preview.precision == "nvfp4-emulated"
+        weights = (before if rollout.max_lead else learner.old, quantised), (learner.old, False)
         explorer, regenerator = (sampling_model(config, base, factors, quant) for factors, quant in weights)
         selections, samples = {}, []
         for prompt in chosen:
             torch.set_num_threads(config.fleet.explorers.threads)
             pool = [address(config, "initial-noise", iteration, (prompt.id, i)) for i in range(rollout.pool)]
             embedding = embeddings[prompt.id]
-            _, proxy = draw(config, rollout.preview, explorer, score, prompt.text, embedding, pool)
+            _, proxy = draw(config, preview, explorer, score, prompt.text, embedding, pool)
             selections[prompt.id] = select(iteration, prompt.id, proxy, rollout.keep)
             torch.set_num_threads(config.fleet.regenerators.threads)
             kept = [candidate.index for candidate in selections[prompt.id].chosen]
@@ -184,7 +189,6 @@ def has_lora(config: Config, path: str) -> bool:
 def sampling_model(config: Config, base: DiffusionModel, factors: Factors, quant: bool) -> DiffusionModel:
     """LoRA merged into the weights and rounded once; for explorers, NVFP4 of bfloat16 inside the scope."""
     scope, scaling = config.model.quantization, config.model.lora.alpha / config.model.lora.rank
-    quant = quant and config.rollout.preview.precision == "nvfp4-emulated"
 
     def merged(path: str, weight: Tensor) -> Tensor:
         """float64; products of float32 numbers are exact in it, and the sum over the rank has its order."""

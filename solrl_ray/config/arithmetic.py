@@ -12,7 +12,7 @@ import textwrap
 from dataclasses import dataclass
 
 from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.families import is_one_stage, pool_sampling
+from solrl_ray.config.families import is_one_stage, pool_sampling, previews
 from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
@@ -180,6 +180,10 @@ class Arithmetic:
         if fidelity.audit_prompts:
             seeds = f"{fidelity.audit_seeds} unselected seeds of {fidelity.audit_prompts} prompts"
             rows.append(("audit", f"{seeds}, regenerated to measure the ranking, never trained on"))
+        if fidelity.floor is not None:
+            drawn = ", then ".join(f"{p.steps} steps ({p.precision})" for p in previews(self.config)[1:])
+            low = f"{fidelity.measure} below {fidelity.floor:g} for {fidelity.patience} iterations running"
+            rows.append(("fall back", f"if {low}: previews of {drawn}"))
         return rows
 
     def _model(self) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling
+from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Preview
 from solrl_ray.errors import UserError
 
 
@@ -226,6 +227,50 @@ def _fidelity(config: Config) -> Iterator[Problem]:
         )
 
 
+def _fallback(config: Config) -> Iterator[Problem]:
+    fidelity, drawn = config.fidelity, previews(config)
+    if fidelity.floor is None:
+        if fidelity.ladder:
+            yield Problem("fidelity.floor", "a number between -1 and 1, below which fidelity.ladder is climbed")
+        return
+    if is_one_stage(config):
+        yield Problem("fidelity.floor", f"empty, because rollout.family {config.rollout.family} has no previews")
+    if not -1 < fidelity.floor < 1:
+        yield Problem("fidelity.floor", "more than -1 and less than 1, as correlations are")
+    if not fidelity.ladder:
+        yield Problem("fidelity.ladder", "a list of at least one rung, such as [{steps: 8}, {precision: bf16}]")
+    for number, (before, after) in enumerate(pairwise(drawn)):
+        yield from _rung(config, f"fidelity.ladder.{number}", before, after)
+
+
+_LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
+"""How precise tiers are; ``auto`` may become any quantised one."""
+
+
+def _rung(config: Config, key: str, before: Preview, after: Preview) -> Iterator[Problem]:
+    """What is wrong with a rung that leads from one way to draw previews to another."""
+    rise = _LEVELS[after.precision] - _LEVELS[before.precision]
+    full = full_tier(config.model)
+    if after == before:
+        yield Problem(
+            f"{key}.steps", f"more than {before.steps}, unless precision rises: an empty rung changes nothing"
+        )
+    elif after.precision in UNQUANTIZED_TIERS and after.precision != full:
+        yield Problem(f"{key}.precision", f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}")
+    elif after.precision in UNQUANTIZED_TIERS and config.publish.base == "pack":
+        yield Problem(f"{key}.precision", "a quantised tier, because with publish.base pack explorers hold no other")
+    elif after.precision != before.precision and (rise <= 0 or after.precision == "auto"):
+        yield Problem(f"{key}.precision", f"a higher tier than {before.precision}, which previews have before it")
+    elif rise <= 0 and after.steps <= before.steps:
+        yield Problem(f"{key}.steps", f"more than {before.steps}, which previews have before it")
+    # A stochastic preview takes some of the full trajectory's noise levels, and one of cps all of them.
+    sampler, most = config.rollout.sampler, config.rollout.full.steps
+    if not isinstance(sampler, Ode) and after.steps > most:
+        yield Problem(f"{key}.steps", f"at most rollout.full.steps, which is {most}")
+    elif isinstance(sampler, Cps) and after.steps != most:
+        yield Problem(f"{key}.steps", f"rollout.full.steps, which is {most}, because rollout.sampler.kind is cps")
+
+
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
         module, colon, function = reward.kind.partition(":")
@@ -273,6 +318,7 @@ _RULES = (
     _sampler,
     _objective,
     _fidelity,
+    _fallback,
     _rewards,
     _evaluation,
     _publish,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solrl_ray.config.schema import Config, Model
+from solrl_ray.config.schema import Config, Model, Preview
 
 _TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
 UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
@@ -48,6 +48,20 @@ def pool_sampling(config: Config) -> PoolSampling:
         return PoolSampling(tier=preview.precision, steps=preview.steps, micro_batch=preview.micro_batch)
     tier = rollout.preview.precision if rollout.family == "quantized" else full_tier(config.model)
     return PoolSampling(tier=tier, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch)
+
+
+def previews(config: Config) -> tuple[Preview, ...]:
+    """How previews are drawn on each rung of the fallback ladder: as configured first, then changed rung by rung."""
+    drawn = [config.rollout.preview]
+    for rung in config.fidelity.ladder:
+        drawn.append(drawn[-1].model_copy(update=rung.model_dump(exclude_none=True)))
+    return tuple(drawn)
+
+
+def on_rung(config: Config, rung: int) -> Config:
+    """The configuration as explorers of that rung are to know it."""
+    rollout = config.rollout.model_copy(update={"preview": previews(config)[rung]})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def warnings(config: Config) -> tuple[str, ...]:

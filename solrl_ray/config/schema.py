@@ -182,13 +182,31 @@ class Rollout(Part):
     full: Full = Full()
 
 
+class Rung(Part):
+    """A step of the fallback ladder: what it changes of the previews; the rest stays as on the rung before."""
+
+    steps: Positive | None = None
+    """Solver steps of a preview from here on."""
+    precision: Precision | None = None
+    """Tier of the explorers from here on; they start anew for it."""
+
+
 class Fidelity(Part):
-    """How closely the previews' ranking is watched. Changes neither what is selected nor what is learned."""
+    """How closely the previews' ranking is watched, and what follows if they rank too badly. Watching alone changes
+    neither what is selected nor what is learned."""
 
     audit_prompts: int = 0
     """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
     audit_seeds: int = 4
     """Unselected seeds of each of them."""
+    measure: Literal["spearman", "kendall"] = "spearman"
+    """What `floor` is held against: of whole pools if they are audited, else of the regenerated seeds."""
+    floor: float | None = None
+    """Least value of `measure`, between -1 and 1; null: nothing follows from it."""
+    patience: Positive = 3
+    """Iterations in a row below `floor` before previews take the next rung of `ladder`."""
+    ladder: list[Rung] = []
+    """Rungs, each with more steps or a higher tier than the one before: ``[{steps: 8}, {precision: bf16}]``."""
 
 
 class Optimizer(Part):
@@ -239,6 +257,8 @@ class Deadlines(Part):
 
     start: Seconds = 180.0
     """An actor's construction: imports, weights, attestation."""
+    warm_up: Seconds = 900.0
+    """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
     preview: Seconds = 120.0
     """One preview unit."""
     full: Seconds = 300.0

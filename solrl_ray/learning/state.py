@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.files import replace_folder
 from solrl_ray.wire import Portable
 
@@ -52,7 +52,17 @@ class LearnerState(Portable):
 
         A resumed run comes by the same update again: what stands under the name is then the same state, or a
         damaged one, and is replaced.
+
+        Raises:
+            RunError: a tensor with NaN or Inf. Nothing is written, so that a run goes on from the state before.
         """
+        for part in (part for parts in _FILES.values() for part in parts):
+            for key, tensor in getattr(self, part).items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise RunError(
+                        f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
+                        "and no revision is made of it; the one before stays"
+                    )
         contents = {}
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()}

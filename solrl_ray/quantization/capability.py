@@ -33,8 +33,8 @@ def check(tiers: Iterable[str], device: torch.device) -> None:
         if reason:
             raise UserError(
                 f"the preview tier {tier} does not run on {device_name(device)}: {reason}; there "
-                f"rollout.preview.precision and model.quantization.tiers may be {', '.join(available(device))}, or "
-                "unquantised bf16 or float32"
+                "rollout.preview.precision, model.quantization.tiers and the rungs of fidelity.ladder may be "
+                f"{', '.join(available(device))}, or unquantised bf16 or float32"
             )
 
 

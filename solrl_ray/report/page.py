@@ -186,7 +186,8 @@ def _fidelity(data: RunData) -> str:
         )
     plot = figure("Preview against full-precision reward", plots.rank_fidelity(data.iterations), "")
     table = f'<div class="card scroll top"><h3>In numbers</h3>{tables.fidelity(data)}</div>'
-    return f'<h2>Rank fidelity</h2><p class="note">{note}</p><div class="figures">{plot}{table}</div>'
+    ladder = tables.rungs(data)
+    return f'<h2>Rank fidelity</h2><p class="note">{note}</p><div class="figures">{plot}{table}{ladder}</div>'
 
 
 def _time(data: RunData) -> str:

@@ -304,9 +304,12 @@ def worker_time(times: Sequence[WorkerTime]) -> str:
     names = [f"{time.role} ({time.workers})" for time in times]
     with drawing("workers", "Busy and idle time of workers") as plot:
         shares = [100 * time.busy_share for time in times]
-        rest = [100 - share for share in shares]
+        weights = [100 * time.weights_share for time in times]
+        rest = [100 - share - waited for share, waited in zip(shares, weights, strict=True)]
+        last = [100 - idle for idle in rest]
         plot.axes.barh(names, shares, height=0.5, color=COLORS["blue"], label="busy")
-        plot.axes.barh(names, rest, left=shares, height=0.5, color=COLORS["idle"], label="idle")
+        plot.axes.barh(names, rest, left=last, height=0.5, color=COLORS["idle"], label="idle")
+        plot.axes.barh(names, weights, left=shares, height=0.5, color=COLORS["orange"], label="waiting for weights")
         for row, share in enumerate(shares):
             inside = share > 80
             plot.axes.text(

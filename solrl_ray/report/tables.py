@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from solrl_ray.config.families import is_one_stage, pool_sampling
+from solrl_ray.ladder import in_a_row
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 from solrl_ray.report.markup import escape, table
@@ -65,6 +66,24 @@ def fidelity(data: RunData) -> str:
     return table(("measure", "mean", "first", "last", "least"), rows, numbers=(1, 2, 3, 4))
 
 
+def rungs(data: RunData) -> str:
+    """From which iteration on previews were drawn how; empty unless a fallback ladder is configured."""
+    fidelity = data.config.fidelity
+    if fidelity.floor is None:
+        return ""
+    rows = []
+    for number, record in enumerate(data.iterations):
+        if number == 0 or record.rung != data.iterations[number - 1].rung:
+            drawn = [str(record.preview_steps), escape(record.preview_precision or "")]
+            rows.append([str(record.iteration), f"{record.rung} of {len(fidelity.ladder)}", *drawn])
+    note = (
+        f"After {in_a_row(fidelity.patience)} with {fidelity.measure} below {fidelity.floor:g}, previews take the "
+        "next rung."
+    )
+    body = table(("from iteration", "rung", "preview steps", "tier"), rows, numbers=(0, 2))
+    return f'<div class="card scroll top"><h3>Fallback ladder</h3><p class="note">{escape(note)}</p>{body}</div>'
+
+
 def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
     """Totals of the run by part of the iteration, then what each kind of worker did with its time."""
     split = [wall_segments(record) for record in data.iterations]
@@ -87,11 +106,12 @@ def stage_times(data: RunData, times: Sequence[WorkerTime]) -> str:
             f"{time.available:.1f}",
             f"{100 * time.busy_share:.1f} %",
             f"{100 - 100 * time.busy_share:.1f} %",
+            f"{100 * time.weights_share:.1f} %" if time.role == "explorers" else "–",
         ]
         for time in times
     ]
-    header = ("workers", "number", "busy, s", "available, s", "busy", "idle")
-    workers = table(header, work, numbers=(1, 2, 3, 4, 5))
+    header = ("workers", "number", "busy, s", "available, s", "busy", "idle", "for weights")
+    workers = table(header, work, numbers=(1, 2, 3, 4, 5, 6))
     return f'<div class="tables"><div>{stages}</div><div>{workers}</div></div>'
 
 

@@ -56,7 +56,13 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     scalars |= {name: value for name, value in ratios.items() if value is not None}
     fidelity = {name: getattr(record, name) for name in ("spearman", "kendall", "side_agreement")}
     scalars |= {f"rank_fidelity/{name}": value for name, value in fidelity.items() if value is not None}
+    if record.preview_steps is not None:
+        scalars |= {
+            "rank_fidelity/rung": float(record.rung),
+            "rank_fidelity/preview_steps": float(record.preview_steps),
+        }
     scalars |= {f"audit/{name}": value for name, value in record.audit.items()}
+    scalars["wait_share/weights"] = record.weights_wait
     scalars |= {f"wall_seconds/{stage}": value for stage, value in record.seconds.items()}
     scalars |= {f"busy_seconds/{stage}": value for stage, value in record.busy_seconds.items()}
     return scalars

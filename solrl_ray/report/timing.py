@@ -44,10 +44,16 @@ class WorkerTime:
     """Summed seconds of computing."""
     available: float
     """Workers × wall seconds of the iterations."""
+    weights: float = 0.0
+    """Seconds of it in which they waited for weights; known of explorers."""
 
     @property
     def busy_share(self) -> float:
         return self.busy / self.available if self.available > 0 else 0.0
+
+    @property
+    def weights_share(self) -> float:
+        return self.weights / self.available if self.available > 0 else 0.0
 
 
 def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list[WorkerTime]:
@@ -64,6 +70,7 @@ def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list
             workers=count,
             busy=math.fsum(record.busy_seconds.get(stage, 0.0) for record in iterations),
             available=count * wall,
+            weights=math.fsum(count * r.weights_wait * r.seconds["total"] for r in iterations if role == "explorers"),
         )
         for role, stage, count in roles
     ]

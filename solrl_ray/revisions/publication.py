@@ -75,13 +75,14 @@ class Publications:
         self._newest: Revision | None = None
 
     def publish(self, revision: Revision) -> Publication:
-        """A delta if `revision` follows the newest state and no snapshot is due, else a snapshot."""
+        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due, else a snapshot."""
         mode, manifest, newest = self._config.mode, revision.manifest, self._newest
         if manifest.policy != "old":
             return Publication(revision=revision, mode=mode)
         self._newest = revision
         due = manifest.revision % self._config.snapshot_every == 0
-        if due or newest is None or newest.manifest.revision != manifest.parent:
+        follows = newest is not None and newest.manifest.revision == manifest.parent
+        if due or newest is None or not follows or newest.manifest.formats != manifest.formats:
             return Publication(revision=revision, mode=mode)
         deltas = deltas_between(revision, newest)
         parent = newest.manifest.packed_digest() if deltas else ""

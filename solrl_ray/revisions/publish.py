@@ -76,10 +76,10 @@ class Publisher:
         self._branch_stamps: dict[str, dict[str, Stamp]] = {}
 
     @classmethod
-    def for_model(cls, transformer: nn.Module, config: Config) -> Publisher:
-        """For a transformer with or without adapters."""
+    def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
+        """For a transformer with or without adapters, and explorers of `tier`, by default the configured one."""
         linears = touched_linears(transformer, config.model.lora.targets)
-        tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
+        tiers = plan(linears, tier or pool_sampling(config).tier, config.model.quantization).tiers
         return cls(
             {module: linear.weight.detach() for module, linear in linears.items()},
             config.model.lora,

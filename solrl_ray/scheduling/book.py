@@ -51,6 +51,10 @@ class IterationPlan:
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
+    rung: int = 0
+    """Of the fallback ladder."""
+    steps: int | None = None
+    """Solver steps of the pool's units on that rung, if not those of rung 0."""
 
     @property
     def exploring_revision(self) -> int:
@@ -74,6 +78,7 @@ class IterationPlan:
                 revision=self.exploring_revision,
                 prompt_id=prompt_id,
                 indices=tuple(range(start, start + self.micro_batch)),
+                steps=self.steps,
             )
             for start in range(0, self.pool, self.micro_batch)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,11 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors.fleet import Fleet
-from actors.pool import Budget, Event, Lost, Nonsense, Pool, Rested, Started
+from actors.pool import Budget, Event, Loaded, Lost, Nonsense, Pool, Rested, Started, Warmed
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
-from solrl_ray.records import Attestation, WorkUnit
+from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.run_folder import RunFolder
 from tests.small import small_config
 
@@ -138,7 +139,8 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
     config = small_config(tmp_path, "damaged", "fleet.strikes=2", "fleet.max_replacements=1")
     fleet = Fleet(config, Damaged(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
     fleet.open()
-    fleet.score_class()
+    while not fleet.score_class:
+        fleet.events(seconds=1.0)
     units = [WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(2)]
     for unit in units:
         fleet.explorers.give("explorer-0", unit, "explore", unit)
@@ -153,6 +155,78 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
     assert fleet.refuse("explorer-0", units[1], "NaN") is None  # it has gone already
     with pytest.raises(RunError, match=r"preview/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
         fleet.refuse("explorer-0.1", units[0], "NaN")
+
+
+class Warms(Worker):
+    """Compiles for two shapes, the second time when it is told to."""
+
+    def start(self) -> Attestation:
+        return dataclasses.replace(super().start(), warm_ups=2)
+
+    def warm_up(self, shape: int, go: Path) -> None:
+        deadline = time.monotonic() + 60.0
+        while shape == 1 and not go.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def load_revision(self, shape: int) -> Receipt:
+        return Receipt(
+            worker=self._name,
+            role="explorer",
+            revision=0,
+            score_class="A",
+            policy="old",
+            bound_modules=1,
+            buffer_digest="",
+            probe_digest="",
+        )
+
+
+def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(tmp_path: Path) -> None:
+    pool = Pool(
+        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
+        unit_seconds=60.0,
+        credit=1,
+        deadlines=Deadlines(),
+        budget=Budget(0),
+    )
+    go = tmp_path / "go"
+    pool.open("explorer-0")
+    pool.publish(
+        "revision 0",
+        lambda handle, full: handle.load_revision.remote(full),
+        warm_up=lambda handle, shape: handle.warm_up.remote(shape, go),
+    )
+    assert pool.warmed() == (0, 0)
+    started, warmed = settle(pool, 2)
+    assert isinstance(started, Started)
+    assert warmed == Warmed("explorer-0", 1)
+    assert (pool.states(), pool.warmed()) == ({"explorer-0": "warming up 2 of 2 shapes"}, (1, 2))
+    assert pool.census()["starting"] == 1
+    assert pool.slots() == []
+    go.touch()
+    last, loaded = settle(pool, 2)
+    assert last == Warmed("explorer-0", 0)
+    assert isinstance(loaded, Loaded)
+    assert pool.slots() == ["explorer-0"]
+    assert pool.warmed() == (2, 2)
+
+
+def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
+    pool = Pool(
+        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
+        unit_seconds=60.0,
+        credit=1,
+        deadlines=Deadlines(warm_up=2.0),
+        budget=Budget(1),
+    )
+    pool.open("explorer-0")
+    pool.publish("revision 0", lambda handle, full: None, warm_up=lambda h, shape: h.warm_up.remote(1, tmp_path / "no"))
+    _, lost = settle(pool, 2)
+    assert isinstance(lost, Lost)
+    assert lost.reason == "warm-up passed its deadline of 2 s"
+    pool.renew()  # nobody is left at work
+    assert list(pool.states()) == ["explorer-0.2"]
 
 
 class Mixed:

@@ -75,6 +75,7 @@ def iteration(number: int) -> IterationMetrics:
         kl=0.001 * (number + 1),
         gradient_norm=0.8,
         spearman=0.90 + 0.01 * number,
+        weights_wait=0.05,
         kendall=0.80,
         side_agreement=0.95,
         selection_digest=f"selection-{number}",

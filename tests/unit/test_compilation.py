@@ -9,14 +9,19 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from actors.explorer import Explorer
 from solrl_ray import models
 from solrl_ray.compilation import blocks, cache_folder, compile_, compile_decoder, compiles, what_compiles
-from solrl_ray.config.schema import Compile, QuantizationScope
+from solrl_ray.config.schema import Compile, Config, QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.scope import quantize_, quantized_layers
+from solrl_ray.records import Prompt, PromptEmbedding, Receipt, WorkUnit
+from solrl_ray.revisions.publication import Publications
+from solrl_ray.revisions.publish import Publisher, touched_linears
 from tests import tiny
+from tests.small import small_config
 from tests.unit.test_quantization_scope import SKIP, inputs, transformer
 
 CPU = torch.device("cpu")
@@ -79,6 +84,43 @@ def test_five_revisions_are_taken_without_compiling_again() -> None:
             assert torch.equal(seen[-1], eager(**inputs()).sample)
             assert counter.frame_count == 2  # one graph a kind of block, in the first revision
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise(seen))
+
+
+def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_compile_anything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = CompileCounterWithBackend("eager")
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=counter, **how))
+    torch._dynamo.reset()
+    config = small_config(Path("unused"), "unused", "rollout.preview.precision=float32", "compile.enabled=true")
+    explorer = Explorer("explorer-0", config)
+    attestation = explorer.start()
+    assert counter.frame_count == 0
+    text = models.load(config.model, "cpu", components={"text"}).encode(["a red circle"])[0]
+    embedding = PromptEmbedding(prompt_id="p", tensors=text, digest="p")
+    for shape in range(attestation.warm_ups):
+        explorer.warm_up(shape, embedding)
+    known = counter.frame_count
+    assert known > 0
+    base = models.load(config.model, "cpu", components={"transformer"}).transformer
+    revision = Publisher.for_model(base, config).build(0, lora_factors(base, config))
+    receipt = explorer.load_revision(
+        Publications(config.publish).publish(revision).payload("explorer"), embedding, True
+    )
+    assert isinstance(receipt, Receipt)
+    unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1, 2, 3))
+    explorer.explore(unit, Prompt(id="p", text="a red circle"), embedding)
+    assert counter.frame_count == known
+
+
+def lora_factors(transformer: nn.Module, config: Config) -> dict[str, torch.Tensor]:
+    rank = config.model.lora.rank
+    return {
+        f"{path}.{name}": torch.full(shape, 0.01)
+        for path, linear in touched_linears(transformer, config.model.lora.targets).items()
+        for name, shape in (("lora_A", (rank, linear.in_features)), ("lora_B", (linear.out_features, rank)))
+    }
 
 
 def test_a_decoder_is_compiled_only_when_it_is_asked_for_and_is_then_part_of_the_score_class() -> None:

@@ -342,6 +342,55 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
             ["rollout.max_lead=1", "checkpoints.keep=1"],
             "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_lead 1",
         ),
+        (
+            ["fidelity={ladder: [{steps: 8}]}"],
+            "fidelity.floor is empty (default); it must be a number between -1 and 1, below which",
+        ),
+        (
+            ["fidelity={floor: 1, ladder: [{steps: 8}]}"],
+            "fidelity.floor is 1.0 (--set); it must be more than -1 and less than 1, as correlations are.",
+        ),
+        (
+            ["fidelity.floor=0.5"],
+            "fidelity.ladder is [] (default); it must be a list of at least one rung, such as [{steps: 8}, ",
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {}]}"],
+            "fidelity.ladder.1.steps is empty (default); it must be more than 8, unless precision rises: an empty rung "
+            "changes nothing.",
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {steps: 7}]}"],
+            "fidelity.ladder.1.steps is 7 (--set); it must be more than 8, which previews have before it.",
+        ),
+        (
+            ["rollout.preview.precision=fp8", "fidelity={floor: 0.5, ladder: [{precision: nvfp4, steps: 10}]}"],
+            'fidelity.ladder.0.precision is "nvfp4" (--set); it must be a higher tier than fp8, which previews have',
+        ),
+        (
+            ["rollout.preview.precision=nvfp4", "fidelity={floor: 0.5, ladder: [{precision: nvfp4-emulated}]}"],
+            'fidelity.ladder.0.precision is "nvfp4-emulated" (--set); it must be a higher tier than nvfp4, ',
+        ),
+        (
+            ["rollout.preview.precision=auto", "fidelity={floor: 0.5, ladder: [{precision: fp8}]}"],
+            'fidelity.ladder.0.precision is "fp8" (--set); it must be a higher tier than auto, which previews have',
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{precision: float32}]}", "model.dtype=bfloat16"],
+            'fidelity.ladder.0.precision is "float32" (--set); it must be a quantised tier, or bf16, because ',
+        ),
+        (
+            ["publish.base=pack", "fidelity={floor: 0.5, ladder: [{precision: bf16}]}", "model.dtype=bfloat16"],
+            'fidelity.ladder.0.precision is "bf16" (--set); it must be a quantised tier, because with ',
+        ),
+        (
+            ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, ladder: [{steps: 11}]}"],
+            "fidelity.ladder.0.steps is 11 (--set); it must be at most rollout.full.steps, which is 10.",
+        ),
+        (
+            ["rollout.family=scaled", "fidelity={floor: 0.5, ladder: [{steps: 8}]}"],
+            "fidelity.floor is 0.5 (--set); it must be empty, because rollout.family scaled has no previews.",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:

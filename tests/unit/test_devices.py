@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.devices import prepare, takes_turns
-from solrl_ray.config.schema import Fleet, Worker
+from actors.devices import prepare, settle_tier, takes_turns
+from solrl_ray.config.schema import Fidelity, Fleet, Worker
+from solrl_ray.errors import UserError
+from tests.unit import made_runs
+
+
+def test_a_tier_that_only_a_rung_of_the_ladder_would_need_is_refused_before_the_run_begins() -> None:
+    config = made_runs.config()
+    assert settle_tier(config)[0] == "nvfp4-emulated"
+    ladder = Fidelity.model_validate({"floor": 0.5, "ladder": [{"steps": 8}, {"precision": "fp8"}]})
+    with pytest.raises(UserError, match="the preview tier fp8 does not run on cpu"):
+        settle_tier(config.model_copy(update={"fidelity": ladder}))
 
 
 @pytest.mark.parametrize(

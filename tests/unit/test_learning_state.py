@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 
 
@@ -39,6 +39,17 @@ def assert_equal(left: LearnerState, right: LearnerState) -> None:
         mine, other = getattr(left, part), getattr(right, part)
         assert mine.keys() == other.keys()
         assert all(torch.equal(mine[name], other[name]) for name in mine), part
+
+
+@pytest.mark.parametrize("part", ["default", "old", "ema", "exp_avg_sq"])
+def test_a_state_that_is_not_finite_is_not_saved_and_the_one_before_stays(part: str, tmp_path: Path) -> None:
+    before, after = a_state(3), a_state(4)
+    before.save(tmp_path / "iteration-000003")
+    getattr(after, part)["block.lora_B"][2, 1] = torch.nan
+    with pytest.raises(RunError, match=rf"{part}/block\.lora_B has NaN or Inf after update 4: .* the one before stays"):
+        after.save(tmp_path / "iteration-000004")
+    assert [path.name for path in tmp_path.iterdir()] == ["iteration-000003"]
+    assert_equal(LearnerState.load(tmp_path / "iteration-000003"), before)
 
 
 def test_a_saved_state_comes_back_bit_for_bit_in_files_of_equal_bytes(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from solrl_ray.report import TensorBoardWriter, build, contact_sheet, load_pictures, save_pictures, tables
 from solrl_ray.report.data import read_run
@@ -133,7 +135,27 @@ def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
     assert "learn 6.0 20.0 %" in finished.text
     assert "all iterations 30.0 100.0 % held-out evaluations 4.5" in finished.text
     assert "start, end and between iterations 2.0 whole run 36.5" in finished.text
-    assert "explorers 2 18.0 60.0 30.0 % 70.0 %" in finished.text
+    assert "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %" in finished.text
+
+
+def test_the_rungs_of_the_fallback_ladder_are_shown_with_when_they_were_taken(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "climbs", finished=False)
+    fidelity = {"floor": 0.5, "patience": 1, "ladder": [{"steps": 8}, {"precision": "float32"}]}
+    climbing = config().model_copy(update={"fidelity": Fidelity.model_validate(fidelity)})
+    (folder / "config.yaml").write_text(yaml.safe_dump(climbing.model_dump(mode="json")))
+    drawn = ((0, 6, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"))
+    write_metrics(
+        folder,
+        [replace(iteration(n), rung=r, preview_steps=s, preview_precision=p) for n, (r, s, p) in enumerate(drawn)],
+    )
+    text = page(folder).text
+    assert "After 1 iteration with spearman below 0.5, previews take the next rung." in text
+    assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
+    assert "2 1 of 2" not in text
+
+
+def test_without_a_floor_there_is_no_ladder_in_the_report(finished: Page) -> None:
+    assert "Fallback ladder" not in finished.text
 
 
 def test_the_resolved_configuration_and_digests_are_shown(finished: Page) -> None:

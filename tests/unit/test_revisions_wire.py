@@ -196,6 +196,13 @@ def test_snapshots_come_every_n_revisions_and_deltas_between_them() -> None:
     assert [p.kind for p in published(range(6, 8))] == ["snapshot", "delta"]
 
 
+def test_explorers_of_another_tier_are_sent_a_snapshot() -> None:
+    publications = Publications(Publish(snapshot_every=10))
+    tiers = ("nvfp4-emulated", "nvfp4-emulated", "fp8", "fp8", "float32")
+    sent = [publications.publish(publisher(tier=t).build(n, moving(n))) for n, t in enumerate(tiers)]
+    assert [p.kind for p in sent] == ["snapshot", "delta", "snapshot", "delta", "factors"]
+
+
 def test_a_chain_of_deltas_ends_in_the_bytes_of_a_snapshot() -> None:
     chain = published(range(4))
     net, fresh = explorer(), explorer()
