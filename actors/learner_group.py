@@ -72,7 +72,13 @@ class LearnerGroup:
         self._ranks = self._spawn_all()
 
     def start(self, state: LearnerState | None) -> None:
-        """Bring the ranks together, at `state` or at revision 0. A rank that is lost here ends the run."""
+        """Bring the ranks together, at `state` or at revision 0."""
+        try:
+            self._join(state)
+        except waiting.WorkerGone as error:
+            self._rebuild(error, lambda: state)
+
+    def _join(self, state: LearnerState | None) -> None:
         seconds = self._config.fleet.deadlines.start
         hosts = self._ask("start", seconds=seconds)
         address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
@@ -136,8 +142,11 @@ class LearnerGroup:
         seconds = 4 * self._config.fleet.deadlines.fetch
         self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=seconds)
 
-    def _rebuild(self, error: waiting.WorkerGone) -> None:
-        """New ranks at the last state, and the open update done again. Raises RunError if no replacement is left."""
+    def _rebuild(self, error: waiting.WorkerGone, state: Callable[[], LearnerState | None] | None = None) -> None:
+        """New ranks at `state` or the last one, and the open update done again.
+
+        Raises RunError if no replacement is left.
+        """
         while True:
             self._budget.spend("the learner group", str(error))
             self._tell(f"the learner group is rebuilt from the last checkpoint ({error})")
@@ -146,7 +155,7 @@ class LearnerGroup:
             self._rebuilt += 1
             self._ranks = self._spawn_all()
             try:
-                self.start(self._last_state())
+                self._join((state or self._last_state)())
                 if self._meal is not None:
                     self._learn(self._meal)
                 return

@@ -90,10 +90,6 @@ EXPECTED_ENDS = (
     "the controller is gone",
     "encoding ",
     "the start of the encoder",
-    "start of the learner group",
-    "the address of learner 0",
-    "join of the learner group",
-    "load of the learner group",
 )
 """How a run may end for which somebody was killed: who is not replaced, see docs/reliability.md."""
 

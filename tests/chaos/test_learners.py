@@ -23,6 +23,15 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
 
 
+class KilledWhileStarting(LearnerRank):
+    """The first rank 1 is killed when it is to meet the others, which wait for it."""
+
+    def join(self, address: str, port: int, one_host: bool) -> None:
+        if self._rank == 1 and ".1" not in ray.get_runtime_context().get_actor_name():
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().join(address, port, one_host)
+
+
 class KilledWhileUpdating(LearnerRank):
     """The first rank 1 is killed in iteration 1 after its second backward pass, while rank 0 waits for it."""
 
@@ -81,14 +90,14 @@ def two_ranks(pipeline: Path, zero_stage: int) -> Config:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("zero_stage", "role"),
-    [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved)],
+    [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved), (2, KilledWhileStarting)],
 )
 def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
     tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type
 ) -> None:
     settings = two_ranks(tiny_pipeline, zero_stage)
     said: list[str] = []
-    calm, hurt = tmp_path / f"calm-{zero_stage}", tmp_path / f"hurt-{zero_stage}"
+    calm, hurt = tmp_path / f"calm-{role.__name__}", tmp_path / f"hurt-{role.__name__}"
     expected = train(group(settings, calm, LearnerRank, said), calm)
     assert said == []
     assert train(group(settings, hurt, role, said), hurt) == expected

@@ -35,7 +35,7 @@ def fault(number: int, percent: int) -> dict[str, int]:
 
 
 FAULTS = {
-    CALLS: fault(2, 4),
+    CALLS: fault(2, 2),
     "CoreWorkerService.grpc_client.GetObjectStatus": fault(5, 20),
     "NodeManagerService.grpc_client.RequestWorkerLease": fault(3, 20),
     "NodeManagerService.grpc_client.PinObjectIDs": fault(3, 20),
