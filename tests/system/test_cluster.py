@@ -21,7 +21,7 @@ PATIENCE = 200.0
 
 @pytest.fixture
 def two_nodes() -> Iterator[Cluster]:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     cluster.add_node(num_cpus=2)
     yield cluster
     cluster.shutdown()
