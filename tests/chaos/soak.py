@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ from ray.cluster_utils import Cluster
 
 from actors import commands
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.engine import free_port
 from solrl_ray.run_folder import RunFolder
 from tests.chaos.notes import Note, Reader, alive
 from tests.chaos.noting import ROLES
@@ -161,6 +163,7 @@ class Chaos:
         self.gone: set[str] = set()
         """Nodes that were removed."""
         self.missed = 0
+        self.deck: list[Kind] = []
 
     def rage(self, seconds: float, every: float) -> None:
         """Disturb for `seconds` after the first unit, somebody every `every` seconds on the average."""
@@ -172,8 +175,7 @@ class Chaos:
             while time.monotonic() < min(pause, end):
                 self.keep_going()
                 time.sleep(0.05)
-            kind = self.random.choices(KINDS, weights=[kind.weight for kind in KINDS])[0]
-            self.disturb(kind)
+            self.disturb(self.draw())
 
     def left_behind(self) -> int:
         """Stopped processes that are there still although their node is; ends them all."""
@@ -190,6 +192,13 @@ class Chaos:
             time.sleep(0.05)
             self.reader.read()
 
+    def draw(self) -> Kind:
+        """The next kind, as from a shuffled deck, so that each comes as often as its weight says."""
+        if not self.deck:
+            self.deck = [kind for kind in KINDS for _ in range(kind.weight)]
+            self.random.shuffle(self.deck)
+        return self.deck.pop()
+
     def keep_going(self) -> None:
         if self.driver.ended() is not None:
             self.driver.start()
@@ -203,12 +212,11 @@ class Chaos:
             self.driver.kill()
         elif (found := self.find(kind)) is None:
             self.missed += 1
+            self.deck.insert(0, kind)
         else:
-            try:
-                os.kill(found.pid, kind.signal)
-            except ProcessLookupError:
-                return
             self.note(kind, found)
+            with suppress(ProcessLookupError):  # somebody else's death took it along
+                os.kill(found.pid, kind.signal)
             if kind.signal is signal.SIGSTOP:
                 self.stopped.append(found)
 
@@ -248,7 +256,7 @@ class Chaos:
         self.cluster.join(wait=False)
 
     def note(self, kind: Kind, found: Note) -> None:
-        self.done.append(Disturbance(kind.name, Note(**{**_values(found), "at": time.monotonic()}), (found.slot,)))
+        self.done.append(Disturbance(kind.name, replace(found, at=time.monotonic()), (found.slot,)))
 
     def finish(self) -> int:
         """Let the run end in peace, two iterations after the last checkpoint; returns its iterations."""
@@ -257,10 +265,6 @@ class Chaos:
         iterations = max((n for n, _ in RunFolder(self.run).checkpoints()), default=0) + 2
         peace(self.driver, iterations, "run")
         return iterations
-
-
-def _values(note: Note) -> dict[str, Any]:
-    return {name: getattr(note, name) for name in Note.__slots__}
 
 
 def peace(driver: Driver, iterations: int, name: str, seconds: float = PEACE) -> float:
@@ -279,7 +283,8 @@ class Machines(Cluster):  # type: ignore[misc]
 
     def __init__(self) -> None:
         store = {"object_store_memory": 150_000_000}
-        super().__init__(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **store})
+        head = {"num_cpus": 0, "include_dashboard": False, "dashboard_port": free_port(), **store}
+        super().__init__(initialize_head=True, head_node_args=head)
         self._options = {"num_cpus": CPUS, **store}
         for _ in range(NODES):
             self.join()
