@@ -78,6 +78,7 @@ def cases(policies: int) -> Iterator[Case]:
         yield Case(group="staleness", name="the same policy")
         yield Case(group="staleness", name="one update older", stale=True)
     if policies:
+        yield Case(group="sync", name="merged, then quantised")
         for mode in ("packed", "lora", "branch"):
             yield Case(group="sync", name=mode, sync=mode)
 
@@ -188,9 +189,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--keep", type=int, default=8, help="seeds chosen of each pool")
-    parser.add_argument(
-        "--only", default="", help="one of the groups; the rows of the others stay as they were written"
-    )
+    parser.add_argument("--only", default="", help="one of the groups, written to a file of its own")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--run", type=Path, help="folder of a finished run, for its last two policies")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -201,10 +200,6 @@ def main() -> None:
     policies = [LearnerState.load(folder).old for folder in checkpoints]
     bench = Bench(config, arguments.prompts, arguments.seeds, policies)
     rows = measure(bench, len(policies), arguments.keep, arguments.only)
-    file = arguments.out / "rank_fidelity.json"
-    if arguments.only and file.exists():
-        others = json.loads(file.read_text())["previews"]
-        rows = [row for row in others if row["group"] != arguments.only] + rows
     result = {
         "model": config.model.path,
         "policies": [folder.name for folder in checkpoints] or ["base"],
@@ -215,7 +210,8 @@ def main() -> None:
         "previews": rows,
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(result, indent=1) + "\n")
+    name = f"rank_fidelity_{arguments.only}.json" if arguments.only else "rank_fidelity.json"
+    (arguments.out / name).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
