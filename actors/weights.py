@@ -75,6 +75,7 @@ class WeightHolder:
             bound_modules=bound,
             buffer_digest=digest,
             probe_digest=self._probe(probe),
+            reproducible=self._model.device.type == "cpu" or torch.are_deterministic_algorithms_enabled(),
             seconds=time.perf_counter() - started,
         )
 

@@ -156,6 +156,8 @@ class Receipt:
     """`revisions.checksums.tensors_digest` of the touched modules' buffers."""
     probe_digest: str
     """Digest of the output of one fixed forward."""
+    reproducible: bool = True
+    """Whether this worker's kernels give the same bits every time: a CPU's do, a GPU's with ``run.deterministic``."""
     seconds: float = 0.0
     """What verifying, swapping in and proving took; the worker was idle meanwhile."""
 

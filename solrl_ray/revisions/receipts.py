@@ -31,8 +31,8 @@ class ReceiptBook:
     """Judges receipts one by one as they arrive, in whatever order.
 
     A receipt must name a published revision, at least one bound module, the module count and buffer digest
-    that the revision states for the worker's role, and the probe digest of the first worker of its score
-    class.
+    that the revision states for the worker's role, and, where kernels are reproducible, the probe digest of the
+    first worker of its score class.
     """
 
     def __init__(self) -> None:
@@ -63,6 +63,8 @@ class ReceiptBook:
                 f"{who} does not hold {_shown(name)}: its receipt states {held.modules} modules, "
                 f"{held.digest[:12]}; published were {expected.modules} modules, {expected.digest[:12]}"
             )
+        if not receipt.reproducible:  # compilers choose reductions by timing them: equal weights, other roundings
+            return
         key = (name, receipt.role, receipt.score_class)
         first, probe = self._probes.setdefault(key, (receipt.worker, receipt.probe_digest))
         if probe != receipt.probe_digest:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from solrl_ray.config import checks, continuation, yaml12
+from solrl_ray.config.families import warnings
 from solrl_ray.config.loading import Sources, load, load_with_sources, to_yaml
 from solrl_ray.errors import UserError
+from tests.small import small_config
 
 MODEL = """
 model:
@@ -501,3 +503,12 @@ def test_every_whole_run_that_is_shipped_is_valid(file: str) -> None:
     loaded = load_with_sources([CONFIGS / file])
     checks.check(loaded.config, loaded.sources)
     assert loaded.config.run.name == Path(file).stem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [((), 0), (("fleet.learners.num_gpus=0.5",), 1), (("fleet.learners.num_gpus=0.5", "run.deterministic=true"), 0)],
+)
+def test_a_run_on_gpus_says_that_its_bits_may_differ(tmp_path: Path, overrides: tuple[str, ...], said: int) -> None:
+    found = warnings(small_config(tmp_path, "run", *overrides))
+    assert [sentence.startswith("Not reproducible to the bit") for sentence in found] == [True] * said

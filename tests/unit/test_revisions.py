@@ -300,10 +300,11 @@ def test_a_receipt_that_disagrees_stops_the_run(changes: dict[str, object], mess
         receipts.check([receipt(revision, **changes)], revision)
 
 
-def test_probes_must_agree_within_a_score_class_only() -> None:
+def test_probes_must_agree_within_a_score_class_where_kernels_are_reproducible() -> None:
     revision = publisher().build(1, factors()).manifest
     other = {"worker": "explorer-1", "probe_digest": "p2"}
     receipts.check([receipt(revision), receipt(revision, **other, score_class="c2")], revision)
+    receipts.check([receipt(revision), receipt(revision, **other, reproducible=False)], revision)
     with pytest.raises(RunError, match=r"explorer-1 .* and explorer-0 .* probe forwards differ: p2 and p1"):
         receipts.check([receipt(revision), receipt(revision, **other)], revision)
 
