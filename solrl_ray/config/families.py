@@ -68,16 +68,16 @@ def warnings(config: Config) -> tuple[str, ...]:
     """What whoever reads the run's results must know first; shown at its start, in its summary and its report."""
     said = []
     if config.rollout.family == "quantized":
+        tier = config.rollout.preview.precision
         said.append(
-            f"Trained on quantised samples: rollout.family quantized learns from the {config.rollout.preview.precision} "
-            "pictures and their rewards as they are. It is a baseline that is known to be bad; no result of it stands for "
-            "the method."
+            f"Trained on quantised samples: rollout.family quantized learns from the {tier} pictures and their rewards "
+            "as they are. It is a baseline that is known to be bad; no result of it stands for the method."
         )
     fleet = config.fleet
     gpus = fleet.explorers.num_gpus + fleet.regenerators.num_gpus + fleet.learners.num_gpus
     if gpus > 0 and not config.run.deterministic:
         said.append(
-            "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run to "
-            "run; run.deterministic=true uses others."
+            "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run "
+            "to run; run.deterministic=true uses others."
         )
     return tuple(said)
