@@ -117,9 +117,20 @@ class Rollout:
             self._refuse(event.worker, event.unit, str(error))
 
     def supply(self) -> list[Any]:
-        """The groups of the oldest open iteration once more, from the run folder; references in prompt order."""
+        """The groups of the oldest open iteration once more, from the run folder; references in prompt order.
+
+        What the folder does not hold any more is made again.
+        """
         iteration, this = next(iter(self._open.items()))
-        return [self._selector.stored(iteration, prompt_id) for prompt_id in this.plan.prompt_ids]
+        stored = {prompt_id: self._selector.stored(iteration, prompt_id) for prompt_id in this.plan.prompt_ids}
+        for prompt_id in [prompt_id for prompt_id, group in stored.items() if group is None]:
+            del this.groups[prompt_id], stored[prompt_id]
+            self._telemetry.message(f"the stored group of prompt {prompt_id} is damaged: it is made again")
+        self._ask_all_again()
+        while not this.complete:
+            self.hand_out()
+            self._round(seconds=1.0)
+        return [stored.get(prompt_id, this.groups[prompt_id]) for prompt_id in this.plan.prompt_ids]
 
     def drop_before(self, iteration: int) -> None:
         """Let go of the iterations before, which a checkpoint contains."""

@@ -175,13 +175,15 @@ class Selector:
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
         opened = self._of(group.iteration)
+        lost = opened.book.has_lost(group.prompt_id)
         try:
             outcome = opened.book.fold_full(group)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-        self._judge(opened.book, outcome)
-        if outcome is Outcome.ACCEPTED:
+        self._judge(opened.book, outcome, lost=lost)
+        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             self._folder.save_group(group)
+        if outcome is Outcome.ACCEPTED:
             opened.journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
         return outcome
 
@@ -197,19 +199,20 @@ class Selector:
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
-    def stored(self, iteration: int, prompt_id: str) -> tuple[bool, SampleGroup]:
-        """An acknowledged group, read from the run folder; True, and the group.
+    def stored(self, iteration: int, prompt_id: str) -> tuple[bool, SampleGroup | None]:
+        """An acknowledged group, read from the run folder: True, and the group.
 
-        Raises RunError if the folder does not hold its bytes any more.
+        If the folder does not hold its bytes any more: False, and the group is asked for again.
         """
         book = self._of(iteration).book
         try:
             group = self._folder.load_group(iteration, prompt_id)
-        except Unreadable as error:
-            raise RunError(f"{error}; resume the run") from None
-        if book.fold_full(group) is not Outcome.DUPLICATE:
-            raise RunError(f"the stored group of prompt {prompt_id} is not what was acknowledged; resume the run")
-        return True, group
+            if book.holds(group):
+                return True, group
+        except Unreadable:
+            pass
+        book.lose_group(prompt_id)
+        return False, None
 
     def lose(self, unit: WorkUnit) -> None:
         """Have the kept samples of a full unit made again, because they are gone."""

@@ -77,14 +77,18 @@ class SelectorClient:
         return self._repeat(attempt)
 
     def stored(self, iteration: int, prompt_id: str) -> Any:
-        """Reference of a finished group as the run folder holds it; returns once it is there."""
+        """Reference of a finished group as the run folder holds it; returns once it is there.
+
+        None if the folder does not hold it any more, and it is to be made again.
+        """
 
         def attempt() -> tuple[Any, Any]:
             acknowledged, group = self._actor.stored.options(num_returns=2).remote(iteration, prompt_id)
             what = f"reading the group of prompt {prompt_id}"
             return waiting.get(acknowledged, what=what, seconds=self._seconds), group
 
-        return self._repeat(attempt)[1]
+        there, group = self._repeat(attempt)
+        return group if there else None
 
     def _call(self, method: str, *arguments: Any) -> Any:
         ref = getattr(self._actor, method).remote(*arguments)

@@ -185,6 +185,23 @@ class IterationBook:
         self._kept -= {unit.id for unit in self.sources(prompt_id)}
         self.ready(prompt_id)
 
+    def holds(self, group: SampleGroup) -> bool:
+        """Whether a group is the one that was accepted."""
+        unit = self.full_unit(self.selections[group.prompt_id])
+        same = (group.indices, group.revision) == (unit.indices, unit.revision)
+        return same and self.full.digest(unit.id) == group_digest(group)
+
+    def has_lost(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted, is gone, and is to be made again."""
+        selection = self.selections.get(prompt_id)
+        return selection is not None and self.full.wants_again(self.full_unit(selection).id)
+
+    def lose_group(self, prompt_id: str) -> None:
+        """Note that an accepted group is gone, and have it made again."""
+        self.full.redo(self.full_unit(self.selections[prompt_id]).id)
+        if self.plan.one_stage:
+            self.lose(prompt_id)
+
     def restart(self) -> None:
         """Note that no samples are kept any more, as after a replayed journal; asks again for what is chosen."""
         self._kept.clear()

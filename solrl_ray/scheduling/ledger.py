@@ -143,6 +143,10 @@ class Ledger:
         """Whether the unit's result is there."""
         return unit_id in self._digests
 
+    def digest(self, unit_id: str) -> str:
+        """Of the accepted result's bytes; empty if it is not there."""
+        return self._digests.get(unit_id, "")
+
     def wants_again(self, unit_id: str) -> bool:
         """Whether the unit is DONE, but what it made is lost and must be made again."""
         return unit_id in self._again

@@ -22,7 +22,7 @@ PLAN = IterationPlan(
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
 
 
-def work(folder: Path) -> None:
+def work(folder: Path) -> Selector:
     """Explore both prompts but for one unit, and regenerate the first prompt."""
     selector = Selector(folder)
     opened = selector.open(PLAN)
@@ -32,16 +32,17 @@ def work(folder: Path) -> None:
         full = selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
         if full is not None:
             regenerate(selector, full)
+    return selector
 
 
-def regenerate(selector: Selector, unit: WorkUnit) -> None:
-    selector.store(
+def regenerate(selector: Selector, unit: WorkUnit, *, rewards: tuple[float, ...] = (0.9, 0.1)) -> Outcome:
+    return selector.store(
         SampleGroup(
             iteration=4,
             revision=4,
             prompt_id=unit.prompt_id,
             indices=unit.indices,
-            rewards=(0.9, 0.1),
+            rewards=rewards,
             latents=torch.tensor([[1.0], [2.0]]),
         )
     )
@@ -74,6 +75,34 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
     assert unit.id == "full/4/beef/1-0"
     regenerate(again, unit)
     assert path.read_bytes() == whole
+
+
+def test_a_stored_group_that_is_not_whole_when_it_is_asked_for_is_made_again(tmp_path: Path) -> None:
+    selector = work(tmp_path)
+    there, group = selector.stored(4, "beef")
+    assert there
+    assert group is not None
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert selector.stored(4, "beef") == (False, None)
+    assert selector.stored(4, "beef") == (False, None)
+    [(_, unit)] = selector.lease(4, "regenerate", ["regenerator-0"] * 2)
+    assert unit.id == "full/4/beef/1-0"
+    assert regenerate(selector, unit) is Outcome.RESTORED
+    assert path.read_bytes() == whole
+    assert selector.stored(4, "beef")[0]
+    assert regenerate(selector, unit) is Outcome.DUPLICATE
+    assert [entry["kind"] for entry in selector._of(4).journal.entries()].count("full") == 1
+
+
+def test_a_lost_group_that_comes_back_with_other_bytes_ends_the_run(tmp_path: Path) -> None:
+    selector = work(tmp_path)
+    next(tmp_path.rglob("beef.safetensors")).unlink()
+    selector.stored(4, "beef")
+    [(_, unit)] = selector.lease(4, "regenerate", ["regenerator-0"])
+    with pytest.raises(RunError, match="whose samples are lost"):
+        regenerate(selector, unit, rewards=(0.9, 0.2))
 
 
 def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
