@@ -126,10 +126,12 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     for variant in VARIANTS:
         if variant in REFUSED:
             lines.append(f"{variant:17}  -  refused: explorers and learners take turns on each GPU")
+        elif variant in rows and not rows[variant]["iterations"]:
+            lines.append(f"{variant:17}  0  stopped before its iteration {STEADY} had ended; give it more --seconds")
         elif variant in rows:
-            row = rows[variant]
-            times = "  ".join(f"{row['seconds'].get(stage, float('nan')):10.2f}" for stage in STAGES)
-            lines.append(f"{variant:17}  {row['iterations']}  {times}")
+            seconds = rows[variant]["seconds"]
+            times = "  ".join(f"{seconds[stage]:10.2f}" for stage in STAGES)
+            lines.append(f"{variant:17}  {rows[variant]['iterations']}  {times}")
     return "\n".join(lines)
 
 

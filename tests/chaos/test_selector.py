@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from solrl_ray.scheduling.ledger import Outcome
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
+AHEAD = replace(PLAN, iteration=5, revision=5, lead=1)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
 
 
@@ -80,7 +82,9 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     assert selector.open(PLAN).candidates == 0
     at_work += selector.ask("lease", 4, "explore", ["explorer-0"] * 4)
     assert len(at_work) == 4
-    while at_work:
+    selector.open(AHEAD)
+    at_work += selector.ask("lease", 5, "explore", ["explorer-2"])
+    while len(at_work) > 1:  # the one of the next iteration stays at work all the time
         _, unit = at_work.pop(0)
         selector.ask("fold", result_of(unit))
         assert selector.ask("lease", 4, "explore", ["explorer-1"]) == []  # nobody does what is at work already
@@ -95,6 +99,8 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     assert (closed.counts.candidates, closed.counts.groups, closed.counts.violations) == (8, 2, 0)
     stored = ray.get(selector.stored(4, "cafe"))
     assert group_digest(stored) == group_digest(group_of(full[1]))
+    left = selector.ask("lease", 5, "explore", ["explorer-2"] * 4)
+    assert [unit for _, unit in left] == AHEAD.pool_units()[1:]  # the new selectors knew of that iteration, too
 
 
 def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
