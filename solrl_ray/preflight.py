@@ -162,11 +162,11 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
         for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)):
             reason = capability.lacks(own, device)
             if reason and tier not in UNQUANTIZED_TIERS:
-                where = capability.device_name(device)
+                others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.ladder": rungs}
+                said = [f"rollout.preview.precision is {wanted!r} {key}"]
+                said += [f"{other} {tiers}" for other, tiers in others.items() if tiers]
                 raise UserError(
-                    f"rollout.preview.precision is {wanted!r} {key}, model.quantization.tiers "
-                    f"{config.model.quantization.tiers or 'not set'}, rungs of fidelity.ladder {rungs or 'none'}: "
-                    f"{reason}, and explorers run on {where}; there "
+                    f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; there "
                     f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
                 )
     if tier not in TIERS:

@@ -153,7 +153,7 @@ def test_options_may_stand_before_and_after_files(
         ),
         (
             ["--set", "rollout.preview.precision=fp8"],
-            "rollout.preview.precision is 'fp8' (--set), model.quantization.tiers not set: fp8 needs a card of compute",
+            "rollout.preview.precision is 'fp8' (--set): fp8 needs a card of compute",
         ),
         (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets names 'to_x', but no linear of"),
