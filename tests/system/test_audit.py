@@ -16,7 +16,7 @@ from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from tests.small import digests, folder, small_config
 
-pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 class Poisoned(Regenerator):

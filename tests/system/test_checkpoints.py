@@ -11,7 +11,7 @@ from actors import commands
 from solrl_ray.config.schema import Config
 from tests.small import digests, folder, small_config
 
-pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
