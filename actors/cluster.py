@@ -53,6 +53,11 @@ def await_resources(config: Config) -> None:
             request_resources(bundles=[])  # the actors' own demand takes over; this one would last for ever
 
 
+def draining() -> set[str]:
+    """Ids of nodes that are about to go: an autoscaler or ``ray drain-node`` said so, or their Ray got SIGTERM."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
 def diagnosis(fits: Sequence[Fit]) -> str:
     """One sentence on what is missing."""
     for resource, key in _KEYS.items():

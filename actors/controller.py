@@ -14,7 +14,7 @@ looks after the fleet; with `rollout.max_lead` 1 that explores the next iteratio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +79,7 @@ class Controller:
         self._telemetry = Telemetry(config, self._folder)
         self._cast = Cast(config, folder, roles)
         self._lender = Lender(config, self._telemetry.message)
+        self._fleet = Fleet(config, self._cast, self._telemetry, self._lender)
         self._store = RevisionStore(folder / "revisions")
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
@@ -109,6 +110,10 @@ class Controller:
         """The evaluation has what it wanted, or gives up."""
         self._lender.done(request)
 
+    def scale(self, sizes: Mapping[str, int]) -> str:
+        """Have pools of other sizes; answers from another thread, as `Fleet.scale`."""
+        return self._fleet.scale(sizes)
+
     def run(self) -> None:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
@@ -138,7 +143,6 @@ class Controller:
             self._telemetry.message(f"warning: {warning}")
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
-        self._fleet = Fleet(self._config, self._cast, self._telemetry, self._lender)
         self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
         self._fleet.open()
         self._selector = SelectorClient(

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from actors.fleet import Fleet, Work
-from actors.pool import Lost, Nonsense
+from actors.events import Lost, Nonsense, Work
+from actors.fleet import Fleet
 from actors.regenerator import Evaluated
 from actors.rollout import Rollout
 from actors.telemetry import Telemetry

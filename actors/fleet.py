@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import ray
 
-from actors import waiting
+from actors import cluster, waiting
 from actors.devices import shares
+from actors.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unplaced, Warmed, Work
 from actors.lender import Lender
-from actors.pool import Budget, Done, Event, Lent, Loaded, Lost, Nonsense, Pool, Refused, Started, Warmed
+from actors.pool import Budget, Pool
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage, pool_sampling
@@ -21,13 +22,14 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
-from solrl_ray.scheduling.fleet import role_of
+from solrl_ray.scheduling.fleet import State, leavers, role_of
 from solrl_ray.scheduling.hedging import Hedging
+from solrl_ray.scheduling.scaling import Targets
 from solrl_ray.scheduling.strikes import Strikes
 from solrl_ray.scheduling.waits import Waits
 
-Work = Done | Nonsense | Lost
-"""What matters to whoever hands out units."""
+LOOK_SECONDS = 2.0
+"""Between two looks at which nodes are about to go."""
 
 
 LENT_POLL = 0.1
@@ -43,7 +45,9 @@ class Fleet:
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
-        self._hedging = Hedging(config.fleet.hedge)
+        self._targets = Targets(config)
+        self._next = {"explorers": 0, "regenerators": 0}
+        self._looked = 0.0
         self._strikes = Strikes(config.fleet.strikes)
         self._waits = Waits()
         self._cast = cast
@@ -54,13 +58,22 @@ class Fleet:
         unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
         self.explorers = self._pool(cast.explorer, unit_seconds, budget)
         self.regenerators = self._pool(cast.regenerator, deadlines.full, budget)
+        self._hedging = {pool: Hedging(config.fleet.hedge) for pool in (self.explorers, self.regenerators)}
 
     def open(self) -> None:
         """Spawn every worker; nobody is waited for."""
-        for index in range(self._config.fleet.explorers.count):
-            self.explorers.open(f"explorer-{index}")
-        for index in range(self._config.fleet.regenerators.count):
-            self.regenerators.open(f"regenerator-{index}")
+        self._resize()
+
+    def scale(self, sizes: Mapping[str, int]) -> str:
+        """Have pools (``explorers``, ``regenerators``) of other sizes from the next events on.
+
+        The only method for other threads. Returns what will happen, in sentences. Raises UserError for sizes out of
+        bounds.
+        """
+        said = self._targets.ask(sizes)
+        fits = cluster.survey(self._targets.applied(self._config))
+        lacking = [f"{entry.missing} of {entry.request.key}" for entry in fits if entry.missing]
+        return said + (f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else "")
 
     def publish(self, pool: Pool, publication: Publication, probe: Any) -> None:
         """Have a pool load a revision; each worker counts again only after its receipt.
@@ -134,7 +147,11 @@ class Fleet:
     def at_work(self) -> bool:
         """Whether anybody has a call in flight, or may be lent, so that something will happen."""
         lending = self._lender is not None and self._lender.active
-        return lending or bool(self.explorers.refs() or self.regenerators.refs())
+        return lending or self._leaving or bool(self.explorers.refs() or self.regenerators.refs())
+
+    @property
+    def _leaving(self) -> bool:
+        return any(State.DRAINING in pool.lives().values() for pool in (self.explorers, self.regenerators))
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began`, by the monotonic clock, in which they waited for weights."""
@@ -152,13 +169,14 @@ class Fleet:
             RunError: receipts that disagree, workers of different score classes, all replacements used up, a worker's
                 own error, or nobody at work.
         """
+        self.adjust()
         if self._lender is not None:
             self._lender.tick(self.regenerators)
         refs = self.explorers.refs() + self.regenerators.refs()
-        if not refs and self._lender is not None and self._lender.active:
+        if not refs and not self._leaving and self._lender is not None and self._lender.active:
             time.sleep(min(seconds, LENT_POLL))
             return []
-        if not refs:
+        if not refs and not self._leaving:
             raise RunError("no worker has a call in flight, yet the work is not done")
         ready = set(waiting.first_ready(refs, seconds=seconds))
         happened: list[Event] = []
@@ -176,7 +194,7 @@ class Fleet:
 
     def hedges(self, pool: Pool) -> list[tuple[str, WorkUnit]]:
         """Idle workers of a pool in which nothing waits, and late units of others that they could do as well."""
-        return self._hedging.pairs(pool.idle(), pool.out())
+        return self._hedging[pool].pairs(pool.idle(), pool.out())
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str) -> Lost | None:
         """A strike against a worker whose answer cannot be right; the loss, if it is retired.
@@ -184,13 +202,40 @@ class Fleet:
         Raises RunError if the run is at fault, or all replacements are used up.
         """
         pool = self.explorers if role_of(worker) == "explorer" else self.regenerators
-        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=len(pool) == 1), self._strikes.limit
+        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=pool.at_work <= 1), self._strikes.limit
         self._telemetry.struck(worker)
         self._telemetry.message(f"{unit.id} is done again; strike {count} of {limit} for {worker}: {reason}")
         lost = pool.retire(worker, f"strike {count}: {reason}") if count >= limit else None
         if lost is not None:
             self._note(pool, lost)
         return lost
+
+    def adjust(self) -> None:
+        """Follow what was asked for with `scale`, and leave nodes that are about to go."""
+        self._resize()
+        self._leave_nodes()
+
+    def _resize(self) -> None:
+        """Open or drain workers until the pools have their sizes."""
+        for kind, pool in (("explorers", self.explorers), ("regenerators", self.regenerators)):
+            lives = pool.lives()
+            staying = sum(state is not State.DRAINING for state in lives.values())
+            for _ in range(self._targets.wanted(kind) - staying):
+                pool.open(f"{kind.removesuffix('s')}-{self._next[kind]}")
+                self._next[kind] += 1
+            for name in leavers(lives, staying - self._targets.wanted(kind)):
+                pool.drain(name)
+                self._telemetry.message(f"{name} leaves after what it holds")
+
+    def _leave_nodes(self) -> None:
+        """Have workers leave nodes that are about to go, before they are lost."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked, nodes = now, cluster.draining()
+        for pool in (self.explorers, self.regenerators):
+            for name, successor in pool.move(nodes):
+                self._telemetry.message(f"the node of {name} is about to go: it leaves, {successor} takes its place")
 
     def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
@@ -217,11 +262,22 @@ class Fleet:
             self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")
         elif isinstance(event, Done):
             self._strikes.answered(event.worker)
-            self._hedging.answered(event.unit, event.value.seconds)
+            self._hedging[pool].answered(event.unit, event.value.seconds)
             self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
-        elif isinstance(event, Lost):
+        elif isinstance(event, Lost | Left | Unplaced):
+            self._miss(pool, event)
+
+    def _miss(self, pool: Pool, event: Lost | Left | Unplaced) -> None:
+        if isinstance(event, Lost):
             self._telemetry.lost(event.worker)
-            self._telemetry.message(f"{event.worker} was lost ({event.reason}); {event.replacement} takes its place")
+            after = f"{event.replacement} takes its place" if event.replacement else "it was leaving"
+            self._telemetry.message(f"{event.worker} was lost ({event.reason}); {after}")
+        elif isinstance(event, Left):
+            self._telemetry.message(f"{event.worker} has left")
+        else:
+            self._telemetry.message(
+                f"{event.worker} has found no place for {event.seconds:g} s, and waits; at work: {pool.at_work}"
+            )
 
     def _show_warm_up(self) -> None:
         done, shapes = (sum(counts) for counts in zip(self.explorers.warmed(), self.regenerators.warmed(), strict=True))

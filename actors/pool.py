@@ -6,104 +6,48 @@ Pure bookkeeping over actor handles; who gets which unit is the ledger's busines
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 
 from actors import waiting
+from actors.events import (
+    Done,
+    Event,
+    Left,
+    Lent,
+    Loaded,
+    Lost,
+    Nonsense,
+    Refused,
+    Rested,
+    Started,
+    Unplaced,
+    Warmed,
+)
+from actors.termination import Leaving
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NonsenseError, RunError
-from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
+from solrl_ray.records import Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
 from solrl_ray.scheduling.hedging import Out
 
 WANTED = 2.0
 """How long after somebody asked for free slots there still counts as being work, seconds."""
 
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    worker: str
-    attestation: Attestation
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """A worker has compiled its forward for one more shape."""
-
-    worker: str
-    left: int
-    """Shapes that it has still to compile for, before it loads a revision."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    worker: str
-    receipt: Receipt
-    waited: float
-    """Seconds that the worker had nothing to do but get these weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A worker could not take a revision as it was sent; it has been sent the whole of it."""
-
-    worker: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    worker: str
-    unit: WorkUnit
-    value: Any
-    """The answer; its small part, if the call returns two."""
-    large: Any = None
-    """Reference of the large part of an answer, which stays where it was made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nonsense:
-    """A worker came upon something that cannot be right, and has no answer to a unit."""
-
-    worker: str
-    unit: WorkUnit
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    worker: str
-    reason: str
-    replacement: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rested:
-    """A worker has given back the GPU memory that it kept for later."""
-
-    worker: str
-    freed: int
-    """Bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """A worker knows that it is lent."""
-
-    worker: str
-
-
-Event = Started | Warmed | Loaded | Refused | Done | Nonsense | Lost | Rested | Lent
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
 WarmUp = Callable[[Any, int], Any]
 """Makes the call that has a worker compile for one shape of its forward: ``warm_up(handle, shape)``."""
+
+
+_WORDS = {State.WAITING: "waiting for a place"}
 
 
 @dataclass(slots=True)
@@ -119,7 +63,12 @@ class _Call:
 @dataclass(slots=True)
 class _Member:
     handle: Any
-    state: State = State.STARTING
+    opened: float
+    state: State = State.WAITING
+    node: str = ""
+    """Id of the node that it was placed on."""
+    overdue: bool = False
+    """Whether it has been said that it found no place in time."""
     tier: str = ""
     """What it attested."""
     warm_ups: int = 0
@@ -186,16 +135,32 @@ class Pool:
         self._deadlines = deadlines
         self._budget = budget
         self._members: dict[str, _Member] = {}
+        self._placed = time.monotonic()
+        """When somebody was last seen to have a place."""
         self._publication: tuple[str, Load] | None = None
         self._warm_up: WarmUp | None = None
         self._chained = False
         self._wanted = -WANTED
 
     def open(self, name: str) -> None:
-        """Add a worker: it starts, attests, then loads the present revision."""
-        member = _Member(self._spawn(name))
+        """Add a worker: it waits for a place, starts, attests, then loads the present revision."""
+        member = _Member(self._spawn(name), opened=time.monotonic())
         self._members[name] = member
-        self._call(member, member.handle.start.remote(), "start", self._deadlines.start)
+        self._call(member, member.handle.__ray_call__.remote(_node), "place", math.inf)
+        self._call(member, member.handle.start.remote(), "start", math.inf)  # until it has a place
+
+    def drain(self, name: str) -> None:
+        """Have a worker finish what it holds and leave; nobody takes its place."""
+        member = self._members[name]
+        member.state = advance(member.state, "leave")
+
+    def move(self, nodes: Collection[str]) -> list[tuple[str, str]]:
+        """Have workers leave nodes that are about to go; returns their names and those who take their place."""
+        leaving = [n for n, m in self._members.items() if m.node in nodes and m.state is not State.DRAINING]
+        for name in leaving:
+            self.drain(name)
+            self.open(replacement_name(name))
+        return [(name, replacement_name(name)) for name in leaving]
 
     def publish(self, name: str, load: Load, *, warm_up: WarmUp | None = None, chained: bool = False) -> None:
         """Have everybody load the weights called `name` after the units they hold.
@@ -224,12 +189,13 @@ class Pool:
         for name, member in list(self._members.items()):
             del self._members[name]
             ray.kill(member.handle, no_restart=True)
-            self.open(replacement_name(name))
+            if member.state is not State.DRAINING:
+                self.open(replacement_name(name))
 
     def rest(self) -> None:
         """Have everybody who has started give back cached GPU memory, after the units they hold."""
         for member in self._members.values():
-            if member.state is not State.STARTING:
+            if member.state not in (State.WAITING, State.STARTING):
                 seconds = self._deadlines.rest + self._unit_seconds * member.units
                 self._call(member, member.handle.rest.remote(), "rest", seconds)
 
@@ -250,7 +216,8 @@ class Pool:
         member = self._members[worker]
         member.state = advance(member.state, "returned")
         member.idle_since = time.monotonic()
-        self._load(member, full=False)
+        if member.state is State.STALE:
+            self._load(member, full=False)
 
     def names(self) -> list[str]:
         return list(self._members)
@@ -309,7 +276,8 @@ class Pool:
         now = time.monotonic()
         for name, member in list(self._members.items()):
             for ref in [ref for ref in member.calls if ref in ready]:
-                events.append(self._settle(name, member, ref))
+                event = self._settle(name, member, ref)
+                events += [] if event is None else [event]
                 if member.state is State.DEAD:
                     break
             overdue = [call for call in member.calls.values() if now > call.deadline]
@@ -317,24 +285,51 @@ class Pool:
                 call = overdue[0]
                 what = call.unit.id if call.unit else call.kind
                 events.append(self._lose(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
-        return events
+            elif member.state is State.DRAINING and not member.units:
+                ray.kill(member.handle, no_restart=True)
+                del self._members[name]
+                events.append(Left(name))
+        return events + self._unplaced(now)
+
+    def _unplaced(self, now: float) -> list[Event]:
+        """Who has waited for a place for too long. Raises RunError if nobody else is there."""
+        patience = self._deadlines.resources + self._deadlines.start
+        homeless = {name: member for name, member in self._members.items() if member.state is State.WAITING}
+        if len(homeless) < len(self._members):
+            self._placed = now
+        elif now - max(self._placed, min(m.opened for m in homeless.values())) > patience:
+            raise RunError(
+                f"{', '.join(homeless)} found no room in the cluster within {patience:g} s (fleet.deadlines.resources "
+                f"and .start), and no other worker of the pool is left; add nodes or ask for less"
+            )
+        late = {name: m for name, m in homeless.items() if not m.overdue and now - m.opened > patience}
+        for member in late.values():
+            member.overdue = True
+        return [Unplaced(name, patience) for name in late]
 
     def retire(self, worker: str, reason: str) -> Lost | None:
         """Replace a worker that is not to be trusted; None if it is no member any more."""
         member = self._members.get(worker)
         return None if member is None else self._lose(worker, member, reason)
 
-    def __len__(self) -> int:
-        return len(self._members)
+    @property
+    def at_work(self) -> int:
+        """Workers that have a place and are not leaving."""
+        return sum(member.state not in (State.WAITING, State.DRAINING) for member in self._members.values())
+
+    def lives(self) -> dict[str, State]:
+        """Worker → state of its life."""
+        return {name: member.state for name, member in self._members.items()}
 
     def states(self) -> dict[str, str]:
         """Worker → what it does, in words."""
         shown = {}
         for name, member in self._members.items():
             unit = next(iter(member.held), None)
-            shown[name] = f"{unit.stage} {unit.prompt_id[:6]}" if unit else member.state.value
+            words = f"{unit.stage} {unit.prompt_id[:6]}" if unit else _WORDS.get(member.state, member.state.value)
             if left := member.count("warm-up"):
-                shown[name] = f"warming up {member.warm_ups - left + 1} of {member.warm_ups} shapes"
+                words = f"warming up {member.warm_ups - left + 1} of {member.warm_ups} shapes"
+            shown[name] = f"{words}, then leaves" if unit and member.state is State.DRAINING else words
         return shown
 
     def tiers(self) -> dict[str, int]:
@@ -366,7 +361,8 @@ class Pool:
         """A worker has started: all that it lacks is the present revision."""
         member.state = advance(member.state, "started")
         member.idle_since = time.monotonic()
-        self._load(member, full=self._chained)
+        if member.state is State.STALE:
+            self._load(member, full=self._chained)
 
     def _load(self, member: _Member, *, full: bool) -> None:
         if self._publication is not None:
@@ -375,7 +371,7 @@ class Pool:
             seconds = self._deadlines.publish + self._unit_seconds * (member.units + 1)
             self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
-    def _settle(self, name: str, member: _Member, ref: Any) -> Event:
+    def _settle(self, name: str, member: _Member, ref: Any) -> Event | None:
         call = member.calls.pop(ref)
         what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
@@ -384,6 +380,8 @@ class Pool:
         except waiting.Gone as error:
             # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
             return self._lose(name, member, error.reason)
+        except Leaving as error:
+            return self._lose(name, member, str(error), spend=False)
         except NonsenseError as error:
             if call.unit is None:
                 raise
@@ -403,8 +401,15 @@ class Pool:
             return Started(name, value) if call.kind == "start" else Warmed(name, left)
         return self._settled(name, member, call, value)
 
-    def _settled(self, name: str, member: _Member, call: _Call, value: Any) -> Event:
-        """What the answer of a worker that has entered means, if it is not to a unit."""
+    def _settled(self, name: str, member: _Member, call: _Call, value: Any) -> Event | None:
+        """What an answer means that is neither to a unit nor of a worker that starts."""
+        if call.kind == "place":
+            member.node = value
+            member.state = advance(member.state, "placed")
+            for start in member.calls.values():
+                start.seconds = self._deadlines.start
+                start.deadline = time.monotonic() + start.seconds
+            return None
         if call.kind == "load":
             latest = self._publication is not None and self._publication[0] == call.publication
             if isinstance(value, Refusal):
@@ -417,11 +422,22 @@ class Pool:
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
         return Lent(name) if call.kind == "lend" else Rested(name, value)
 
-    def _lose(self, name: str, member: _Member, reason: str) -> Lost:
+    def _lose(self, name: str, member: _Member, reason: str, *, spend: bool = True) -> Lost:
+        """`spend`: whether it is a failure, which the budget bounds."""
+        leaving = member.state is State.DRAINING
         member.state = advance(member.state, "lost")
         del self._members[name]
         ray.kill(member.handle, no_restart=True)
-        self._budget.spend(name, reason)
+        if leaving:
+            return Lost(name, reason, "")
+        if spend:
+            self._budget.spend(name, reason)
         replacement = replacement_name(name)
         self.open(replacement)
         return Lost(name, reason, replacement)
+
+
+def _node(actor: Any) -> str:
+    """Called on a worker: the id of the node it is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node

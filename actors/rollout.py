@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors import waiting
-from actors.fleet import Fleet, Work
+from actors.events import Done, Lost, Nonsense, Work
+from actors.fleet import Fleet
 from actors.iteration import OpenIteration, RolledOut
-from actors.pool import Done, Lost, Nonsense, Pool
+from actors.pool import Pool
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray.errors import NonsenseError
@@ -91,6 +92,7 @@ class Rollout:
         Returns:
             Whether anybody is at work.
         """
+        self._fleet.adjust()
         self.hand_out()
         if not self._fleet.at_work:
             return False

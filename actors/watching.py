@@ -1,8 +1,8 @@
-"""Asking a live run how it is, from another process of its cluster."""
+"""Asking a live run how it is, and for workers more or less, from another process of its cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,23 @@ def live_progress(run: Path | None, *, address: str) -> Progress | None:
         except waiting.WorkerGone:  # it ended between being found and being asked
             return None
         return progress
+
+
+def scale(run: Path | None, sizes: Mapping[str, int], *, address: str) -> str:
+    """Have a live run's pools of other sizes; what will happen, in a sentence a pool. See `Fleet.scale`.
+
+    Raises:
+        UserError: sizes out of bounds, no run of that name is live at `address`, or several are and none was named.
+        RunError: as `live_progress`.
+    """
+    with joined(address):
+        controller = controller_of(run)
+        if controller is None:
+            raise UserError(f"{run or 'No run'} is not live on the cluster at {address}; name a run that is.")
+        sentences: str = waiting.get(
+            controller.scale.remote(sizes), what="the controller's answer", seconds=ANSWER_SECONDS
+        )
+        return sentences
 
 
 @contextmanager

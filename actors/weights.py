@@ -7,6 +7,7 @@ import time
 import torch
 from torch import nn
 
+from actors import termination
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import NonsenseError
@@ -38,6 +39,7 @@ class WeightHolder:
         quantized_base: dict[str, torch.Tensor] | None = None,
     ) -> None:
         """`quantized_base` as for `Receiver`."""
+        termination.listen()
         self._worker = worker
         self._role = role
         self._run_seed = config.run.seed
@@ -55,6 +57,7 @@ class WeightHolder:
         Raises:
             RunError: the payload binds no module or does not fit this model; or it is damaged although it is full.
         """
+        termination.check(self._worker)
         started = time.perf_counter()
         self._holds = None  # until it is proved, this worker holds nothing that may be used
         try:
@@ -84,7 +87,8 @@ class WeightHolder:
         self._probe(embedding)
 
     def check(self, unit: WorkUnit) -> None:
-        """Raises NonsenseError unless this worker holds exactly the unit's revision."""
+        """Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM."""
+        termination.check(self._worker)
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._worker} holds {self._holds}, but unit {unit.id} wants {wanted}")

@@ -1,4 +1,4 @@
-"""The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``trace``, ``report``.
+"""The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``pool``, ``trace``, ``report``.
 
 Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted.
 """
@@ -188,6 +188,22 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def scale(arguments: argparse.Namespace) -> int:
+    """Have a live run work with more or fewer explorers or regenerators."""
+    asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
+    sizes = {pool: size for pool, size in asked.items() if size is not None}
+    folder: Path | None = arguments.run
+    access.settle(local=False)
+    from actors import watching
+    from solrl_ray.run_folder import RunFolder
+
+    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    if address is None:
+        raise UserError("No live run is known; name a run folder, or with --address the cluster of a live run.")
+    print(watching.scale(folder, sizes, address=address))
+    return 0
+
+
 def trace(arguments: argparse.Namespace) -> int:
     """Write the timeline of a run folder as JSON for Perfetto."""
     folder: Path = arguments.run
@@ -356,6 +372,15 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
     command.add_argument("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
     command.set_defaults(run_verb=status)
+
+    command = verbs.add_parser("pool", help="the workers of a live run")
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION", parser_class=_Parser)
+    action = actions.add_parser("scale", help="have more or fewer of them; the results stay the same")
+    action.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
+    for role in ("explorers", "regenerators"):
+        action.add_argument(f"--{role}", type=int, metavar="N", help=f"how many {role} there are to be, at least 1")
+    action.add_argument("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
+    action.set_defaults(run_verb=scale)
 
     command = verbs.add_parser("trace", help="write a run's timeline for Perfetto")
     command.add_argument("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")

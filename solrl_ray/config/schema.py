@@ -253,10 +253,11 @@ class Deadlines(Part):
     """The longest that each named wait may take, seconds."""
 
     resources: float = 0.0
-    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once."""
+    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
+    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone."""
 
     start: Seconds = 180.0
-    """An actor's construction: imports, weights, attestation."""
+    """An actor's construction once it has a place: imports, weights, attestation."""
     warm_up: Seconds = 900.0
     """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
     preview: Seconds = 120.0

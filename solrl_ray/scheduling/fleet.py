@@ -2,46 +2,51 @@
 
 ::
 
-    STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
-        │                   │                │
-        │                   │                └──lent──► LENT ──returned──► STALE
-        └───────────────────┴────────lost────┴────────────┴──────► DEAD
+    WAITING ──placed──► STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
+                                                                  └──lent──► LENT ──returned──► STALE
+    each of them ──leave──► DRAINING            finishes what it holds, gets no more
+    each of them and DRAINING ──lost──► DEAD
 
-A replacement is a new worker with a name of its own; it enters at STARTING and must fetch and prove its policy
-revision like everybody else before it gets work. So does one that was lent to an evaluation (`scheduling.lending`).
+A replacement is a new worker with a name of its own; it enters at WAITING, for a place in the cluster, and must fetch
+and prove its policy revision like everybody else before it gets work. So does one that was lent to an evaluation
+(`scheduling.lending`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 
 class State(Enum):
+    WAITING = "waiting"
     STARTING = "starting"
     STALE = "stale"
     READY = "ready"
     LENT = "lent"
+    DRAINING = "draining"
     DEAD = "dead"
 
 
 _TRANSITIONS: dict[tuple[State, str], State] = {
+    (State.WAITING, "placed"): State.STARTING,
     (State.STARTING, "started"): State.STALE,
     (State.STALE, "proved"): State.READY,
     (State.READY, "outdated"): State.STALE,
     (State.STALE, "outdated"): State.STALE,
     (State.STARTING, "outdated"): State.STARTING,
+    (State.WAITING, "outdated"): State.WAITING,
     (State.READY, "lent"): State.LENT,
     (State.LENT, "outdated"): State.LENT,
     (State.LENT, "returned"): State.STALE,
-    (State.LENT, "lost"): State.DEAD,
-    (State.STARTING, "lost"): State.DEAD,
-    (State.STALE, "lost"): State.DEAD,
-    (State.READY, "lost"): State.DEAD,
+    **{(State.DRAINING, event): State.DRAINING for event in ("placed", "started", "proved", "outdated", "returned")},
+    **{(state, "leave"): State.DRAINING for state in State if state is not State.DEAD},
+    **{(state, "lost"): State.DEAD for state in State if state is not State.DEAD},
 }
 
 
 def advance(state: State, event: str) -> State:
-    """The state after `event`: ``started``, ``proved``, ``outdated``, ``lent``, ``returned`` or ``lost``.
+    """The state after ``placed``, ``started``, ``proved``, ``outdated``, ``lent``, ``returned``, ``leave`` or ``lost``.
 
     Raises ValueError if it is not allowed.
     """
@@ -56,7 +61,18 @@ def role_of(name: str) -> str:
     return name.partition("-")[0]
 
 
+def slot_of(name: str) -> int:
+    """``explorer-2.1`` → 2."""
+    return int(name.partition("-")[2].partition(".")[0])
+
+
 def replacement_name(name: str) -> str:
     """Name of the worker that takes the place of `name`: ``explorer-2`` → ``explorer-2.1`` → ``explorer-2.2``."""
     slot, _, generation = name.partition(".")
     return f"{slot}.{int(generation or 0) + 1}"
+
+
+def leavers(states: Mapping[str, State], count: int) -> list[str]:
+    """Which `count` workers of a pool are to leave it: those that only wait for a place, then the newest slots."""
+    staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
+    return sorted(staying, key=lambda name: (states[name] is not State.WAITING, -slot_of(name)))[:count]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +14,10 @@ import pytest
 import ray
 from ray.exceptions import ObjectLostError
 
+from actors import termination
+from actors.events import Done, Event, Left, Loaded, Lost, Nonsense, Rested, Started, Unplaced, Warmed
 from actors.fleet import Fleet
-from actors.pool import Budget, Event, Loaded, Lost, Nonsense, Pool, Rested, Started, Warmed
+from actors.pool import Budget, Pool
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
@@ -141,20 +145,99 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
     fleet.open()
     while not fleet.score_class:
         fleet.events(seconds=1.0)
-    units = [WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(2)]
-    for unit in units:
+    first, second = units(2)
+    for unit in (first, second):
         fleet.explorers.give("explorer-0", unit, "explore", unit)
     refused = []
     while len(refused) < 2:
         refused += fleet.events(seconds=1.0)
-    assert refused == [Nonsense("explorer-0", unit, f"NaN in {unit.id}") for unit in units]
+    assert refused == [Nonsense("explorer-0", unit, f"NaN in {unit.id}") for unit in (first, second)]
     fleet._strikes.answered("explorer-0")  # else, alone, it would end the run
-    assert fleet.refuse("explorer-0", units[0], "NaN") is None
-    lost = fleet.refuse("explorer-0", units[1], "NaN")
+    assert fleet.refuse("explorer-0", first, "NaN") is None
+    lost = fleet.refuse("explorer-0", second, "NaN")
     assert lost == Lost("explorer-0", "strike 2: NaN", "explorer-0.1")
-    assert fleet.refuse("explorer-0", units[1], "NaN") is None  # it has gone already
+    assert fleet.refuse("explorer-0", second, "NaN") is None  # it has gone already
     with pytest.raises(RunError, match=r"preview/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
-        fleet.refuse("explorer-0.1", units[0], "NaN")
+        fleet.refuse("explorer-0.1", first, "NaN")
+
+
+class Told(Worker):
+    """The first one is told to end in the middle of its first unit, as by a batch system that takes its node back."""
+
+    def start(self) -> Attestation:
+        termination.listen()
+        return super().start()
+
+    def explore(self, unit: WorkUnit) -> str:
+        termination.check(self._name)
+        if "." not in self._name:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return unit.id
+
+
+def units(count: int) -> list[WorkUnit]:
+    return [WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(count)]
+
+
+def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost() -> None:
+    pool = Pool(
+        lambda name: ray.remote(Told).options(num_cpus=0).remote(name, "A", None),
+        unit_seconds=60.0,
+        credit=2,
+        deadlines=Deadlines(),
+        budget=Budget(0),
+    )
+    pool.open("explorer-0")
+    settle(pool, 1)
+    first, second = units(2)
+    pool.give("explorer-0", first, "explore", first)
+    pool.give("explorer-0", second, "explore", second)
+    done, lost, started = settle(pool, 3)
+    assert done == Done("explorer-0", first, first.id)
+    assert lost == Lost("explorer-0", "explorer-0 was told to end by SIGTERM", "explorer-0.1")
+    assert isinstance(started, Started)
+
+
+class Slow(Worker):
+    """Is at its unit until the file appears."""
+
+    def explore(self, unit: WorkUnit, gate: Path) -> str:
+        while not gate.exists():
+            time.sleep(0.05)
+        return unit.id
+
+
+def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_ends_the_run(tmp_path: Path) -> None:
+    pool = Pool(
+        lambda name: (
+            ray.remote(Slow)
+            .options(num_cpus=0, resources={} if name == "explorer-0" else {"nowhere": 1})
+            .remote(name, "A", None)
+        ),
+        unit_seconds=600.0,
+        credit=2,
+        deadlines=Deadlines(),
+        budget=Budget(0),
+    )
+    pool.open("explorer-0")
+    settle(pool, 1)
+    (unit,) = units(1)
+    pool.give("explorer-0", unit, "explore", unit, tmp_path / "gate")
+    pool.open("explorer-1")
+    pool.open("explorer-2")
+    pool._deadlines = Deadlines(start=1.0)  # of those that have no place yet; explorer-0 has started
+    assert settle(pool, 2) == [Unplaced("explorer-1", 1.0), Unplaced("explorer-2", 1.0)]
+    assert pool.at_work == 1
+    assert pool.states()["explorer-1"] == "waiting for a place"
+    pool.drain("explorer-0")
+    pool.drain("explorer-2")
+    assert settle(pool, 1) == [Left("explorer-2")]
+    assert pool.states()["explorer-0"] == "preview p0, then leaves"
+    assert pool.slots() == []
+    (tmp_path / "gate").touch()
+    assert settle(pool, 2) == [Done("explorer-0", unit, unit.id), Left("explorer-0")]
+    with pytest.raises(RunError, match=r"explorer-1 found no room in the cluster within 1 s .* no other worker"):
+        settle(pool, 1)
 
 
 class Warms(Worker):

@@ -317,6 +317,12 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
 
 
+def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = made_runs.write_run(tmp_path / "ended")
+    for run in ([], [ended]):
+        assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith("No live run is known; name a run")
+
+
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_runs.write_run(tmp_path / "ended")
     assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")

@@ -1,31 +1,46 @@
 import pytest
 
-from solrl_ray.scheduling.fleet import State, advance, replacement_name
+from solrl_ray.scheduling.fleet import State, advance, leavers, replacement_name, slot_of
+
+EVENTS = ("placed", "started", "proved", "outdated", "leave", "lost")
 
 
-def test_a_worker_counts_only_after_it_started_and_proved_its_revision() -> None:
-    state = advance(State.STARTING, "started")
-    assert state is State.STALE
-    assert advance(state, "proved") is State.READY
+def test_a_worker_counts_only_after_it_was_placed_started_and_proved_its_revision() -> None:
+    state = State.WAITING
+    for event in ("placed", "started", "proved"):
+        assert state is not State.READY
+        state = advance(state, event)
+    assert state is State.READY
 
 
 def test_a_new_revision_makes_everybody_stale_again() -> None:
     assert advance(State.READY, "outdated") is State.STALE
     assert advance(State.STALE, "outdated") is State.STALE
     assert advance(State.STARTING, "outdated") is State.STARTING
+    assert advance(State.WAITING, "outdated") is State.WAITING
 
 
-@pytest.mark.parametrize("event", ["started", "proved", "outdated", "lost"])
+@pytest.mark.parametrize("event", EVENTS)
 def test_there_is_no_way_back_from_dead(event: str) -> None:
     with pytest.raises(ValueError, match=f"a worker that is dead cannot become {event}"):
         advance(State.DEAD, event)
 
 
-def test_proving_cannot_be_skipped() -> None:
-    with pytest.raises(ValueError, match="starting cannot become proved"):
-        advance(State.STARTING, "proved")
-    with pytest.raises(ValueError, match="lent cannot become proved"):
-        advance(State.LENT, "proved")
+@pytest.mark.parametrize("state", [state for state in State if state is not State.DEAD])
+def test_who_is_to_leave_never_gets_work_again(state: State) -> None:
+    leaving = advance(state, "leave")
+    assert leaving is State.DRAINING
+    for event in EVENTS[:-1]:
+        assert advance(leaving, event) is State.DRAINING
+    assert advance(leaving, "lost") is State.DEAD
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), [(State.STARTING, "proved"), (State.WAITING, "started"), (State.LENT, "proved")]
+)
+def test_nothing_can_be_skipped(state: State, event: str) -> None:
+    with pytest.raises(ValueError, match=f"{state.value} cannot become {event}"):
+        advance(state, event)
 
 
 def test_a_lent_worker_stays_lent_through_new_revisions_and_must_prove_one_when_it_is_back() -> None:
@@ -39,3 +54,16 @@ def test_a_lent_worker_stays_lent_through_new_revisions_and_must_prove_one_when_
 def test_replacements_keep_the_slot_and_count_generations() -> None:
     assert replacement_name("explorer-2") == "explorer-2.1"
     assert replacement_name("explorer-2.1") == "explorer-2.2"
+    assert (slot_of("explorer-2"), slot_of("explorer-12.1")) == (2, 12)
+
+
+def test_who_waits_for_a_place_leaves_first_then_the_newest() -> None:
+    states = {
+        "explorer-0": State.READY,
+        "explorer-1.1": State.WAITING,
+        "explorer-2": State.STALE,
+        "explorer-3": State.DRAINING,
+        "explorer-10": State.READY,
+    }
+    assert leavers(states, 2) == ["explorer-1.1", "explorer-10"]
+    assert leavers(states, 9) == ["explorer-1.1", "explorer-10", "explorer-2", "explorer-0"]

@@ -1,0 +1,60 @@
+"""Pools of other sizes while a run goes on: what is asked for, checked and said in a sentence. Pure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from solrl_ray.config.families import pool_sampling
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+
+
+class Targets:
+    """How many workers each pool is to have. Asked for from any thread, followed by the one that owns the pools."""
+
+    def __init__(self, config: Config) -> None:
+        fleet, rollout = config.fleet, config.rollout
+        self._lock = threading.Lock()
+        self._wanted = {"explorers": fleet.explorers.count, "regenerators": fleet.regenerators.count}
+        units = rollout.prompts * (rollout.pool // pool_sampling(config).micro_batch)
+        groups = max(rollout.prompts, config.evaluation.prompts)
+        self._most = {
+            "explorers": (units, f"the {units} units of an iteration"),
+            "regenerators": (groups, f"the {groups} groups of an iteration or prompts of an evaluation"),
+        }
+
+    def wanted(self, pool: str) -> int:
+        with self._lock:
+            return self._wanted[pool]
+
+    def applied(self, config: Config) -> Config:
+        """The configuration with these sizes."""
+        with self._lock:
+            sizes = dict(self._wanted)
+        pools = {pool: getattr(config.fleet, pool).model_copy(update={"count": size}) for pool, size in sizes.items()}
+        return config.model_copy(update={"fleet": config.fleet.model_copy(update=pools)})
+
+    def ask(self, sizes: Mapping[str, int]) -> str:
+        """Have pools of these sizes from now on; returns what will happen, in a sentence a pool.
+
+        Raises UserError for a size that is out of bounds; nothing changes then.
+        """
+        if not sizes:
+            raise UserError("No size was given; say how many --explorers or --regenerators there are to be.")
+        for pool, size in sizes.items():
+            most, why = self._most[pool]
+            if not 1 <= size <= most:
+                raise UserError(f"--{pool} is {size}; it must be between 1 and {most}, {why}.")
+        with self._lock:
+            sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
+            self._wanted.update(sizes)
+        return "\n".join(sentences)
+
+    def _sentence(self, pool: str, size: int) -> str:
+        now = self._wanted[pool]
+        if size > now:
+            return f"{pool} go from {now} to {size}: new ones work once they have started and proved their weights"
+        if size < now:
+            return f"{pool} go from {now} to {size}: the newest finish what they hold and leave"
+        return f"{pool} are {now} already"

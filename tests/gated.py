@@ -1,0 +1,30 @@
+"""Explorers that wait at gates, so that a test can act while units are at work; also as a run of its own process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from actors.explorer import Explorer
+from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+
+
+class Gated(Explorer):
+    """Does the units of iterations 1 and 2 only once the file ``gate-<iteration>`` is beside the run folder."""
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        root = Path(self._config.run.root)
+        (root / f"at-gate-{unit.iteration}-{self._name}").touch()
+        while unit.iteration > 0 and not (root / f"gate-{unit.iteration}").exists():
+            time.sleep(0.05)
+        return super().explore(unit, prompt, embedding)
+
+
+def main() -> None:
+    """Train on the cluster at argv[1] as the file argv[2] says."""
+    from actors import commands
+    from actors.roles import Roles
+    from solrl_ray.config.loading import load
+
+    commands.train(load([Path(sys.argv[2])]), address=sys.argv[1], live=False, roles=Roles(explorer=Gated))
