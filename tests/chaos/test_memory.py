@@ -33,8 +33,8 @@ SMALLEST = (
     "evaluation={every: 0, prompts: 1, samples: 1, steps: 1, pictures: 0, reference: ''}",
 )
 ALLOWED = {"controller": 40.0, "selector": 25.0, "explorer": 40.0, "regenerator": 40.0, "learner": 40.0, "store": 2.0}
-"""kB an iteration: of processes what an allocator's noise comes to over this many, not what a leak of a group
-(8 kB) or of a revision (1 MB) an iteration would."""
+"""kB an iteration: of processes what allocators and Ray's own bookkeeping come to (see docs/reliability.md), and less
+than with an iteration's samples (25 kB) or a revision (540 kB) that somebody never lets go of."""
 
 
 def private_kb(pid: int) -> float:
