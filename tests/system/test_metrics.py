@@ -62,7 +62,6 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     ray.kill(handle)
 
 
-@pytest.mark.slow
 def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(watched: Config) -> None:
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -94,7 +93,6 @@ def test_the_documented_table_is_the_table_in_the_code() -> None:
     assert table() in (DOCS / "metrics.md").read_text()
 
 
-@pytest.mark.slow
 def test_the_timeline_has_every_unit_once_and_adds_up_to_the_measured_seconds(watched: Config) -> None:
     spans = read_spans(folder(watched))
     units = [span for span in spans if span.kind == "unit"]
