@@ -52,7 +52,7 @@ def publications(config: Config) -> list[dict[str, float]]:
     ("mode", "role", "snapshots"),
     [
         ("packed", LosesTheEnd, [1, 0, 0]),
-        pytest.param("lora", Miscopies, [0, 0, 0], marks=pytest.mark.slow),
+        ("lora", Miscopies, [0, 0, 0]),
     ],
 )
 def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
@@ -66,7 +66,6 @@ def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
     assert [one["snapshot"] for one in found] == snapshots
 
 
-@pytest.mark.slow
 def test_an_explorer_from_the_base_pack_proves_the_revision_of_one_from_the_checkpoint(tmp_path: Path) -> None:
     config = small_config(tmp_path, "pack", "publish.base=pack")
     first = Packer().pack(config, tmp_path)
