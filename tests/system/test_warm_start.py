@@ -13,7 +13,7 @@ from solrl_ray.config import continuation
 from solrl_ray.config.schema import Config
 from tests.small import folder, small_config, summary
 
-pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def heldout(config: Config, name: str) -> Any:
