@@ -33,6 +33,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors import commands
+from actors.watching import scale
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
 from solrl_ray.run_folder import RunFolder
@@ -54,6 +55,7 @@ SIZES = (
     "publish.snapshot_every=3",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 0, reference: ''}",
 )
+SIZES_OF_POOL = (2, 3, 4, 5)
 PEACE = 600.0
 """Longest that the run may take from the last kill to its end, seconds."""
 IMPATIENCE = 5.0
@@ -86,6 +88,7 @@ KINDS = (
     Kind("controller", "controller", (), 1),
     Kind("driver", "driver", (), 1),
     Kind("node", "node", (), 2),
+    Kind("pool, another size", "pool", (), 2),
 )
 
 EXPECTED_ENDS = (
@@ -207,6 +210,8 @@ class Chaos:
         """Kill somebody of this kind, unless nobody comes into the wanted state in time."""
         if kind.who == "node":
             self.remove_node()
+        elif kind.who == "pool":
+            self.scale(kind)
         elif kind.who == "driver":
             self.note(kind, Note(time.monotonic(), "driver", self.driver.pid, "", ""))
             self.driver.kill()
@@ -254,6 +259,17 @@ class Chaos:
         self.cluster.remove_node(node, allow_graceful=False)
         self.done.append(Disturbance("node", found, tuple(note.slot for note in victims)))
         self.cluster.join(wait=False)
+
+    def scale(self, kind: Kind) -> None:
+        """Have fewer or more explorers; a run that is not live just now is left alone."""
+        at = time.monotonic()
+        try:
+            scale(self.run, {"explorers": self.random.choice(SIZES_OF_POOL)}, address=self.cluster.address)
+        except (UserError, RunError):
+            self.missed += 1
+            self.deck.insert(0, kind)
+            return
+        self.done.append(Disturbance(kind.name, Note(at, "pool", 0, "", ""), ()))
 
     def note(self, kind: Kind, found: Note) -> None:
         self.done.append(Disturbance(kind.name, replace(found, at=time.monotonic()), (found.slot,)))
