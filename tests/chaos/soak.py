@@ -31,6 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 
 from actors import commands
 from actors.watching import scale
@@ -265,7 +266,7 @@ class Chaos:
         at = time.monotonic()
         try:
             scale(self.run, {"explorers": self.random.choice(SIZES_OF_POOL)}, address=self.cluster.address)
-        except (UserError, RunError):
+        except (UserError, RunError, RayError):
             self.missed += 1
             self.deck.insert(0, kind)
             return
