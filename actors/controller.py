@@ -262,7 +262,9 @@ class Controller:
     def _save(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
-        self._folder.prune(self._config.checkpoints)
+        # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
+        checkpoints = self._config.checkpoints
+        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(updates))
 

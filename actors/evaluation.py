@@ -108,9 +108,8 @@ class Evaluation:
         revisions = merged(merger, self._config, self._state, self._request.policies, seconds=seconds)
         ray.kill(merger)  # the scorers take its place
         self._telemetry.state("starting workers")
-        fleet = Fleet(self._config, self._cast, self._telemetry)
-        for index in range(self._config.fleet.regenerators.count):
-            fleet.regenerators.open(f"regenerator-{index}")
+        fleet = Fleet(self._config, self._cast, self._telemetry, explores=False)
+        fleet.open()
         embeddings = self._embedded()
         found: dict[str, dict[str, Evaluated]] = {}
         for policy, revision in revisions.items():

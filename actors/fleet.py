@@ -37,15 +37,23 @@ LENT_POLL = 0.1
 
 
 class Fleet:
-    def __init__(self, config: Config, cast: Cast, telemetry: Telemetry, lender: Lender | None = None) -> None:
-        """`lender`: of regenerators, if this fleet lends any."""
+    def __init__(
+        self,
+        config: Config,
+        cast: Cast,
+        telemetry: Telemetry,
+        lender: Lender | None = None,
+        *,
+        explores: bool = True,
+    ) -> None:
+        """`lender`: of regenerators, if this fleet lends any; `explores`: whether it has explorers."""
         self._config = config
         self._telemetry = telemetry
         self._lender = lender
         self._receipts = ReceiptBook()
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
-        self._targets = Targets(config)
+        self._targets = Targets(config, explores=explores)
         self._next = {"explorers": 0, "regenerators": 0}
         self._looked = 0.0
         self._strikes = Strikes(config.fleet.strikes)
@@ -123,7 +131,7 @@ class Fleet:
         if self._lender is not None:
             self._lender.close()
             while self._lender.lent:
-                happened += self.events(seconds=1.0)
+                happened += self.events(seconds=1.0, needed=False)
         for pool, worker in self._pools():
             if shares(worker):
                 pool.rest()
@@ -146,8 +154,11 @@ class Fleet:
     @property
     def at_work(self) -> bool:
         """Whether anybody has a call in flight, or may be lent, so that something will happen."""
-        lending = self._lender is not None and self._lender.active
-        return lending or self._leaving or bool(self.explorers.refs() or self.regenerators.refs())
+        return self._lends or self._leaving or bool(self.explorers.refs() or self.regenerators.refs())
+
+    @property
+    def _lends(self) -> bool:
+        return self._lender is not None and self._lender.active
 
     @property
     def _leaving(self) -> bool:
@@ -162,22 +173,26 @@ class Fleet:
         """Worker and unit of everything at work in both pools."""
         return self.explorers.held() + self.regenerators.held()
 
-    def events(self, *, seconds: float) -> list[Work]:
+    def events(self, *, seconds: float, needed: bool = True) -> list[Work]:
         """What happened in both pools, waiting at most `seconds` for something to.
+
+        Args:
+            needed: whether the caller waits for units, so that nobody at work is an error.
 
         Raises:
             RunError: receipts that disagree, workers of different score classes, all replacements used up, a worker's
                 own error, or nobody at work.
         """
         self.adjust()
+        lends = self._lends  # a loan may end in the next line, and its worker has no call in flight then
         if self._lender is not None:
             self._lender.tick(self.regenerators)
         refs = self.explorers.refs() + self.regenerators.refs()
-        if not refs and not self._leaving and self._lender is not None and self._lender.active:
+        if not refs and not self._leaving:
+            if needed and not (lends or self._lends):
+                raise RunError("no worker has a call in flight, yet the work is not done")
             time.sleep(min(seconds, LENT_POLL))
             return []
-        if not refs and not self._leaving:
-            raise RunError("no worker has a call in flight, yet the work is not done")
         ready = set(waiting.first_ready(refs, seconds=seconds))
         happened: list[Event] = []
         for pool in (self.explorers, self.regenerators):

@@ -59,7 +59,7 @@ class LearnerGroup:
         """
         self._config = config
         self._spawn = spawn
-        self._last_state = last_state
+        self._last_state = self._beginning = last_state
         self._budget = budget
         self._tell = tell
         self._supply = supply
@@ -73,10 +73,11 @@ class LearnerGroup:
 
     def start(self, state: LearnerState | None) -> None:
         """Bring the ranks together, at `state` or at revision 0."""
+        self._beginning = lambda: state
         try:
             self._join(state)
         except waiting.WorkerGone as error:
-            self._rebuild(error, lambda: state)
+            self._rebuild(error)
 
     def _join(self, state: LearnerState | None) -> None:
         seconds = self._config.fleet.deadlines.start
@@ -88,6 +89,7 @@ class LearnerGroup:
 
     def load(self, state: LearnerState) -> None:
         """Go to another state."""
+        self._beginning = lambda: state
         self._all("load", ray.put(state), seconds=self._config.fleet.deadlines.start)
 
     def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
@@ -111,7 +113,7 @@ class LearnerGroup:
 
     def saved(self) -> None:
         """Note that `last_state` is what the group holds now: its samples need not be fed again."""
-        self._meal = None
+        self._meal, self._beginning = None, self._last_state
 
     def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
@@ -142,8 +144,8 @@ class LearnerGroup:
         seconds = 4 * self._config.fleet.deadlines.fetch
         self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=seconds)
 
-    def _rebuild(self, error: waiting.WorkerGone, state: Callable[[], LearnerState | None] | None = None) -> None:
-        """New ranks at `state` or the last one, and the open update done again.
+    def _rebuild(self, error: waiting.WorkerGone) -> None:
+        """New ranks at the state to begin with or the last one, and the open update done again.
 
         Raises RunError if no replacement is left.
         """
@@ -155,7 +157,7 @@ class LearnerGroup:
             self._rebuilt += 1
             self._ranks = self._spawn_all()
             try:
-                self._join((state or self._last_state)())
+                self._join(self._beginning())
                 if self._meal is not None:
                     self._learn(self._meal)
                 return

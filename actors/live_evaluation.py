@@ -29,6 +29,7 @@ from actors.commands import located
 from actors.evaluation import Merger, Request, merged, write
 from actors.regenerator import Evaluated
 from actors.roles import namespace, on_this_node
+from actors.termination import Leaving
 from solrl_ray.config.continuation import stored
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError
@@ -168,12 +169,12 @@ class _Borrower:
                 return evaluated
             except LoanEnded:
                 self._held = None
-            except waiting.Gone as error:
+            except (waiting.Gone, Leaving) as error:
                 self._held, lost = None, lost + 1
                 self._ask("give_back", self._name)
                 if lost == ATTEMPTS:
                     raise
-                self._tell(f"{unit.id} is done again ({error.reason})")
+                self._tell(f"{unit.id} is done again ({error})")
 
     def _holding(self, policy: str, payload: Any) -> _Held:
         """A worker that is lent now and has proved that it holds the policy."""

@@ -73,6 +73,8 @@ class _Member:
     """What it attested."""
     warm_ups: int = 0
     """Shapes of its forward for which it compiles before anything else."""
+    cold: int = 0
+    """As many shapes, of a worker that started before there was a revision to warm up for."""
     proved: bool = False
     """Whether it ever held a revision, which a delta may be against."""
     calls: dict[Any, _Call] = field(default_factory=dict)
@@ -89,6 +91,11 @@ class _Member:
     @property
     def units(self) -> int:
         return len(self.held)
+
+    def loading(self) -> float:
+        """Seconds that a load under way may still take."""
+        left = [call.deadline - time.monotonic() for call in self.calls.values() if call.kind == "load"]
+        return max([0.0, *left])
 
     def count(self, kind: str) -> int:
         """Calls in flight of a kind."""
@@ -177,6 +184,9 @@ class Pool:
         for member in self._members.values():
             member.state = advance(member.state, "outdated")
             member.idle_since = time.monotonic()
+            if member.cold:
+                member.cold, shapes = 0, member.cold
+                self._warm(member, shapes)
             if member.state is State.STALE:
                 self._load(member, full=chained and not member.proved)
 
@@ -196,7 +206,7 @@ class Pool:
         """Have everybody who has started give back cached GPU memory, after the units they hold."""
         for member in self._members.values():
             if member.state not in (State.WAITING, State.STARTING):
-                seconds = self._deadlines.rest + self._unit_seconds * member.units
+                seconds = self._deadlines.rest + self._unit_seconds * member.units + member.loading()
                 self._call(member, member.handle.rest.remote(), "rest", seconds)
 
     @property
@@ -295,7 +305,7 @@ class Pool:
         """Who has waited for a place for too long. Raises RunError if nobody else is there."""
         patience = self._deadlines.resources + self._deadlines.start
         homeless = {name: member for name, member in self._members.items() if member.state is State.WAITING}
-        if len(homeless) < len(self._members):
+        if not homeless or len(homeless) < len(self._members):
             self._placed = now
         elif now - max(self._placed, min(m.opened for m in homeless.values())) > patience:
             raise RunError(
@@ -351,7 +361,9 @@ class Pool:
 
     def _warm(self, member: _Member, shapes: int) -> None:
         """Have a worker compile, with a call for each shape, whose answers show how far it is."""
-        if self._warm_up is not None:
+        if self._warm_up is None:
+            member.cold = shapes  # until `publish`
+        else:
             member.warm_ups = shapes
             for shape in range(shapes):
                 seconds = self._deadlines.warm_up * (shape + 1)
@@ -396,7 +408,7 @@ class Pool:
                 member.tier = value.tier
                 self._warm(member, value.warm_ups)
             left = member.count("warm-up")
-            if not left:
+            if not left and not member.cold:
                 self._enter(member)
             return Started(name, value) if call.kind == "start" else Warmed(name, left)
         return self._settled(name, member, call, value)

@@ -47,6 +47,7 @@ class Cast:
         self._namespace = scope or namespace(folder)
         self._exploring = config
         self._pack: tuple[Any, ...] = ()
+        self._packer: Any = None
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
@@ -75,7 +76,8 @@ class Cast:
     def _base_pack(self) -> tuple[Any, ...]:
         """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
         if self._config.publish.base == "pack" and not self._pack:
-            self._packer = self._here(Packer, "packer").remote()
+            if self._packer is None:
+                self._packer = self._here(Packer, "packer").remote()
             self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
         return self._pack
 

@@ -96,7 +96,7 @@ class Rollout:
         self.hand_out()
         if not self._fleet.at_work:
             return False
-        self._round(seconds=seconds)
+        self._round(seconds=seconds, needed=False)
         return True
 
     def take(self, event: Work) -> None:
@@ -140,8 +140,8 @@ class Rollout:
             del self._open[done]
             self._selector.drop(done)
 
-    def _round(self, *, seconds: float) -> None:
-        for event in self._fleet.events(seconds=seconds):
+    def _round(self, *, seconds: float, needed: bool = True) -> None:
+        for event in self._fleet.events(seconds=seconds, needed=needed):
             self.take(event)
         self._show()
 

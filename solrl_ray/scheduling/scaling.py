@@ -13,10 +13,11 @@ from solrl_ray.errors import UserError
 class Targets:
     """How many workers each pool is to have. Asked for from any thread, followed by the one that owns the pools."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, explores: bool = True) -> None:
+        """`explores`: whether there are explorers at all; an evaluation by itself has none."""
         fleet, rollout = config.fleet, config.rollout
         self._lock = threading.Lock()
-        self._wanted = {"explorers": fleet.explorers.count, "regenerators": fleet.regenerators.count}
+        self._wanted = {"explorers": fleet.explorers.count * explores, "regenerators": fleet.regenerators.count}
         units = rollout.prompts * (rollout.pool // pool_sampling(config).micro_batch)
         groups = max(rollout.prompts, config.evaluation.prompts)
         self._most = {

@@ -136,7 +136,10 @@ def kill(death: Death, process: subprocess.Popen[str], run: Path, clock: Path) -
 
 
 @pytest.mark.timeout(900)
-def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [DEATHS[::3], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["driver", "all"])
+def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
+    deaths: tuple[Death, ...], calm: Config, tmp_path: Path
+) -> None:
     config = small_config(tmp_path, "killed")
     run = folder(config)
     path = tmp_path / "config.yaml"
@@ -145,7 +148,7 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Con
     clock.mkdir()
     clock.joinpath("sitecustomize.py").write_text(JUMPING_CLOCK)
     start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
-    for death in DEATHS:
+    for death in deaths:
         kill(death, solrl(*start, clock=clock), run, clock)
         assert not (run / "summary.json").exists(), death.state
         start = ["--resume", str(run)]

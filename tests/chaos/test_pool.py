@@ -265,7 +265,8 @@ class Warms(Worker):
         )
 
 
-def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True], ids=["", "started before there is a revision"])
+def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early: bool, tmp_path: Path) -> None:
     pool = Pool(
         lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
         unit_seconds=60.0,
@@ -275,13 +276,14 @@ def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(tmp_pa
     )
     go = tmp_path / "go"
     pool.open("explorer-0")
+    happened = settle(pool, 1) if early else []
     pool.publish(
         "revision 0",
         lambda handle, full: handle.load_revision.remote(full),
         warm_up=lambda handle, shape: handle.warm_up.remote(shape, go),
     )
-    assert pool.warmed() == (0, 0)
-    started, warmed = settle(pool, 2)
+    assert pool.warmed() == (0, 2 * early)
+    started, warmed = [*happened, *settle(pool, 2 - len(happened))]
     assert isinstance(started, Started)
     assert warmed == Warmed("explorer-0", 1)
     assert (pool.states(), pool.warmed()) == ({"explorer-0": "warming up 2 of 2 shapes"}, (1, 2))
@@ -336,3 +338,18 @@ def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) 
     for words in ("explorer-0", "explorer-1", "device A", "device B"):
         assert words in str(caught.value)
     assert "regenerator" not in str(caught.value)
+
+
+def test_nobody_at_work_is_an_error_for_whoever_waits_for_units_and_for_nobody_else(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "calm", "fleet.explorers.count=1")
+    fleet = Fleet(config, Mixed(), Telemetry(config, RunFolder(tmp_path)), explores=False)  # type: ignore[arg-type]
+    fleet.open()
+    deadline = time.monotonic() + 120.0
+    while fleet.at_work:
+        assert time.monotonic() < deadline
+        fleet.events(seconds=1.0)
+    assert list(fleet.explorers.states()) == []
+    assert list(fleet.regenerators.states()) == ["regenerator-0"]
+    assert fleet.events(seconds=0.1, needed=False) == []
+    with pytest.raises(RunError, match="no worker has a call in flight, yet the work is not done"):
+        fleet.events(seconds=0.1)

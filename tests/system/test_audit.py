@@ -27,6 +27,7 @@ class Poisoned(Regenerator):
         return dataclasses.replace(result, rewards=tuple(1000.0 + reward for reward in result.rewards))
 
 
+@pytest.mark.slow
 def test_an_audit_is_measured_and_never_reaches_selection_or_learning(calm: Config, tmp_path: Path) -> None:
     audited = ("fidelity={audit_prompts: 2, audit_seeds: 3}", "fleet.regenerators.count=2")
     config = small_config(tmp_path, "audited", *audited)
