@@ -62,7 +62,7 @@ test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow
 test test-all: $(READY)
 	@set -e; \
-	for part in unit gpu "system tests/chaos"; do \
+	for part in "unit tests/gpu" "system tests/chaos"; do \
 	  [ -n "$$(find tests/$$part -name 'test_*.py' 2>/dev/null)" ] || continue; \
 	  echo "== tests/$$part"; began=$$(date +%s); \
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 -m "$(CHOSEN)" tests/$$part; \
