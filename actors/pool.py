@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -31,6 +30,7 @@ from actors.events import (
     Unplaced,
     Warmed,
 )
+from actors.member import Call, Member
 from actors.termination import Leaving
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NonsenseError, RunError
@@ -48,58 +48,6 @@ WarmUp = Callable[[Any, int], Any]
 
 
 _WORDS = {State.WAITING: "waiting for a place"}
-
-
-@dataclass(slots=True)
-class _Call:
-    kind: str
-    deadline: float
-    seconds: float
-    unit: WorkUnit | None = None
-    publication: str = ""
-    large: Any = None
-
-
-@dataclass(slots=True)
-class _Member:
-    handle: Any
-    opened: float
-    state: State = State.WAITING
-    node: str = ""
-    """Id of the node that it was placed on."""
-    overdue: bool = False
-    """Whether it has been said that it found no place in time."""
-    tier: str = ""
-    """What it attested."""
-    warm_ups: int = 0
-    """Shapes of its forward for which it compiles before anything else."""
-    cold: int = 0
-    """As many shapes, of a worker that started before there was a revision to warm up for."""
-    proved: bool = False
-    """Whether it ever held a revision, which a delta may be against."""
-    calls: dict[Any, _Call] = field(default_factory=dict)
-    idle_since: float = 0.0
-    """Since when it waits for weights, if it does."""
-    turn_since: float = 0.0
-    """Since when it has been at the first of its units, if it has any."""
-
-    @property
-    def held(self) -> list[WorkUnit]:
-        """Its units, in the order in which it does them."""
-        return [call.unit for call in self.calls.values() if call.unit]
-
-    @property
-    def units(self) -> int:
-        return len(self.held)
-
-    def loading(self) -> float:
-        """Seconds that a load under way may still take."""
-        left = [call.deadline - time.monotonic() for call in self.calls.values() if call.kind == "load"]
-        return max([0.0, *left])
-
-    def count(self, kind: str) -> int:
-        """Calls in flight of a kind."""
-        return sum(call.kind == kind for call in self.calls.values())
 
 
 class Budget:
@@ -141,7 +89,7 @@ class Pool:
         self._credit = credit
         self._deadlines = deadlines
         self._budget = budget
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, Member] = {}
         self._placed = time.monotonic()
         """When somebody was last seen to have a place."""
         self._publication: tuple[str, Load] | None = None
@@ -151,7 +99,7 @@ class Pool:
 
     def open(self, name: str) -> None:
         """Add a worker: it waits for a place, starts, attests, then loads the present revision."""
-        member = _Member(self._spawn(name), opened=time.monotonic())
+        member = Member(self._spawn(name), opened=time.monotonic())
         self._members[name] = member
         self._call(member, member.handle.__ray_call__.remote(_node), "place", math.inf)
         self._call(member, member.handle.start.remote(), "start", math.inf)  # until it has a place
@@ -187,7 +135,9 @@ class Pool:
             if member.cold:
                 member.cold, shapes = 0, member.cold
                 self._warm(member, shapes)
-            if member.state is State.STALE:
+                if not member.count("warm-up"):
+                    self._enter(member)
+            elif member.state is State.STALE:
                 self._load(member, full=chained and not member.proved)
 
     def renew(self) -> None:
@@ -356,34 +306,34 @@ class Pool:
         states = [member.state for member in self._members.values()]
         return {state.value: states.count(state) for state in State if state is not State.DEAD}
 
-    def _call(self, member: _Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
-        member.calls[ref] = _Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
+    def _call(self, member: Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
+        member.calls[ref] = Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
 
-    def _warm(self, member: _Member, shapes: int) -> None:
+    def _warm(self, member: Member, shapes: int) -> None:
         """Have a worker compile, with a call for each shape, whose answers show how far it is."""
-        if self._warm_up is None:
-            member.cold = shapes  # until `publish`
-        else:
+        if self._warm_up is not None:
             member.warm_ups = shapes
             for shape in range(shapes):
                 seconds = self._deadlines.warm_up * (shape + 1)
                 self._call(member, self._warm_up(member.handle, shape), "warm-up", seconds)
+        elif self._publication is None:
+            member.cold = shapes  # until `publish`
 
-    def _enter(self, member: _Member) -> None:
+    def _enter(self, member: Member) -> None:
         """A worker has started: all that it lacks is the present revision."""
         member.state = advance(member.state, "started")
         member.idle_since = time.monotonic()
         if member.state is State.STALE:
             self._load(member, full=self._chained)
 
-    def _load(self, member: _Member, *, full: bool) -> None:
+    def _load(self, member: Member, *, full: bool) -> None:
         if self._publication is not None:
             name, load = self._publication
             # One unit more than are known here: a worker that was lent may be at its borrower's last one.
             seconds = self._deadlines.publish + self._unit_seconds * (member.units + 1)
             self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
-    def _settle(self, name: str, member: _Member, ref: Any) -> Event | None:
+    def _settle(self, name: str, member: Member, ref: Any) -> Event | None:
         call = member.calls.pop(ref)
         what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
@@ -413,7 +363,7 @@ class Pool:
             return Started(name, value) if call.kind == "start" else Warmed(name, left)
         return self._settled(name, member, call, value)
 
-    def _settled(self, name: str, member: _Member, call: _Call, value: Any) -> Event | None:
+    def _settled(self, name: str, member: Member, call: Call, value: Any) -> Event | None:
         """What an answer means that is neither to a unit nor of a worker that starts."""
         if call.kind == "place":
             member.node = value
@@ -434,7 +384,7 @@ class Pool:
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
         return Lent(name) if call.kind == "lend" else Rested(name, value)
 
-    def _lose(self, name: str, member: _Member, reason: str, *, spend: bool = True) -> Lost:
+    def _lose(self, name: str, member: Member, reason: str, *, spend: bool = True) -> Lost:
         """`spend`: whether it is a failure, which the budget bounds."""
         leaving = member.state is State.DRAINING
         member.state = advance(member.state, "lost")

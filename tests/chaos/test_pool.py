@@ -297,6 +297,22 @@ def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early:
     assert pool.warmed() == (2, 2)
 
 
+def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
+    pool = Pool(
+        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
+        unit_seconds=60.0,
+        credit=1,
+        deadlines=Deadlines(),
+        budget=Budget(0),
+    )
+    pool.open("explorer-0")
+    settle(pool, 1)
+    pool.publish("revision 0", lambda handle, full: handle.load_revision.remote(full))
+    [loaded] = settle(pool, 1)
+    assert isinstance(loaded, Loaded)
+    assert pool.slots() == ["explorer-0"]
+
+
 def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     pool = Pool(
         lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),

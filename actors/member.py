@@ -1,0 +1,62 @@
+"""One worker of a pool, as its pool knows it, and the calls that it has not answered."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.fleet import State
+
+
+@dataclass(slots=True)
+class Call:
+    kind: str
+    deadline: float
+    seconds: float
+    unit: WorkUnit | None = None
+    publication: str = ""
+    large: Any = None
+
+
+@dataclass(slots=True)
+class Member:
+    handle: Any
+    opened: float
+    state: State = State.WAITING
+    node: str = ""
+    """Id of the node that it was placed on."""
+    overdue: bool = False
+    """Whether it has been said that it found no place in time."""
+    tier: str = ""
+    """What it attested."""
+    warm_ups: int = 0
+    """Shapes of its forward for which it compiles before anything else."""
+    cold: int = 0
+    """As many shapes, of a worker that started before there was a revision to warm up for."""
+    proved: bool = False
+    """Whether it ever held a revision, which a delta may be against."""
+    calls: dict[Any, Call] = field(default_factory=dict)
+    idle_since: float = 0.0
+    """Since when it waits for weights, if it does."""
+    turn_since: float = 0.0
+    """Since when it has been at the first of its units, if it has any."""
+
+    @property
+    def held(self) -> list[WorkUnit]:
+        """Its units, in the order in which it does them."""
+        return [call.unit for call in self.calls.values() if call.unit]
+
+    @property
+    def units(self) -> int:
+        return len(self.held)
+
+    def loading(self) -> float:
+        """Seconds that a load under way may still take."""
+        left = [call.deadline - time.monotonic() for call in self.calls.values() if call.kind == "load"]
+        return max([0.0, *left])
+
+    def count(self, kind: str) -> int:
+        """Calls in flight of a kind."""
+        return sum(call.kind == kind for call in self.calls.values())
