@@ -51,14 +51,32 @@ class Worker:
         )
 
 
-def spawn(name: str, score_class: str = "A", failure: Failure | None = None) -> Any:
-    return ray.remote(Worker).options(num_cpus=0).remote(name, score_class, failure)
+def spawn(
+    name: str,
+    score_class: str = "A",
+    failure: Failure | None = None,
+    kind: type[Worker] = Worker,
+    resources: dict[str, float] | None = None,
+) -> Any:
+    return ray.remote(kind).options(num_cpus=0, resources=resources).remote(name, score_class, failure)
+
+
+def pool_of(
+    spawned: type[Worker] | Callable[[str], Any],
+    *,
+    credit: int = 1,
+    replacements: int = 0,
+    deadlines: Deadlines | None = None,
+) -> Pool:
+    """A pool of this kind of worker, or of what the function starts; whoever opens a worker names it."""
+    start = (lambda name: spawn(name, kind=spawned)) if isinstance(spawned, type) else spawned
+    return Pool(
+        start, unit_seconds=60.0, credit=credit, deadlines=deadlines or Deadlines(), budget=Budget(replacements)
+    )
 
 
 def opened(failure: Failure) -> Pool:
-    pool = Pool(
-        lambda name: spawn(name, failure=failure), unit_seconds=60.0, credit=1, deadlines=Deadlines(), budget=Budget(1)
-    )
+    pool = pool_of(lambda name: spawn(name, failure=failure), replacements=1)
     pool.open("explorer-0")
     return pool
 
@@ -97,13 +115,7 @@ class Rests(Worker):
 
 
 def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
-    pool = Pool(
-        lambda name: ray.remote(Rests).options(num_cpus=0).remote(name, "A", None),
-        unit_seconds=60.0,
-        credit=1,
-        deadlines=Deadlines(rest=10.0),
-        budget=Budget(1),
-    )
+    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(rest=10.0))
     pool.open("explorer-0")
     pool.open("explorer-1")
     pool.rest()  # nobody has started, so there is nothing to give back
@@ -131,7 +143,7 @@ class Damaged:
     """A cast whose only explorer is broken."""
 
     def explorer(self, name: str) -> Any:
-        return ray.remote(Broken).options(num_cpus=0).remote(name, "A", None)
+        return spawn(name, kind=Broken)
 
     def regenerator(self, name: str) -> Any:
         return spawn(name, "C")
@@ -148,7 +160,7 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
     first, second = units(2)
     for unit in (first, second):
         fleet.explorers.give("explorer-0", unit, "explore", unit)
-    refused = []
+    refused: list[Event] = []
     while len(refused) < 2:
         refused += fleet.events(seconds=1.0)
     assert refused == [Nonsense("explorer-0", unit, f"NaN in {unit.id}") for unit in (first, second)]
@@ -180,13 +192,7 @@ def units(count: int) -> list[WorkUnit]:
 
 
 def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost() -> None:
-    pool = Pool(
-        lambda name: ray.remote(Told).options(num_cpus=0).remote(name, "A", None),
-        unit_seconds=60.0,
-        credit=2,
-        deadlines=Deadlines(),
-        budget=Budget(0),
-    )
+    pool = pool_of(Told, credit=2)
     pool.open("explorer-0")
     settle(pool, 1)
     first, second = units(2)
@@ -208,16 +214,8 @@ class Slow(Worker):
 
 
 def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_ends_the_run(tmp_path: Path) -> None:
-    pool = Pool(
-        lambda name: (
-            ray.remote(Slow)
-            .options(num_cpus=0, resources={} if name == "explorer-0" else {"nowhere": 1})
-            .remote(name, "A", None)
-        ),
-        unit_seconds=600.0,
-        credit=2,
-        deadlines=Deadlines(),
-        budget=Budget(0),
+    pool = pool_of(
+        lambda name: spawn(name, kind=Slow, resources={} if name == "explorer-0" else {"nowhere": 1}), credit=2
     )
     pool.open("explorer-0")
     settle(pool, 1)
@@ -267,13 +265,7 @@ class Warms(Worker):
 
 @pytest.mark.parametrize("early", [False, True], ids=["", "started before there is a revision"])
 def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early: bool, tmp_path: Path) -> None:
-    pool = Pool(
-        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
-        unit_seconds=60.0,
-        credit=1,
-        deadlines=Deadlines(),
-        budget=Budget(0),
-    )
+    pool = pool_of(Warms)
     go = tmp_path / "go"
     pool.open("explorer-0")
     happened = settle(pool, 1) if early else []
@@ -298,13 +290,7 @@ def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early:
 
 
 def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
-    pool = Pool(
-        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
-        unit_seconds=60.0,
-        credit=1,
-        deadlines=Deadlines(),
-        budget=Budget(0),
-    )
+    pool = pool_of(Warms)
     pool.open("explorer-0")
     settle(pool, 1)
     pool.publish("revision 0", lambda handle, full: handle.load_revision.remote(full))
@@ -314,13 +300,7 @@ def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
 
 
 def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
-    pool = Pool(
-        lambda name: ray.remote(Warms).options(num_cpus=0).remote(name, "A", None),
-        unit_seconds=60.0,
-        credit=1,
-        deadlines=Deadlines(warm_up=2.0),
-        budget=Budget(1),
-    )
+    pool = pool_of(Warms, replacements=1, deadlines=Deadlines(warm_up=2.0))
     pool.open("explorer-0")
     pool.publish("revision 0", lambda handle, full: None, warm_up=lambda h, shape: h.warm_up.remote(1, tmp_path / "no"))
     _, lost = settle(pool, 2)
