@@ -53,6 +53,7 @@ from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling.book import IterationPlan
 from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.lending import Loan
+from solrl_ray.scheduling.scaling import forgotten
 
 REVISIONS_KEPT = 2
 POLL = 0.05
@@ -106,13 +107,19 @@ class Controller:
         """A regenerator for an evaluation from outside, now or at a later call; answers from another thread, too."""
         return self._lender.ask(request)
 
+    def renew(self, request: str) -> None:
+        """The evaluation is at work with the regenerator that it has."""
+        self._lender.renew(request)
+
     def give_back(self, request: str) -> None:
         """The evaluation has what it wanted, or gives up."""
         self._lender.done(request)
 
     def scale(self, sizes: Mapping[str, int]) -> str:
         """Have pools of other sizes; answers from another thread, as `Fleet.scale`."""
-        return self._fleet.scale(sizes)
+        said = self._fleet.scale(sizes)
+        self._folder.note_sizes(sizes)
+        return said
 
     def run(self) -> None:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
@@ -123,7 +130,7 @@ class Controller:
             self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_lead
         )
         self._telemetry.resume(point.iterations, point.evaluations)
-        for note in point.notes:
+        for note in (*point.notes, *forgotten(config, self._folder.take_sizes())):
             self._telemetry.message(note)
         self._open(point)
         if point.updates == 0:

@@ -67,6 +67,14 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """A worker that came to others at work could not start, or would work otherwise than they do; it was ended."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A worker that was to leave has finished what it held, and is gone."""
 
@@ -97,6 +105,6 @@ class Lent:
     worker: str
 
 
-Event = Started | Warmed | Loaded | Refused | Done | Nonsense | Lost | Left | Unplaced | Rested | Lent
+Event = Started | Warmed | Loaded | Refused | Done | Nonsense | Lost | Unfit | Left | Unplaced | Rested | Lent
 Work = Done | Nonsense | Lost
 """What matters to whoever hands out units."""

@@ -10,10 +10,11 @@ import numpy as np
 import ray
 
 from actors import cluster, waiting
+from actors.budget import Budget
 from actors.devices import shares
-from actors.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unplaced, Warmed, Work
+from actors.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unfit, Unplaced, Warmed, Work
 from actors.lender import Lender
-from actors.pool import Budget, Pool
+from actors.pool import Pool
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage, pool_sampling
@@ -29,8 +30,7 @@ from solrl_ray.scheduling.strikes import Strikes
 from solrl_ray.scheduling.waits import Waits
 
 LOOK_SECONDS = 2.0
-"""Between two looks at which nodes are about to go."""
-
+"""Between two looks at which nodes are about to go, and at who is still there of those who have nothing to do."""
 
 LENT_POLL = 0.1
 """How often a loan is looked after while nothing else goes on, seconds."""
@@ -188,9 +188,10 @@ class Fleet:
         if self._lender is not None:
             self._lender.tick(self.regenerators)
         refs = self.explorers.refs() + self.regenerators.refs()
+        awaited = self.explorers.awaited or self.regenerators.awaited or self._leaving
+        if needed and not (awaited or lends or self._lends):
+            raise RunError("no worker has a call in flight, yet the work is not done")
         if not refs and not self._leaving:
-            if needed and not (lends or self._lends):
-                raise RunError("no worker has a call in flight, yet the work is not done")
             time.sleep(min(seconds, LENT_POLL))
             return []
         ready = set(waiting.first_ready(refs, seconds=seconds))
@@ -226,9 +227,14 @@ class Fleet:
         return lost
 
     def adjust(self) -> None:
-        """Follow what was asked for with `scale`, and leave nodes that are about to go."""
+        """Follow what was asked for with `scale`, leave nodes that are about to go, and see who is there."""
         self._resize()
-        self._leave_nodes()
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._leave_nodes()
+            self.explorers.ping()
+            self.regenerators.ping()
 
     def _resize(self) -> None:
         """Open or drain workers until the pools have their sizes."""
@@ -244,24 +250,14 @@ class Fleet:
 
     def _leave_nodes(self) -> None:
         """Have workers leave nodes that are about to go, before they are lost."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked, nodes = now, cluster.draining()
+        nodes = cluster.draining()
         for pool in (self.explorers, self.regenerators):
             for name, successor in pool.move(nodes):
                 self._telemetry.message(f"the node of {name} is about to go: it leaves, {successor} takes its place")
 
     def _note(self, pool: Pool, event: Event) -> None:
         if isinstance(event, Started):
-            self._telemetry.attested(event.attestation)
-            if event.attestation.warm_ups and pool not in self._first:
-                self._telemetry.message(
-                    f"{role_of(event.worker)}s compile their forward for {event.attestation.warm_ups} shapes before "
-                    "they work: minutes, unless compile.cache has them"
-                )
-            self._refuse_mixture(pool, event.attestation)
-            self._show_warm_up()
+            self._admit(pool, event.attestation)
         elif isinstance(event, Warmed):
             self._show_warm_up()
         elif isinstance(event, Loaded):
@@ -279,14 +275,21 @@ class Fleet:
             self._strikes.answered(event.worker)
             self._hedging[pool].answered(event.unit, event.value.seconds)
             self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
-        elif isinstance(event, Lost | Left | Unplaced):
+        elif isinstance(event, Lost | Unfit | Left | Unplaced):
             self._miss(pool, event)
 
-    def _miss(self, pool: Pool, event: Lost | Left | Unplaced) -> None:
+    def _miss(self, pool: Pool, event: Lost | Unfit | Left | Unplaced) -> None:
         if isinstance(event, Lost):
             self._telemetry.lost(event.worker)
             after = f"{event.replacement} takes its place" if event.replacement else "it was leaving"
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {after}")
+        elif isinstance(event, Unfit):
+            kind = f"{role_of(event.worker)}s"
+            left = self._targets.give_up(kind)
+            self._telemetry.message(
+                f"{event.worker} cannot work with the others and has gone ({event.reason}); {left} {kind} go on, and "
+                f"`solrl pool scale --{kind} {left + 1}` tries once more"
+            )
         elif isinstance(event, Left):
             self._telemetry.message(f"{event.worker} has left")
         else:
@@ -299,15 +302,29 @@ class Fleet:
         if shapes:
             self._telemetry.stage("warm up", done, shapes)
 
-    def _refuse_mixture(self, pool: Pool, attested: Attestation) -> None:
-        """Workers of one pool answer a unit with the same bits, or its result would depend on who takes it."""
-        first = self._first.setdefault(pool, attested)
-        if attested.score_class != first.score_class:
-            raise RunError(
-                f"{attested.worker} and {first.worker} would score a unit differently: one computes {attested.tier} "
-                f"on {attested.device} (score class {attested.score_class}), the other {first.tier} on "
-                f"{first.device} (score class {first.score_class}); workers of one pool must be alike"
+    def _admit(self, pool: Pool, attested: Attestation) -> None:
+        """Take a worker that has started, or send it away if it would answer a unit with other bits than its pool.
+
+        Else a unit's result would depend on who takes it. Raises RunError if nobody of the pool is at work yet.
+        """
+        if attested.warm_ups and pool not in self._first:
+            self._telemetry.message(
+                f"{role_of(attested.worker)}s compile their forward for {attested.warm_ups} shapes before "
+                "they work: minutes, unless compile.cache has them"
             )
+        first = self._first.setdefault(pool, attested)
+        if attested.score_class == first.score_class:
+            self._telemetry.attested(attested)
+            self._show_warm_up()
+            return
+        reason = (
+            f"{attested.worker} and {first.worker} would score a unit differently: one computes {attested.tier} "
+            f"on {attested.device} (score class {attested.score_class}), the other {first.tier} on "
+            f"{first.device} (score class {first.score_class}); workers of one pool must be alike"
+        )
+        if not pool.has_proved(attested.worker):
+            raise RunError(reason)
+        self._note(pool, pool.dismiss(attested.worker, reason))
 
     def _pools(self) -> tuple[tuple[Pool, Worker], ...]:
         fleet = self._config.fleet

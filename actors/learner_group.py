@@ -18,8 +18,8 @@ from typing import Any
 import ray
 
 from actors import waiting
+from actors.budget import Budget
 from actors.devices import takes_turns
-from actors.pool import Budget
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics

@@ -12,13 +12,12 @@ from solrl_ray.scheduling.lending import Lend, Lending, Loan, TakeBack
 
 
 class Lender:
-    """`ask` and `done` may be called from any thread, all else from the one that looks after the pools."""
+    """`ask`, `renew` and `done` may be called from any thread, all else from the one that looks after the pools."""
 
     def __init__(self, config: Config, tell: Callable[[str], None]) -> None:
         """`tell` is given a sentence for the user."""
-        deadlines, self._tell = config.fleet.deadlines, tell
-        silence = deadlines.start + deadlines.publish + deadlines.full
-        self._lending = Lending(config.evaluation.share, silence=silence, now=time.monotonic())
+        self._tell = tell
+        self._lending = Lending(config.evaluation.share, now=time.monotonic())
         # On a GPU that others compute on a regenerator's idle time is somebody's.
         self._shared = 0 < config.fleet.regenerators.num_gpus < 1
         self._lock = threading.Lock()
@@ -29,6 +28,11 @@ class Lender:
         """See `Lending.ask`."""
         with self._lock:
             return self._lending.ask(request, time.monotonic())
+
+    def renew(self, request: str) -> None:
+        """See `Lending.renew`."""
+        with self._lock:
+            self._lending.renew(request, time.monotonic())
 
     def done(self, request: str) -> None:
         """See `Lending.done`."""

@@ -4,6 +4,7 @@
 
     checkpoint ─► merger (a CPU actor): a revision a policy
     controller ─► borrow ─► hold a policy's weights ─► score units ─► asked before each: go on? ─► back to the run
+                            └──── renewed while the worker is at it ───┘
 
 The addresses, the forwards' shape and the workers are those of an evaluation alone, and so are the scores' bytes within
 one score class. What the run itself computes stays the same: a worker that comes back loads and proves the run's
@@ -41,7 +42,7 @@ from solrl_ray.records import Prompt, Receipt, WorkUnit
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.publication import REGENERATOR, Publications
 from solrl_ray.revisions.receipts import ReceiptBook
-from solrl_ray.scheduling.lending import LoanEnded
+from solrl_ray.scheduling.lending import RENEW_SECONDS, LoanEnded
 
 POLL = 0.5
 """How often a loan is asked for, seconds."""
@@ -165,7 +166,7 @@ class _Borrower:
                 held = self._holding(policy, payload)
                 answer = held.handle.score.remote(held.loan, unit, prompt, embedding, pictured)
                 what = f"{unit.id} on {held.worker}, which is lent"
-                evaluated: Evaluated = waiting.get(answer, what=what, seconds=self._config.fleet.deadlines.full)
+                evaluated: Evaluated = self._wait(answer, what, self._config.fleet.deadlines.full)
                 return evaluated
             except LoanEnded:
                 self._held = None
@@ -188,7 +189,7 @@ class _Borrower:
             probe = self._embedded(next(iter(self._prompts.values())))
             answer = held.handle.hold.remote(held.loan, self._config, payload, probe)
             what, seconds = f"loading {policy} on {held.worker}, which is lent", deadlines.start + deadlines.publish
-            receipt: Receipt = waiting.get(answer, what=what, seconds=seconds)
+            receipt: Receipt = self._wait(answer, what, seconds)
             self._receipts.check(receipt)
             held.policy = policy
         return held
@@ -216,11 +217,18 @@ class _Borrower:
             ref = self._encoder.embed.remote(prompt)
             seconds = 2 * self._config.fleet.deadlines.encode * self._config.rollout.prompts
             try:
-                waiting.get(ref, what=f"encoding prompt {prompt.id}", seconds=seconds)
+                self._wait(ref, f"encoding prompt {prompt.id}", seconds)
             except waiting.WorkerGone as error:
                 raise RunEnded from error
             self._embeddings[prompt.id] = ref
         return self._embeddings[prompt.id]
+
+    def _wait(self, ref: Any, what: str, seconds: float) -> Any:
+        """As `waiting.get`; the loan, if there is one, is renewed meanwhile."""
+        deadline = time.monotonic() + seconds
+        while not waiting.first_ready([ref], seconds=RENEW_SECONDS) and time.monotonic() < deadline:
+            self._ask("renew", self._name)
+        return waiting.get(ref, what=what, seconds=max(0.0, deadline - time.monotonic()))
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self._controller, method).remote(*arguments)

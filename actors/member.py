@@ -9,6 +9,8 @@ from typing import Any
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.fleet import State
 
+_WORDS = {State.WAITING: "waiting for a place"}
+
 
 @dataclass(slots=True)
 class Call:
@@ -37,6 +39,9 @@ class Member:
     """As many shapes, of a worker that started before there was a revision to warm up for."""
     proved: bool = False
     """Whether it ever held a revision, which a delta may be against."""
+    guest: float = 0.0
+    """Of one that is or was lent, until it holds a revision of its run again: the longest that its borrower's call may
+    take, seconds."""
     calls: dict[Any, Call] = field(default_factory=dict)
     idle_since: float = 0.0
     """Since when it waits for weights, if it does."""
@@ -60,3 +65,12 @@ class Member:
     def count(self, kind: str) -> int:
         """Calls in flight of a kind."""
         return sum(call.kind == kind for call in self.calls.values())
+
+    def words(self) -> str:
+        """What it does."""
+        if left := self.count("warm-up"):
+            return f"warming up {self.warm_ups - left + 1} of {self.warm_ups} shapes"
+        if not self.held:
+            return _WORDS.get(self.state, self.state.value)
+        words = f"{self.held[0].stage} {self.held[0].prompt_id[:6]}"
+        return f"{words}, then leaves" if self.state is State.DRAINING else words

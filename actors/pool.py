@@ -7,7 +7,6 @@ Pure bookkeeping over actor handles; who gets which unit is the ledger's busines
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -15,7 +14,8 @@ from typing import Any
 
 import ray
 
-from actors import waiting
+from actors import cluster, waiting
+from actors.budget import Budget
 from actors.events import (
     Done,
     Event,
@@ -27,13 +27,14 @@ from actors.events import (
     Refused,
     Rested,
     Started,
+    Unfit,
     Unplaced,
     Warmed,
 )
 from actors.member import Call, Member
-from actors.termination import Leaving
+from actors.termination import Leaving, present
 from solrl_ray.config.schema import Deadlines
-from solrl_ray.errors import NonsenseError, RunError
+from solrl_ray.errors import NonsenseError, RunError, UserError
 from solrl_ray.records import Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
 from solrl_ray.scheduling.hedging import Out
@@ -45,27 +46,6 @@ Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
 WarmUp = Callable[[Any, int], Any]
 """Makes the call that has a worker compile for one shape of its forward: ``warm_up(handle, shape)``."""
-
-
-_WORDS = {State.WAITING: "waiting for a place"}
-
-
-class Budget:
-    """Replacements left in this run, over all pools: a fleet that keeps dying is a diagnosis, not a retry."""
-
-    def __init__(self, replacements: int) -> None:
-        self.left = self.total = replacements
-        self._lock = threading.Lock()  # the learner group's are spent in another thread
-
-    def spend(self, worker: str, reason: str) -> None:
-        """Use one up. Raises RunError if none is left."""
-        with self._lock:
-            if self.left == 0:
-                raise RunError(
-                    f"{worker} was lost ({reason}), and all {self.total} replacements of fleet.max_replacements are "
-                    "used"
-                )
-            self.left -= 1
 
 
 class Pool:
@@ -101,7 +81,7 @@ class Pool:
         """Add a worker: it waits for a place, starts, attests, then loads the present revision."""
         member = Member(self._spawn(name), opened=time.monotonic())
         self._members[name] = member
-        self._call(member, member.handle.__ray_call__.remote(_node), "place", math.inf)
+        self._call(member, member.handle.__ray_call__.remote(cluster.node_of), "place", math.inf)
         self._call(member, member.handle.start.remote(), "start", math.inf)  # until it has a place
 
     def drain(self, name: str) -> None:
@@ -168,6 +148,8 @@ class Pool:
         """Give a worker that is ready away, after the units it holds; until `take_back` it gets none."""
         member = self._members[worker]
         member.state = advance(member.state, "lent")
+        # At most one call of its borrower's: loading what is evaluated, and rewards, or a unit.
+        member.guest = max(self._deadlines.start + self._deadlines.publish, self._unit_seconds)
         seconds = self._deadlines.publish + self._unit_seconds * member.units
         self._call(member, member.handle.lend.remote(loan), "lend", seconds)
 
@@ -178,6 +160,12 @@ class Pool:
         member.idle_since = time.monotonic()
         if member.state is State.STALE:
             self._load(member, full=False)
+
+    def ping(self) -> None:
+        """Have those who have nothing to do say that they are there: a death is noticed before there is work."""
+        for name, member in self._members.items():
+            if not member.calls and member.state in (State.STARTING, State.STALE, State.READY):
+                self._call(member, member.handle.__ray_call__.remote(present, name), "ping", self._deadlines.fetch)
 
     def names(self) -> list[str]:
         return list(self._members)
@@ -230,6 +218,11 @@ class Pool:
         """References of all calls in flight."""
         return [ref for member in self._members.values() for ref in member.calls]
 
+    @property
+    def awaited(self) -> bool:
+        """Whether an answer is to come that is more than a word of somebody idle."""
+        return any(call.kind != "ping" for member in self._members.values() for call in member.calls.values())
+
     def settle(self, ready: set[Any]) -> list[Event]:
         """What the `ready` references and passed deadlines mean. Raises the workers' own errors."""
         events: list[Event] = []
@@ -272,6 +265,20 @@ class Pool:
         member = self._members.get(worker)
         return None if member is None else self._lose(worker, member, reason)
 
+    def has_proved(self, but: str) -> bool:
+        """Whether somebody other than `but` has held a revision and stays."""
+        return any(m.proved and m.state is not State.DRAINING for name, m in self._members.items() if name != but)
+
+    def dismiss(self, worker: str, reason: str) -> Unfit | Lost:
+        """End a worker that cannot work with the others; nobody takes its place."""
+        member = self._members[worker]
+        if member.state is State.DRAINING:
+            return self._lose(worker, member, reason)
+        member.state = advance(member.state, "lost")
+        del self._members[worker]
+        ray.kill(member.handle, no_restart=True)
+        return Unfit(worker, reason)
+
     @property
     def at_work(self) -> int:
         """Workers that have a place and are not leaving."""
@@ -283,14 +290,7 @@ class Pool:
 
     def states(self) -> dict[str, str]:
         """Worker → what it does, in words."""
-        shown = {}
-        for name, member in self._members.items():
-            unit = next(iter(member.held), None)
-            words = f"{unit.stage} {unit.prompt_id[:6]}" if unit else _WORDS.get(member.state, member.state.value)
-            if left := member.count("warm-up"):
-                words = f"warming up {member.warm_ups - left + 1} of {member.warm_ups} shapes"
-            shown[name] = f"{words}, then leaves" if unit and member.state is State.DRAINING else words
-        return shown
+        return {name: member.words() for name, member in self._members.items()}
 
     def tiers(self) -> dict[str, int]:
         """Tier → members that attested it."""
@@ -329,8 +329,7 @@ class Pool:
     def _load(self, member: Member, *, full: bool) -> None:
         if self._publication is not None:
             name, load = self._publication
-            # One unit more than are known here: a worker that was lent may be at its borrower's last one.
-            seconds = self._deadlines.publish + self._unit_seconds * (member.units + 1)
+            seconds = self._deadlines.publish + self._unit_seconds * member.units + member.loading() + member.guest
             self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
     def _settle(self, name: str, member: Member, ref: Any) -> Event | None:
@@ -339,16 +338,8 @@ class Pool:
         try:
             # A large second part stays where it is; only the small answer is brought here.
             value = waiting.get(ref, what=what, seconds=self._deadlines.fetch)
-        except waiting.Gone as error:
-            # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
-            return self._lose(name, member, error.reason)
-        except Leaving as error:
-            return self._lose(name, member, str(error), spend=False)
-        except NonsenseError as error:
-            if call.unit is None:
-                raise
-            member.idle_since = member.turn_since = time.monotonic()
-            return Nonsense(name, call.unit, str(error))
+        except (UserError, RunError) as error:
+            return self._failed(name, member, call, error)
         if call.unit is not None:
             # If it is outdated, it waits from now on; else this is its next unit's turn.
             member.idle_since = member.turn_since = time.monotonic()
@@ -361,7 +352,23 @@ class Pool:
             if not left and not member.cold:
                 self._enter(member)
             return Started(name, value) if call.kind == "start" else Warmed(name, left)
-        return self._settled(name, member, call, value)
+        return None if call.kind == "ping" else self._settled(name, member, call, value)
+
+    def _failed(self, name: str, member: Member, call: Call, error: UserError | RunError) -> Event:
+        """What an error means; raises it if it is the run's."""
+        if isinstance(error, waiting.Gone):
+            # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
+            return self._lose(name, member, error.reason)
+        if isinstance(error, Leaving):
+            return self._lose(name, member, str(error), spend=False)
+        if call.unit is not None and isinstance(error, NonsenseError):
+            member.idle_since = member.turn_since = time.monotonic()
+            return Nonsense(name, call.unit, str(error))
+        if call.kind in ("start", "warm-up") and self.has_proved(name):
+            return self.dismiss(name, str(error))
+        if member.guest:
+            return self._lose(name, member, str(error))
+        raise error
 
     def _settled(self, name: str, member: Member, call: Call, value: Any) -> Event | None:
         """What an answer means that is neither to a unit nor of a worker that starts."""
@@ -378,28 +385,24 @@ class Pool:
                 if latest:
                     self._load(member, full=True)
                 return Refused(name, value.reason)
-            member.proved = True
+            member.proved, member.guest = True, 0.0
             if latest and member.state is State.STALE:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
         return Lent(name) if call.kind == "lend" else Rested(name, value)
 
     def _lose(self, name: str, member: Member, reason: str, *, spend: bool = True) -> Lost:
-        """`spend`: whether it is a failure, which the budget bounds."""
+        """`spend`: whether it is a failure of this run's, which the budget bounds."""
         leaving = member.state is State.DRAINING
         member.state = advance(member.state, "lost")
         del self._members[name]
         ray.kill(member.handle, no_restart=True)
         if leaving:
             return Lost(name, reason, "")
-        if spend:
+        if member.guest:
+            reason += ", while it was lent"
+        elif spend:
             self._budget.spend(name, reason)
         replacement = replacement_name(name)
         self.open(replacement)
         return Lost(name, reason, replacement)
-
-
-def _node(actor: Any) -> str:
-    """Called on a worker: the id of the node it is on."""
-    node: str = ray.get_runtime_context().get_node_id()
-    return node

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from actors import waiting
-from actors.pool import Budget
+from actors.budget import Budget
 from actors.selector import Opened
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.book import IterationPlan

@@ -33,5 +33,10 @@ def check(worker: str) -> None:
         raise Leaving(f"{worker} was told to end by SIGTERM")
 
 
+def present(actor: object, worker: str) -> None:
+    """Called on a worker that has nothing to do, which notices SIGTERM so; raises as `check`."""
+    check(worker)
+
+
 def _note(number: int, frame: FrameType | None) -> None:
     _told.set()

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ _BEFORE_TRAINING = (
     "tensorboard",
     "spans.jsonl",
     "attestations.json",
+    "pools.json",
 )
 """What a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
@@ -143,6 +145,21 @@ class RunFolder:
         except OSError:
             pass
         return None
+
+    def note_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Remember sizes of pools that were asked for while the run goes on."""
+        replace_file(self.path / "pools.json", json.dumps(self._sizes() | dict(sizes)).encode())
+
+    def take_sizes(self) -> dict[str, int]:
+        """The sizes that were asked for while the run went on before, once: they are forgotten then."""
+        sizes = self._sizes()
+        (self.path / "pools.json").unlink(missing_ok=True)
+        return sizes
+
+    def _sizes(self) -> dict[str, int]:
+        path = self.path / "pools.json"
+        sizes: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
+        return sizes
 
     def _claim(self, file: FileIO, *, deadline: float) -> None:
         while True:

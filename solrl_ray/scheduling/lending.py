@@ -11,8 +11,9 @@ is taken.
 
     ask ─► GIVING ──given──► OUT ──refused, done or silent──► BACK ──ready again──► (none)
 
-One worker is lent at a time, to one request at a time; others wait in the order in which they came. Whoever asks says
-so again before every unit: who is silent for too long has ended.
+One worker is lent at a time, to one request at a time; others wait in the order in which they came. Whoever has a loan
+asks before every unit whether it may go on, and renews the loan while its worker is at one; who is silent for
+`PATIENCE` has ended, and is forgotten if it waits.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from solrl_ray.errors import RunError
 SAVED = 30.0
 """Seconds that an account can hold: the longest that a loan lasts while there is work, but for its last unit."""
 PATIENCE = 30.0
-"""How long a request is remembered that waits and does not ask again, seconds."""
+"""How long a request counts that says nothing, seconds."""
+RENEW_SECONDS = 5.0
+"""How often a loan is renewed."""
 
 
 class LoanEnded(RunError):
@@ -58,15 +61,13 @@ class _Phase(Enum):
 
 
 class Lending:
-    def __init__(self, share: float, *, silence: float, now: float) -> None:
+    def __init__(self, share: float, *, now: float) -> None:
         """
         Args:
             share: 0 to 1, of the time of all regenerators.
-            silence: seconds without a word after which a loan that is out has ended.
             now: the time; as in all calls, seconds of any clock that does not jump.
         """
         self._share = share
-        self._silence = silence
         self._ticked = now
         self._account = SAVED
         self._asked: dict[str, float] = {}
@@ -105,6 +106,11 @@ class Lending:
             return None
         return self._loan
 
+    def renew(self, request: str, now: float) -> None:
+        """The request is at the unit that it asked for, or is loading; nothing if it is not known any more."""
+        if request in self._asked:
+            self._asked[request] = now
+
     def done(self, request: str) -> None:
         """The request wants nothing any more."""
         self._asked.pop(request, None)
@@ -128,11 +134,7 @@ class Lending:
             closed: nothing is lent, and what is lent is wanted back.
         """
         self._keep_account(now, len(members), busy)
-        self._asked = {
-            request: asked
-            for request, asked in self._asked.items()
-            if now - asked <= (self._silence if request == self._borrower else PATIENCE)
-        }
+        self._asked = {request: asked for request, asked in self._asked.items() if now - asked <= PATIENCE}
         loan = self._loan
         if loan is None:
             return None if closed else self._begin(ready, busy)

@@ -10,6 +10,17 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 
+def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
+    """A sentence for each pool that a resumed run begins with in another size than was asked for before."""
+    configured = {pool: getattr(config.fleet, pool).count for pool in asked}
+    return [
+        f"{pool} begin as {configured[pool]}, as fleet.{pool}.count says, not as the {size} that `solrl pool scale` "
+        f"asked for; ask again, or resume with --set fleet.{pool}.count={size}"
+        for pool, size in asked.items()
+        if size != configured[pool]
+    ]
+
+
 class Targets:
     """How many workers each pool is to have. Asked for from any thread, followed by the one that owns the pools."""
 
@@ -51,6 +62,12 @@ class Targets:
             sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
             self._wanted.update(sizes)
         return "\n".join(sentences)
+
+    def give_up(self, pool: str) -> int:
+        """Want one worker less, until somebody asks for more; returns how many those are."""
+        with self._lock:
+            self._wanted[pool] -= 1
+            return self._wanted[pool]
 
     def _sentence(self, pool: str, size: int) -> str:
         now = self._wanted[pool]

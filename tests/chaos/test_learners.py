@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import ray
 
+from actors.budget import Budget
 from actors.learner import LearnerRank
 from actors.learner_group import LearnerGroup
-from actors.pool import Budget
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState

@@ -15,13 +15,15 @@ import ray
 from ray.exceptions import ObjectLostError
 
 from actors import termination
-from actors.events import Done, Event, Left, Loaded, Lost, Nonsense, Rested, Started, Unplaced, Warmed
+from actors.budget import Budget
+from actors.events import Done, Event, Left, Lent, Loaded, Lost, Nonsense, Rested, Started, Unplaced, Warmed
 from actors.fleet import Fleet
-from actors.pool import Budget, Pool
+from actors.pool import Pool
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.revisions.manifest import Expected
 from solrl_ray.run_folder import RunFolder
 from tests.small import small_config
 
@@ -49,6 +51,22 @@ class Worker:
             score_class=self._score_class,
             checks={},
         )
+
+    def load_revision(self, full: bool) -> Receipt:
+        return Receipt(
+            worker=self._name,
+            role="explorer",
+            revision=0,
+            score_class=self._score_class,
+            policy="old",
+            bound_modules=1,
+            buffer_digest="",
+            probe_digest="",
+        )
+
+
+def load(handle: Any, full: bool) -> Any:
+    return handle.load_revision.remote(full)
 
 
 def spawn(
@@ -115,7 +133,7 @@ class Rests(Worker):
 
 
 def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
-    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(rest=10.0))
+    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(rest=5.0))
     pool.open("explorer-0")
     pool.open("explorer-1")
     pool.rest()  # nobody has started, so there is nothing to give back
@@ -126,7 +144,7 @@ def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None
     rested, lost = settle(pool, 2)
     assert rested == Rested("explorer-0", 7)
     assert isinstance(lost, Lost)
-    assert (lost.worker, lost.reason) == ("explorer-1", "rest passed its deadline of 10 s")
+    assert (lost.worker, lost.reason) == ("explorer-1", "rest passed its deadline of 5 s")
     assert not pool.resting
 
 
@@ -202,6 +220,10 @@ def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost() -> None
     assert done == Done("explorer-0", first, first.id)
     assert lost == Lost("explorer-0", "explorer-0 was told to end by SIGTERM", "explorer-0.1")
     assert isinstance(started, Started)
+    idle = pool._members["explorer-0.1"].handle
+    ray.get(idle.__ray_call__.remote(lambda _: os.kill(os.getpid(), signal.SIGTERM)), timeout=60.0)
+    pool.ping()
+    assert settle(pool, 1) == [Lost("explorer-0.1", "explorer-0.1 was told to end by SIGTERM", "explorer-0.2")]
 
 
 class Slow(Worker):
@@ -250,18 +272,6 @@ class Warms(Worker):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    def load_revision(self, shape: int) -> Receipt:
-        return Receipt(
-            worker=self._name,
-            role="explorer",
-            revision=0,
-            score_class="A",
-            policy="old",
-            bound_modules=1,
-            buffer_digest="",
-            probe_digest="",
-        )
-
 
 @pytest.mark.parametrize("early", [False, True], ids=["", "started before there is a revision"])
 def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early: bool, tmp_path: Path) -> None:
@@ -271,7 +281,7 @@ def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early:
     happened = settle(pool, 1) if early else []
     pool.publish(
         "revision 0",
-        lambda handle, full: handle.load_revision.remote(full),
+        load,
         warm_up=lambda handle, shape: handle.warm_up.remote(shape, go),
     )
     assert pool.warmed() == (0, 2 * early)
@@ -293,7 +303,7 @@ def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
     pool = pool_of(Warms)
     pool.open("explorer-0")
     settle(pool, 1)
-    pool.publish("revision 0", lambda handle, full: handle.load_revision.remote(full))
+    pool.publish("revision 0", load)
     [loaded] = settle(pool, 1)
     assert isinstance(loaded, Loaded)
     assert pool.slots() == ["explorer-0"]
@@ -310,6 +320,85 @@ def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     assert list(pool.states()) == ["explorer-0.2"]
 
 
+class Guest(Worker):
+    """Once it was lent it cannot load its run's weights any more; its replacement can."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._lent = False
+
+    def lend(self, loan: int) -> None:
+        self._lent = True
+
+    def load_revision(self, full: bool) -> Receipt:
+        if self._lent:
+            raise RunError("out of memory")
+        return super().load_revision(full)
+
+
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_is_missed(killed: bool) -> None:
+    pool = pool_of(Guest, deadlines=Deadlines(start=100.0, publish=10.0))
+    pool.open("regenerator-0")
+    pool.publish("revision 0", load)
+    settle(pool, 2)
+    pool.lend("regenerator-0", 1)
+    assert settle(pool, 1) == [Lent("regenerator-0")]
+    pool.ping()
+    assert pool.refs() == []  # it may be at work for its borrower for long
+    if killed:
+        ray.kill(pool._members["regenerator-0"].handle)
+    pool.take_back("regenerator-0")
+    (call,) = pool._members["regenerator-0"].calls.values()
+    assert call.seconds == 10.0 + (100.0 + 10.0)  # its own, after its borrower may have loaded weights and rewards
+    lost, started, loaded = settle(pool, 3)
+    assert isinstance(lost, Lost)
+    assert (lost.replacement, lost.reason.endswith(", while it was lent")) == ("regenerator-0.1", True)
+    assert ("out of memory" in lost.reason) is not killed
+    assert isinstance(started, Started)
+    assert isinstance(loaded, Loaded)
+    pool.ping()
+    assert not pool.awaited
+    ready, _ = ray.wait(pool.refs(), timeout=60.0)
+    assert (pool.settle(set(ready)), pool.idle()) == ([], ["regenerator-0.1"])
+    ray.kill(pool._members["regenerator-0.1"].handle)
+    pool.ping()
+    with pytest.raises(RunError, match=r"regenerator-0\.1 was lost .*, and all 0 replacements"):
+        settle(pool, 1)
+
+
+class Newcomers:
+    """A cast whose second explorer is of another score class than the first, and whose third cannot start."""
+
+    def explorer(self, name: str) -> Any:
+        failure = (lambda: UserError("model.path: no such folder")) if name == "explorer-2" else None
+        return spawn(name, "B" if name == "explorer-1" else "A", failure)
+
+    def regenerator(self, name: str) -> Any:
+        return spawn(name, "C")
+
+
+def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "healthy", "fleet.max_replacements=0")
+    telemetry = Telemetry(config, RunFolder(tmp_path))
+    fleet = Fleet(config, Newcomers(), telemetry)  # type: ignore[arg-type]
+    fleet._receipts._expected["old", 0] = {"explorer": Expected(modules=1, digest="")}
+    fleet.open()
+    fleet._counts["load_seconds"] = 0.0
+    fleet.explorers.publish("revision 0", load)
+    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0"])
+    fleet.scale({"explorers": 3})
+    wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 2)
+    assert list(fleet.explorers.states()) == ["explorer-0"]
+    said = "\n".join(telemetry.progress().messages)
+    assert "explorer-1 and explorer-0 would score a unit differently" in said
+    assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
+    assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
+    assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
+    fleet.scale({"explorers": 2})
+    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0", "explorer-3"])
+
+
 class Mixed:
     """A cast whose second explorer is of another score class than the first."""
 
@@ -320,9 +409,11 @@ class Mixed:
         return spawn(name, "C")
 
 
-def wait_for_fleet(fleet: Fleet) -> None:
-    while True:
-        fleet.events(seconds=1.0)
+def wait_for(fleet: Fleet, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120.0
+    while not reached():
+        assert time.monotonic() < deadline
+        fleet.events(seconds=1.0, needed=False)
 
 
 def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) -> None:
@@ -330,7 +421,7 @@ def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) 
     fleet = Fleet(config, Mixed(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
     fleet.open()
     with pytest.raises(RunError, match="workers of one pool must be alike") as caught:
-        wait_for_fleet(fleet)
+        wait_for(fleet, lambda: False)
     for words in ("explorer-0", "explorer-1", "device A", "device B"):
         assert words in str(caught.value)
     assert "regenerator" not in str(caught.value)

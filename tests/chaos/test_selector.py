@@ -12,7 +12,7 @@ import pytest
 import ray
 import torch
 
-from actors.pool import Budget
+from actors.budget import Budget
 from actors.selector import Selector
 from actors.selector_client import SelectorClient
 from solrl_ray.errors import RunError

@@ -12,7 +12,7 @@ BOTH = ("regenerator-0", "regenerator-1")
 
 
 def lending(share: float = 0.2) -> Lending:
-    return Lending(share, silence=100.0, now=0.0)
+    return Lending(share, now=0.0)
 
 
 def out(one: Lending, now: float = 0.0, *, busy: bool = True) -> Loan:
@@ -31,6 +31,7 @@ def test_a_loan_ends_at_a_units_end_once_the_account_is_empty_and_the_next_needs
     loan = out(one)
     assert loan == Loan(number=1, worker="regenerator-0")
     end = SAVED / (1 - 0.2 * 2)  # it earns while it spends
+    one.renew("a", end - 0.1)
     assert one.tick(end - 0.1, members=BOTH, ready=BOTH[1:], busy=True) is None
     assert one.ask("a", end - 0.1) == loan
     assert one.tick(end + 3.0, members=BOTH, ready=BOTH[1:], busy=True) is None, "a unit is still at work"
@@ -50,11 +51,12 @@ def test_a_loan_ends_at_a_units_end_once_the_account_is_empty_and_the_next_needs
 def test_without_work_a_loan_costs_nothing_and_begins_with_what_is_there() -> None:
     one = lending()
     loan = out(one, busy=False)
-    for now in range(50, 1001, 50):
+    for now in range(25, 1001, 25):
         one.tick(now, members=BOTH, ready=BOTH[1:], busy=False)
         assert one.ask("a", now) == loan
     assert one.account == SAVED
     # Work arrives: now it is paid for.
+    one.renew("a", 1050.0)
     one.tick(1050.0, members=BOTH, ready=BOTH[1:], busy=True)
     assert one.account == pytest.approx(0.0)
     assert one.ask("a", 1050.0) is None
@@ -73,16 +75,20 @@ def test_a_debt_is_paid_before_anything_is_lent_even_without_work() -> None:
     assert isinstance(one.tick(75.1, members=BOTH, ready=BOTH, busy=False), Lend)
 
 
-def test_whoever_is_silent_or_done_has_ended_and_a_request_that_waits_is_forgotten() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_whoever_is_silent_or_done_has_ended_and_a_request_that_waits_is_forgotten(busy: bool) -> None:
     one = lending()
     loan = out(one)
     one.ask("b", 1.0)
-    assert one.tick(1.0 + PATIENCE + 1, members=BOTH, ready=(), busy=False) is None
-    assert one.tick(101.0, members=BOTH, ready=(), busy=False) == TakeBack(loan)
-    assert one.ask("a", 101.0) is None
-    one.tick(102.0, members=BOTH, ready=BOTH, busy=False)
+    one.renew("a", PATIENCE)  # its worker is at a unit
+    assert one.tick(PATIENCE + 2.0, members=BOTH, ready=(), busy=busy) is None
+    one.renew("b", PATIENCE + 2.0)  # too late: it waited in silence
+    assert one.tick(2 * PATIENCE, members=BOTH, ready=(), busy=busy) is None
+    assert one.tick(2 * PATIENCE + 1.0, members=BOTH, ready=(), busy=busy) == TakeBack(loan), "without another question"
+    assert one.ask("a", 2 * PATIENCE + 1.0) is None
+    one.tick(2 * PATIENCE + 2.0, members=BOTH, ready=BOTH, busy=busy)
     one.done("a")
-    assert one.tick(103.0, members=BOTH, ready=BOTH, busy=False) is None, "nobody is remembered"
+    assert one.tick(2 * PATIENCE + 3.0, members=BOTH, ready=BOTH, busy=busy) is None, "nobody is remembered"
     assert not one.active
 
 
@@ -143,7 +149,7 @@ def test_over_a_long_time_no_more_than_the_share_is_taken(seed: int) -> None:
     rng = random.Random(seed)
     members = tuple(f"regenerator-{i}" for i in range(rng.randint(1, 3)))
     share, unit, load = rng.uniform(0.05, 0.4), rng.uniform(0.5, 20.0), rng.uniform(0.5, 5.0)
-    one = Lending(share, silence=1e6, now=0.0)
+    one = Lending(share, now=0.0)
     now, taken, ready_at, unit_ends, loan = 0.0, 0.0, 0.0, 0.0, None
     while now < 20_000.0:
         now += 0.5

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
-from solrl_ray.scheduling.scaling import Targets
+from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.scaling import Targets, forgotten
 from tests.small import small_config
 
 
@@ -44,3 +45,14 @@ def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, i
         targets.ask(sizes)
     assert str(caught.value) == sentence
     assert targets.wanted("explorers") == 1
+
+
+def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:
+    config, folder = small_config(tmp_path, "resumed"), RunFolder(tmp_path)
+    folder.note_sizes({"explorers": 3})
+    folder.note_sizes({"explorers": 4, "regenerators": 1})  # as many as are configured
+    assert forgotten(config, folder.take_sizes()) == [
+        "explorers begin as 1, as fleet.explorers.count says, not as the 4 that `solrl pool scale` asked for; "
+        "ask again, or resume with --set fleet.explorers.count=4"
+    ]
+    assert forgotten(config, folder.take_sizes()) == []
