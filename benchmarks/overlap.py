@@ -11,9 +11,9 @@ Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size
 
 Exploring ahead is refused where explorers and learners take turns: the table says so. Each variant is a run of its own
 and is stopped after `--seconds`, or with its last iteration. The first two iterations do not count: they contain the
-compilation, and the first one explores with its own revision. `ahead` is exploring that overlapped with the iteration
-before, `explore` the rest of it. Prints a table; writes overlap.json into results/, where
-variants that were not run this time keep their rows.
+compilation, and the first one explores with its own revision. Nor does the last one, which explores nothing ahead.
+`ahead` is exploring that overlapped with the iteration before, `explore` the rest of it. Prints a table; writes
+overlap.json into results/, where variants that were not run this time keep their rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"{variant} ended with status {status}")
     file = folder / "metrics.jsonl"
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    iterations = [r["seconds"] for r in records if r["event"] == "iteration" and r["iteration"] >= STEADY]
+    steady = range(STEADY, arguments.iterations - 1)
+    iterations = [r["seconds"] for r in records if r["event"] == "iteration" and r["iteration"] in steady]
     return {
         "variant": variant,
         "iterations": len(iterations),
