@@ -13,6 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from actors import cluster, waiting
 from actors.controller import Controller
 from actors.devices import settle_tier
+from actors.joining import join
 from actors.roles import Roles, namespace, on_this_node
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
@@ -78,12 +79,7 @@ def connect(address: str | None) -> bool:
     """
     if ray.is_initialized():
         return False
-    address = address or os.environ.get("RAY_ADDRESS")
-    try:
-        context = ray.init(address=address or "local", log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
-        raise RunError(f"{where}: {waiting.first_line(error)}") from error
+    context = join(address or os.environ.get("RAY_ADDRESS"))
     if context.dashboard_url:
         print(f"dashboard   http://{context.dashboard_url} (token: `ray get-auth-token`)", flush=True)
     return True

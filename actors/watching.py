@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
 from actors import waiting
+from actors.joining import join
 from actors.roles import namespace
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import UserError
 from solrl_ray.metrics import Progress
 
 ANSWER_SECONDS = 30.0
@@ -64,10 +64,7 @@ def joined(address: str) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        raise RunError(f"the Ray cluster at {address} could not be joined: {waiting.first_line(error)}") from error
+    join(address)
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ KINDS = ("models", "families", "methods", "rewards")
 """Folders of the parts, in the order in which a command names them: later files win."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
 """What no part can know."""
+_DOWNLOAD = "hf download "
 ACKNOWLEDGED = "rollout.accept_quantized_training=true"
 
 
@@ -34,6 +35,8 @@ class Part:
     path: Path
     title: str
     """First sentence of the file's comment."""
+    downloads: tuple[str, ...]
+    """Commands that fetch what it needs, as its comment gives them."""
     checkpoints: tuple[str, ...]
     """Folders and Hugging Face ids that it names."""
     whole: bool
@@ -113,6 +116,7 @@ def table(folder: Path, width: int = 110) -> str:
             title = f"{part.title} (includes others: name it without a family)" if part.whole else part.title
             lines += _entry(str(part.path), title, width)
             lines += [f"      {name}: {presence(name)}" for name in part.checkpoints]
+            lines += [f"        {command}" for command in part.downloads]
         lines.append("")
     lines.append("One of each kind, in this order; what follows wins:")
     example = next(compositions(parts))
@@ -145,19 +149,17 @@ def _part(kind: str, path: Path) -> Part:
     values = read_file(path)
     entries = [values.get("model"), *(values.get("rewards") or [])]
     named = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    said = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
     return Part(
-        kind=kind, path=path, title=_title(path), checkpoints=tuple(dict.fromkeys(named)), whole=INCLUDE in values
+        kind=kind,
+        path=path,
+        title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
+        downloads=tuple(line for line in comment if line.startswith(_DOWNLOAD)),
+        checkpoints=tuple(dict.fromkeys(named)),
+        whole=INCLUDE in values,
     )
-
-
-def _title(path: Path) -> str:
-    """The first sentence of the comment that the file begins with."""
-    comment: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        comment.append(line.lstrip("# "))
-    return re.split(r"\.(?:\s+(?=[A-Z`])|$)", " ".join(comment), maxsplit=1)[0].strip()
 
 
 def _without_place(reason: str) -> str:

@@ -193,13 +193,16 @@ def scale(arguments: argparse.Namespace) -> int:
     asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
     sizes = {pool: size for pool, size in asked.items() if size is not None}
     folder: Path | None = arguments.run
+    if folder is not None:
+        continuation.stored(folder)
     access.settle(local=False)
     from actors import watching
     from solrl_ray.run_folder import RunFolder
 
     address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
     if address is None:
-        raise UserError("No live run is known; name a run folder, or with --address the cluster of a live run.")
+        what = f"The run in {folder} is not live" if folder else "No live run is known"
+        raise UserError(f"{what}; name the folder of a live run, or with --address its cluster.")
     print(watching.scale(folder, sizes, address=address))
     return 0
 
@@ -230,7 +233,7 @@ def _inside(path: Path, folder: Path) -> str:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Test what this machine can do; status 1 if a tier that its devices should have fails its self-test."""
+    """Test what this machine can do; status 1 if one fails: a tier that its devices should have, the storage."""
     from solrl_ray.doctor import examine
 
     failed = 0
@@ -244,13 +247,20 @@ def _fresh(arguments: argparse.Namespace) -> Loaded:
     files, overrides = arguments.config, arguments.set
     init: str = getattr(arguments, "init", "")
     if init:
-        files = files or [(continuation.origin(Path(init)) or Path(init)) / continuation.FILE]
+        files = files or [_configuration_of(Path(init))]
         overrides = [f"run.init={json.dumps(init)}", "run.init_digest=''", *overrides]
     if not files:
         raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
     loaded = load_with_sources(files, overrides)
     checks.check(loaded.config, loaded.sources)
     return loaded
+
+
+def _configuration_of(init: Path) -> Path:
+    run = continuation.origin(init)
+    if run is None:
+        raise UserError(f"--from {init} is no run folder and no checkpoint of one; with a LoRA file name CONFIG, too.")
+    return run / continuation.FILE
 
 
 def _begun(arguments: argparse.Namespace) -> bool:

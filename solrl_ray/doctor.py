@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Iterator
@@ -81,5 +82,10 @@ def _storage(root: Path) -> Iterator[Finding]:
     for what, place in places:
         folder = place.expanduser().absolute()
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        free = shutil.disk_usage(existing).free / 1e9
-        yield Finding("storage", what, "ok", f"{folder}, {free:.1f} GB free")
+        free = shutil.disk_usage(existing).free
+        if not existing.is_dir():
+            yield Finding("storage", what, "FAILS", f"{folder}: {existing} is a file")
+        elif not free or not os.access(existing, os.W_OK):
+            yield Finding("storage", what, "FAILS", f"{folder}: {existing} {'is read-only' if free else 'is full'}")
+        else:
+            yield Finding("storage", what, "ok", f"{folder}, {free / 1e9:.1f} GB free")

@@ -135,7 +135,10 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
     adapted = {path for path in linears if _is_target(path, config.model.lora.targets)}
     for target in config.model.lora.targets:
         if not any(_is_target(path, [target]) for path in adapted):
-            raise UserError(f"model.lora.targets names {target!r}, but no linear of {config.model.path} ends with it.")
+            raise UserError(
+                f"model.lora.targets ({sources.of('model.lora.targets')}) names {target!r}, but no linear of "
+                f"{config.model.path} ends with it."
+            )
     rank, quantized = config.model.lora.rank, _quantized(config, sources, linears)
     return ModelFacts(
         latent_shape=models.load(config.model, "cpu", components=()).latent_shape,

@@ -59,6 +59,8 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
     if name == "drawbench":
         first, second = [], [*first, *second]
     if isinstance(heldout, str):
+        if not Path(heldout).is_file():
+            raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, or a file of them.")
         second = _read(Path(heldout), column)
     train, apart = _distinct(first), _distinct(second)
     repeated = len(first) - len(train) + len(second) - len(apart)
@@ -179,7 +181,11 @@ def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str
     if not wanted or wanted[0] not in names:
         asked = f"no column {column!r}" if column else f"none of the columns {', '.join(COLUMNS)}"
         raise UserError(f"{source} has {asked}; it has {', '.join(names)}: name one with --column.")
-    values = [row.get(wanted[0]) for row in rows]
+    values = []
+    for number, row in enumerate(rows, 1):
+        if wanted[0] not in row:
+            raise UserError(f"{source}: its prompt number {number} has no {wanted[0]!r}, which the first one has.")
+        values.append(row[wanted[0]])
     if bad := [value for value in values if not isinstance(value, str) and value is not None]:
         raise UserError(f"column {wanted[0]!r} of {source} holds {bad[0]!r}; it must hold prompts as text.")
     return _stripped(value for value in values if value is not None)

@@ -119,11 +119,12 @@ def _index(entries: list[Any], names: list[str]) -> int:
     return int(name)
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     """The mapping in one YAML file, `include` still in it. Raises UserError if there is no such."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"The configuration file {path} {what}.")
+        whose = f", which {included_by} includes," if included_by else ""
+        raise UserError(f"The configuration file {path}{whose} {what}.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -139,7 +140,7 @@ def read_file(path: Path) -> dict[str, Any]:
 def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
     if path.resolve() in above:
         raise UserError(f"{above[-1]}: including {path} would go round in a circle.")
-    part = read_file(path)
+    part = read_file(path, above[-1] if above else None)
     included = part.pop(INCLUDE, [])
     names = [included] if isinstance(included, str) else included
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

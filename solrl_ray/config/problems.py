@@ -25,14 +25,21 @@ _WANTED: dict[str, str] = {
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
     "literal_error": "one of {expected}",
-    "too_short": "a list with at least {min_length} of them",
-    "too_long": "a list with at most {max_length} of them",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "missing": "a list of two numbers",
 }
 
 
 _MEANT = {"fleet.learners.count": "learner.world_size"}
 """Keys that one would expect to be there → what has their meaning."""
+
+_PROVIDED = {
+    "model": "name a file of configs/models, too",
+    "rewards": "name a file of configs/rewards, too",
+    "prompts": "set prompts.train and prompts.heldout to files of prompts",
+}
+"""Keys that every run needs → where they come from."""
 
 
 def show(value: Any) -> str:
@@ -62,7 +69,10 @@ def sentence(
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
     elif detail["type"] == "missing" and not too_short:
-        text = f"The key {dotted(key)} is missing from {', '.join(map(str, files))}."
+        provided = _PROVIDED.get(dotted(key))
+        text = (
+            f"The key {dotted(key)} is missing from {', '.join(map(str, files))}{f'; {provided}' if provided else ''}."
+        )
     else:
         wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"], values)
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
@@ -161,7 +171,10 @@ def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
     elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
     near = difflib.get_close_matches(name, here, n=1, cutoff=0.6)
     if dotted(key) in elsewhere:
-        return f"this kind of {dotted(key[:-1])} has the keys {', '.join(here)}."
+        return (
+            f"this kind of {dotted(key[:-1])} has the keys {', '.join(here)}, and a file for another kind comes before "
+            "the one that names this kind."
+        )
     if dotted(key) in _MEANT:
         return f"did you mean {_MEANT[dotted(key)]}?"
     if near:

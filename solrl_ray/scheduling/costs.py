@@ -118,7 +118,10 @@ def price_list(name: str) -> PriceList:
     shipped = sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
     path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
     if not path.is_file():
-        raise UserError(f"gpu is {name!r}; it must be one of {', '.join(shipped)}, or a price list in a file.")
+        raise UserError(
+            f"gpu is {name!r} (--gpu or the cluster's file); it must be one of {', '.join(shipped)}, or a price list "
+            "in a file."
+        )
     return read_part(path, PriceList)
 
 

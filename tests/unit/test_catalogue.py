@@ -98,6 +98,7 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
         assert f"  {part.path}" in lines
         assert part.title, part.path
     assert "      builtin:testbed/pipeline: shipped" in lines
+    assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
     text = " ".join(" ".join(lines).split())
     assert "quantized without --set rollout.accept_quantized_training=true it trains on low-precision samples" in text
     command = text.split("what follows wins: solrl ", 1)[1].split(" Refused", 1)[0].replace(" \\", "")

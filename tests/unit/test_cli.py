@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -156,7 +157,7 @@ def test_options_may_stand_before_and_after_files(
             "rollout.preview.precision is 'fp8' (--set): fp8 needs a card of compute",
         ),
         (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
-        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets names 'to_x', but no linear of"),
+        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
         (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
     ],
@@ -319,8 +320,25 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
 
 def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = made_runs.write_run(tmp_path / "ended")
-    for run in ([], [ended]):
-        assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith("No live run is known; name a run")
+    for run, problem in (
+        ([], "No live run is known; name the folder of a live run"),
+        ([ended], f"The run in {ended} is not live; name the folder of a live run"),
+        ([tmp_path], f"{tmp_path} is not a run folder: it has no config.yaml."),
+    ):
+        assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith(problem)
+
+
+def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:  # so that nobody else takes the port; it does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert solrl("status", "--address", address) == 1
+    refused = f"error: the Ray cluster at {address} could not be joined: [Errno 111] Connection refused\n"
+    assert capsys.readouterr().err == refused
+
+
+def test_who_begins_with_the_policy_of_no_run_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "train", "--from", tmp_path).startswith(f"--from {tmp_path} is no run folder")
 
 
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

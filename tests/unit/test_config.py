@@ -129,6 +129,12 @@ def test_included_files_come_first_and_are_found_beside_the_including_one(parts:
     assert load([whole]) == load(parts, ["model.resolution=1024"])
 
 
+def test_who_includes_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "whole.yaml").write_text("include: nowhere.yaml")
+    included = f"{tmp_path}/nowhere.yaml, which {tmp_path}/whole.yaml includes, does not exist."
+    assert refusal([tmp_path / "whole.yaml"]) == f"The configuration file {included}"
+
+
 def test_files_that_include_each_other_are_refused(tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("include: two.yaml")
@@ -189,7 +195,7 @@ def test_a_misspelt_key_is_told_before_the_key_it_leaves_missing(tmp_path: Path)
 
 
 def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
-    assert refusal(parts[1:]) == f"The key model is missing from {parts[1]}."
+    assert refusal(parts[1:]) == f"The key model is missing from {parts[1]}; name a file of configs/models, too."
     parts[0].write_text(MODEL.replace("path: some/model", ""))
     assert refusal(parts) == f"The key model.path is missing from {parts[0]}, {parts[1]}."
 
@@ -213,7 +219,7 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
             "objective.timestep_fraction=1.5",
             "objective.timestep_fraction in --set is 1.5; it must be at most 1.",
         ),
-        ("rewards=[]", "rewards in --set is []; it must be a list with at least 1 of them."),
+        ("rewards=[]", "rewards in --set is []; it must be a list of at least 1."),
         ("model.lora.targets=to_q", 'model.lora.targets in --set is "to_q"; it must be a list.'),
         (
             "learner.optimizer.betas=[1]",

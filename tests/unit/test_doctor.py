@@ -31,6 +31,12 @@ def test_a_cpu_has_the_emulation_and_lacks_the_rest_for_a_reason(tmp_path: Path)
     assert devices() == [torch.device("cpu")]
 
 
+def test_runs_can_be_kept_in_folders_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    storage = found(tmp_path / "file")["storage", "runs"]
+    assert (storage.state, storage.detail) == ("FAILS", f"{tmp_path}/file: {tmp_path}/file is a file")
+
+
 def test_the_command_prints_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--root", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -167,7 +167,9 @@ def test_a_cluster_is_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
     file.write_text("gpu: h200\nnodes: 4\n")
     with pytest.raises(UserError, match=r"cluster\.yaml: nodes: extra inputs are not permitted\."):
         cluster_of(file, None)
-    with pytest.raises(UserError, match=r"gpu is 'h300'; it must be one of b200, h200, or a price list in a file\."):
+    with pytest.raises(
+        UserError, match=r"gpu is 'h300' \(--gpu or .*\); it must be one of b200, h200, or a price list in a"
+    ):
         price_list("h300")
 
 

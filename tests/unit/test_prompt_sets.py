@@ -92,6 +92,8 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
         ("p.jsonl", '{"text": 3}\n', {}, "column 'text' of .* holds 3; it must hold prompts as text"),
         ("p.jsonl", "[1]\n", {}, "line 1 is not a JSON object"),
         ("p.jsonl", "{\n", {}, "line 1 is not JSON"),
+        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "prompt number 2 has no 'text', which the first one has"),
+        ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout is 'no.txt'; it must be a number of prompts, or a file"),
         ("p.txt", " \n", {}, "holds no prompt"),
         ("p.txt", "a\nb\n", {"heldout": 2}, r"--heldout is 2; it must be 1 to 1, for .* has 2"),
         ("p.pdf", "x", {}, "is of no known kind; give a .txt, .jsonl, .csv, .tsv or .parquet file"),

@@ -1,0 +1,36 @@
+"""Becoming a driver of a Ray cluster, or of a local Ray started for it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors import waiting
+from solrl_ray.errors import RunError
+
+KNOCK_SECONDS = 10.0
+
+
+def join(address: str | None) -> Any:
+    """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
+
+    Raises:
+        RunError: no Ray answers there, or it refuses this user's token.
+    """
+    try:
+        if address:
+            _knock(address)
+        return ray.init(address=address or "local", log_to_driver=False, logging_level="error")
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
+        raise RunError(f"{where}: {waiting.first_line(error)}") from error
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at ``host:port``: Ray itself would ask for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
