@@ -31,6 +31,10 @@ def train(arguments: argparse.Namespace) -> int:
         arguments.resume = ""
     loaded = _resumed(arguments) if arguments.resume is not None else _fresh(arguments)
     _check_system()
+    if arguments.dry_run and arguments.resume is None:
+        from solrl_ray.run_folder import RunFolder
+
+        RunFolder.of(loaded.config).check_new(loaded.config)
     _print_plan(loaded)
     if arguments.dry_run:
         return 0
@@ -110,6 +114,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from solrl_ray import evaluation_request as asked
     from solrl_ray import preflight
 
+    if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
+        raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
     policies = asked.policies_of(arguments.policies)
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
@@ -214,6 +220,8 @@ def trace(arguments: argparse.Namespace) -> int:
     from solrl_ray.report.trace import read_spans, timeline
 
     target: Path = arguments.out or folder / "trace.json"
+    if target.is_dir():
+        raise UserError(f"--out is {target}, a folder; it must be a file.")
     replace_file(target, json.dumps(timeline(read_spans(folder))).encode())
     print(f"{target}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
@@ -450,6 +458,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(error, BAD_INPUT)
     except RunError as error:
         return _failed(error, RUN_FAILED)
+    except OSError as error:
+        if error.errno is None:  # raised by a library, not by the system
+            raise
+        where = error.filename2 or error.filename
+        return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
     except KeyboardInterrupt:
         print("\ninterrupted; a run that had begun continues with --resume", file=sys.stderr)
         return INTERRUPTED

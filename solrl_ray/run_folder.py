@@ -186,12 +186,16 @@ class RunFolder:
         """Whether something was journaled or trained: then it is a run, which can be resumed."""
         return any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl"))
 
-    def _start_over(self, config: Config) -> None:
+    def check_new(self, config: Config) -> None:
+        """Raises UserError if there is a run already."""
         if self.begun:
             raise UserError(
                 f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
                 "continue it with --resume or choose another name with --set run.name=…"
             )
+
+    def _start_over(self, config: Config) -> None:
+        self.check_new(config)
         if not (self.path / "config.yaml").exists():
             return  # what else may be here is not ours
         for name in _BEFORE_TRAINING:

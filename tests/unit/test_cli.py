@@ -337,10 +337,6 @@ def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == refused
 
 
-def test_who_begins_with_the_policy_of_no_run_is_told_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "train", "--from", tmp_path).startswith(f"--from {tmp_path} is no run folder")
-
-
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_runs.write_run(tmp_path / "ended")
     assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")
@@ -351,6 +347,9 @@ def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest
     assert str(tmp_path / "there.json") in capsys.readouterr().out
     events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
     assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
+    assert refusal(capsys, "trace", run, "--out", tmp_path) == f"--out is {tmp_path}, a folder; it must be a file."
+    assert solrl("trace", run, "--out", tmp_path / "there.json" / "in.json") == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}/there.json: it is a file\n"
 
 
 def test_continue_begins_a_run_and_resumes_one_that_was_begun(
@@ -362,4 +361,5 @@ def test_continue_begins_a_run_and_resumes_one_that_was_begun(
     (tmp_path / "runs" / "small" / "journal").mkdir()
     (tmp_path / "runs" / "small" / "journal" / "iteration-000000.jsonl").touch()
     capsys.readouterr()
+    assert refusal(capsys, "train", config, "--dry-run").startswith("run.name is 'small', but")
     assert refusal(capsys, "train", config, "--continue", "--dry-run").startswith("run.seed is 42 (default), but the")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 
 import pytest
@@ -26,6 +27,11 @@ def test_a_foreign_error_is_named() -> None:
     error = waiting.translated(failed(KeyError("width")), "start on explorer-0")
     assert type(error) is RunError
     assert str(error) == "start on explorer-0 failed: KeyError: 'width'"
+
+
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    error = waiting.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
+    assert str(error) == "the run found no space left on a disk; make room and go on with --resume"
 
 
 def test_a_lost_argument_is_not_the_fault_of_the_call() -> None:
