@@ -1,0 +1,167 @@
+"""Keys that contradict each other are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config import checks
+from solrl_ray.config.loading import load, load_with_sources
+from solrl_ray.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["rollout.keep=98"], "rollout.keep is 98 (--set); it must be at most rollout.pool, which is 96."),
+        (["rollout.keep=23"], "rollout.keep is 23 (--set); it must be even"),
+        (
+            ["rollout.pool=100"],
+            "rollout.preview.micro_batch is 24 (default); it must be a divisor of rollout.pool, "
+            "which is 100, such as 20.",
+        ),
+        (
+            ["rollout.pool=20", "rollout.keep=4"],
+            "rollout.preview.micro_batch is 24 (default); it must be a divisor of",
+        ),
+        (["run.name=a/b"], 'run.name is "a/b" (--set); it must be the name of one folder inside run.root.'),
+        (["run.name=.."], 'run.name is ".." (--set); it must be the name'),
+        (["run.seed=-1"], "run.seed is -1 (--set); it must be at least 0."),
+        (["objective.beta=0"], "objective.beta is 0.0 (--set); it must be more than 0."),
+        (["learner.ema_cap=1.5"], "learner.ema_cap is 1.5 (--set); it must be between 0 and 1."),
+        (
+            ["learner.optimizer.betas=[0.9, 1]"],
+            "learner.optimizer.betas.1 is 1.0 (--set); it must be at least 0 and",
+        ),
+        (
+            ["fleet.hedge=0.5"],
+            "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: how many medians a unit may be",
+        ),
+        (
+            ["run.deterministic=true", "compile.mode=max-autotune-no-cudagraphs"],
+            'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
+        ),
+        (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
+        (
+            ["evaluation.pictures=65"],
+            "evaluation.pictures is 65 (--set); it must be at most evaluation.prompts",
+        ),
+        (
+            ["evaluation.reference=picture"],
+            'evaluation.reference is "picture" (--set); it must be a callable',
+        ),
+        (
+            ["model.lora.targets=[]"],
+            "model.lora.targets is [] (--set); it must be a list of module-name suffixes",
+        ),
+        (
+            ["rewards.1.kind='a:'"],
+            'rewards.1.kind is "a:" (--set); it must be a registered reward or a callable',
+        ),
+        (
+            ["rewards.0.weight=0", "rewards.1.weight=0"],
+            "rewards.0.weight is 0.0 (--set); it must be other than 0",
+        ),
+        (["prompts.train=''"], 'prompts.train is "" (--set); it must be a path.'),
+        (
+            ["model.dtype=float32", "rollout.preview.precision=bf16"],
+            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            "float32, because model.dtype is float32.",
+        ),
+        (
+            ["model.dtype=bfloat16", "rollout.preview.precision=float32"],
+            'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            "bf16, because model.dtype is bfloat16.",
+        ),
+        (
+            ["fidelity.audit_prompts=49"],
+            "fidelity.audit_prompts is 49 (--set); it must be at most rollout.prompts, which is 48.",
+        ),
+        (
+            ["fidelity={audit_prompts: 2, audit_seeds: 1}"],
+            "fidelity.audit_seeds is 1 (--set); it must be at least 2, for pairs are compared, and at most the 72",
+        ),
+        (
+            ["fidelity.audit_prompts=1", "rollout.keep=96"],
+            "fidelity.audit_prompts is 1 (--set); it must be 0, because 0 of a pool's seeds stay unselected.",
+        ),
+        (
+            ["rollout.max_lead=1", "rollout.family=scaled"],
+            "rollout.max_lead is 1 (--set); it must be 0 with rollout.family scaled, whose samples are learned from",
+        ),
+        (
+            ["rollout.max_lead=1", "fleet.explorers.num_gpus=0.5", "fleet.learners.num_gpus=0.5"],
+            "rollout.max_lead is 1 (--set); it must be 0 where explorers and learners share GPUs",
+        ),
+        (
+            ["rollout.max_lead=1", "checkpoints.keep=1"],
+            "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_lead 1",
+        ),
+        (
+            ["fidelity={ladder: [{steps: 8}]}"],
+            "fidelity.floor is empty (default); it must be a number between -1 and 1, below which",
+        ),
+        (
+            ["fidelity={floor: 1, ladder: [{steps: 8}]}"],
+            "fidelity.floor is 1.0 (--set); it must be more than -1 and less than 1, as correlations are.",
+        ),
+        (
+            ["fidelity.floor=0.5"],
+            "fidelity.ladder is [] (default); it must be a list of at least one rung, such as [{steps: 8}, ",
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {}]}"],
+            "fidelity.ladder.1.steps is empty (default); it must be more than 8, unless precision rises: an empty rung "
+            "changes nothing.",
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {steps: 7}]}"],
+            "fidelity.ladder.1.steps is 7 (--set); it must be more than 8, which previews have before it.",
+        ),
+        (
+            ["rollout.preview.precision=fp8", "fidelity={floor: 0.5, ladder: [{precision: nvfp4, steps: 10}]}"],
+            'fidelity.ladder.0.precision is "nvfp4" (--set); it must be a higher tier than fp8, which previews have',
+        ),
+        (
+            ["rollout.preview.precision=nvfp4", "fidelity={floor: 0.5, ladder: [{precision: nvfp4-emulated}]}"],
+            'fidelity.ladder.0.precision is "nvfp4-emulated" (--set); it must be a higher tier than nvfp4, ',
+        ),
+        (
+            ["rollout.preview.precision=auto", "fidelity={floor: 0.5, ladder: [{precision: fp8}]}"],
+            'fidelity.ladder.0.precision is "fp8" (--set); it must be a higher tier than auto, which previews have',
+        ),
+        (
+            ["fidelity={floor: 0.5, ladder: [{precision: float32}]}", "model.dtype=bfloat16"],
+            'fidelity.ladder.0.precision is "float32" (--set); it must be a quantised tier, or bf16, because ',
+        ),
+        (
+            ["publish.base=pack", "fidelity={floor: 0.5, ladder: [{precision: bf16}]}", "model.dtype=bfloat16"],
+            'fidelity.ladder.0.precision is "bf16" (--set); it must be a quantised tier, because with ',
+        ),
+        (
+            ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, ladder: [{steps: 11}]}"],
+            "fidelity.ladder.0.steps is 11 (--set); it must be at most rollout.full.steps, which is 10.",
+        ),
+        (
+            ["rollout.family=scaled", "fidelity={floor: 0.5, ladder: [{steps: 8}]}"],
+            "fidelity.floor is 0.5 (--set); it must be empty, because rollout.family scaled has no previews.",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(parts: list[Path], overrides: list[str], problem: str) -> None:
+    loaded = load_with_sources(parts, overrides)
+    with pytest.raises(UserError) as caught:
+        checks.check(loaded.config, loaded.sources)
+    assert str(caught.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tier"), [("float32", "float32"), ("bfloat16", "bf16"), ("bfloat16", "nvfp4-emulated")]
+)
+def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: list[Path], dtype: str, tier: str) -> None:
+    checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.preview.precision={tier}"]))
+
+
+def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
+    checks.check(load(parts))

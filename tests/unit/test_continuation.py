@@ -1,0 +1,81 @@
+"""What the configuration of a resumed run may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config import continuation
+from solrl_ray.config.loading import Sources, load, load_with_sources
+from solrl_ray.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "fleet.explorers.count=7",
+        "run.iterations=99",
+        "fleet.deadlines.update=1",
+        "learner.world_size=3",
+        "learner.zero_stage=2",
+        "checkpoints.keep=9",
+        "checkpoints.min_free_gb=0",
+        "evaluation.every=5",
+    ],
+)
+def test_a_resumed_run_may_change_who_works_how_long_and_what_is_kept(parts: list[Path], override: str) -> None:
+    continuation.check(load(parts, [override]), load(parts), Path("runs/run"), Sources())
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "rollout.pool=48",
+            "rollout.pool is 48 (--set), but the run in runs/run was begun with 96; a resumed run",
+        ),
+        ("rewards.1.weight=2", "rewards.1.weight is 2.0 (--set), but the run in runs/run was begun with 0.5"),
+        (
+            "rewards=[{kind: x}]",
+            'rewards.0.kind is "x" (--set), but the run in runs/run was begun with "clipscore"',
+        ),
+        (
+            "run.seed=1",
+            "run.seed is 1 (--set), but the run in runs/run was begun with 42; a resumed run may change only fleet, "
+            "learner.world_size, learner.zero_stage, run.iterations, evaluation.every, evaluation.share, checkpoints "
+            "and compile.cache.",
+        ),
+        ("evaluation.samples=5", "evaluation.samples is 5 (--set), but the run in runs/run was begun with 4"),
+    ],
+)
+def test_a_resumed_run_may_change_nothing_else(parts: list[Path], override: str, problem: str) -> None:
+    given = load_with_sources(parts, [override])
+    with pytest.raises(UserError) as caught:
+        continuation.check(given.config, load(parts), Path("runs/run"), given.sources)
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_reward_that_was_dropped_is_a_difference(parts: list[Path]) -> None:
+    fewer = load(parts, ["rewards=[{kind: clipscore, path: some/clip}]"])
+    assert continuation.first_difference(fewer, load(parts), free=continuation.FREE) == "rewards.1.kind"
+
+
+@pytest.mark.parametrize(
+    ("override", "note"),
+    [
+        ("fleet.learners.threads=4", "fleet.learners.threads is 4 and was 2"),
+        ("learner.world_size=3", "learner.world_size is 3 and was 1"),
+        ("learner.zero_stage=2", "learner.zero_stage is 2 and was 1"),
+    ],
+)
+def test_a_change_that_splits_sums_differently_is_noted_as_it_may_change_bytes(
+    parts: list[Path], override: str, note: str
+) -> None:
+    (found,) = continuation.notes(load(parts, [override]), load(parts))
+    assert found.startswith(note)
+    assert found.endswith("the bytes may differ from an undisturbed run.")
+
+
+def test_a_change_that_splits_no_sums_needs_no_note(parts: list[Path]) -> None:
+    assert continuation.notes(load(parts, ["fleet.explorers.count=7", "checkpoints.keep=3"]), load(parts)) == []
