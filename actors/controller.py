@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors import waiting
+from actors import cluster, waiting
 from actors.aside import Aside
 from actors.devices import takes_turns
 from actors.evaluator import Evaluator
@@ -150,6 +150,16 @@ class Controller:
             self._telemetry.message(f"warning: {warning}")
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
+        # Before the pools: a share of a GPU that a rank needs must not go to two of theirs.
+        self._learners = LearnerGroup(
+            self._cast.learner,
+            self._config,
+            seat=self._cast.seat_learners,
+            last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
+            budget=self._fleet.budget,
+            tell=self._telemetry.message,
+            supply=self._supply,
+        )
         self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
         self._fleet.open()
         self._selector = SelectorClient(
@@ -158,14 +168,6 @@ class Controller:
             budget=self._fleet.budget,
             held=self._fleet.held,
             tell=self._telemetry.message,
-        )
-        self._learners = LearnerGroup(
-            self._cast.learner,
-            self._config,
-            last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
-            budget=self._fleet.budget,
-            tell=self._telemetry.message,
-            supply=self._supply,
         )
         self._rollout = Rollout(self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
@@ -269,6 +271,7 @@ class Controller:
     def _save(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
+        self._learners.leave(cluster.draining())
         # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
         checkpoints = self._config.checkpoints
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))

@@ -56,6 +56,7 @@ class Fleet:
         self._targets = Targets(config, explores=explores)
         self._next = {"explorers": 0, "regenerators": 0}
         self._looked = 0.0
+        self._here, self._warned = ray.get_runtime_context().get_node_id(), False
         self._strikes = Strikes(config.fleet.strikes)
         self._waits = Waits()
         self._cast = cast
@@ -251,6 +252,12 @@ class Fleet:
     def _leave_nodes(self) -> None:
         """Have workers leave nodes that are about to go, before they are lost."""
         nodes = cluster.draining()
+        if self._here in nodes and not self._warned:
+            self._warned = True
+            self._telemetry.message(
+                "the node of the run folder is about to go, and with it controller, selector and encoder: "
+                "go on with --resume"
+            )
         for pool in (self.explorers, self.regenerators):
             for name, successor in pool.move(nodes):
                 self._telemetry.message(f"the node of {name} is about to go: it leaves, {successor} takes its place")

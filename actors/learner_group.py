@@ -3,30 +3,36 @@
 ::
 
     last checkpoint ─► start ─► update ─► state ─► checkpoint ─► saved
-           ▲                      │         │
-           └──── rebuild ◄────────┴─────────┘   a rank died or hung: new ranks, fed the same samples again
+           ▲                      │         │                   │
+           ├──── rebuild ◄────────┴─────────┘   a rank died or hung: new ranks, fed the same samples again
+           └──── leave   ◄──────────────────────────────────────┘   the node of a rank is about to go
 
 An update is a function of state and samples, so a rebuilt group arrives at the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 
-from actors import waiting
+from actors import cluster, waiting
 from actors.budget import Budget
 from actors.devices import takes_turns
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.publish import assemble
+from solrl_ray.scheduling.placement import amounts
+
+MOVE_SECONDS = 5.0
+"""How long room elsewhere is looked for before the next update begins on a node that is about to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class LearnerGroup:
         spawn: Callable[[int, int], Any],
         config: Config,
         *,
+        seat: Callable[[float], bool],
         last_state: Callable[[], LearnerState | None],
         budget: Budget,
         tell: Callable[[str], None],
@@ -52,6 +59,7 @@ class LearnerGroup:
         """
         Args:
             spawn: makes the actor of a rank; its second argument counts how often the group was rebuilt.
+            seat: reserves places for new ranks, which ends those before; whether there was room within so many seconds.
             last_state: what a rebuilt group begins with, None for revision 0: the newest checkpoint.
             budget: from which each rebuilding takes one.
             tell: is given a sentence for the user.
@@ -66,9 +74,18 @@ class LearnerGroup:
         self.tier = pool_sampling(config).tier
         """Of the explorers that the next revision is for."""
         self._rebuilt = 0
+        self._nodes: frozenset[str] = frozenset()
+        """Ids of those that the ranks are on."""
         self._meal: _Meal | None = None
         """Of the update that no checkpoint holds yet."""
         self._metrics: UpdateMetrics | None = None
+        self._seat = seat
+        patience = config.fleet.deadlines.resources + config.fleet.deadlines.start
+        if not seat(patience):
+            raise RunError(
+                f"{self._wanted()} found no room together within {patience:g} s (fleet.deadlines.resources and "
+                ".start); ask for less or another placement, or use a larger cluster"
+            )
         self._ranks = self._spawn_all()
 
     def start(self, state: LearnerState | None) -> None:
@@ -82,6 +99,7 @@ class LearnerGroup:
     def _join(self, state: LearnerState | None) -> None:
         seconds = self._config.fleet.deadlines.start
         hosts = self._ask("start", seconds=seconds)
+        self._nodes = frozenset(self._ask("__ray_call__", cluster.node_of, seconds=seconds))
         address, port = waiting.get(self._ranks[0].address.remote(), what="the address of learner 0", seconds=seconds)
         self._ask("join", address, port, len(set(hosts)) == 1, seconds=seconds)
         if state is not None:
@@ -114,6 +132,23 @@ class LearnerGroup:
     def saved(self) -> None:
         """Note that `last_state` is what the group holds now: its samples need not be fed again."""
         self._meal, self._beginning = None, self._last_state
+
+    def leave(self, nodes: Collection[str]) -> None:
+        """If a rank is on one of these nodes, which are about to go, go elsewhere with all of them, if there is room.
+
+        To be called when `saved` was: new ranks begin with that state. No replacement is spent.
+        """
+        if not self._nodes & set(nodes):
+            return
+        if not self._seat(MOVE_SECONDS):
+            self._tell(f"a node of the learner group is about to go, and {self._wanted()} find no room elsewhere yet")
+            return
+        self._tell("a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint")
+        self._renew()
+        try:
+            self._join(self._beginning())
+        except waiting.WorkerGone as error:
+            self._rebuild(error)
 
     def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
@@ -152,10 +187,7 @@ class LearnerGroup:
         while True:
             self._budget.spend("the learner group", str(error))
             self._tell(f"the learner group is rebuilt from the last checkpoint ({error})")
-            for rank in self._ranks:
-                ray.kill(rank, no_restart=True)
-            self._rebuilt += 1
-            self._ranks = self._spawn_all()
+            self._renew()
             try:
                 self._join(self._beginning())
                 if self._meal is not None:
@@ -163,6 +195,17 @@ class LearnerGroup:
                 return
             except waiting.WorkerGone as again:
                 error = again
+
+    def _renew(self) -> None:
+        for rank in self._ranks:
+            ray.kill(rank, no_restart=True)
+        self._rebuilt += 1
+        self._ranks = self._spawn_all()
+
+    def _wanted(self) -> str:
+        learners, ranks = self._config.fleet.learners, self._config.learner.world_size
+        each = amounts({"GPU": learners.num_gpus, "CPU": learners.num_cpus})
+        return f"{ranks} learner ranks ({each} each, fleet.learners.placement {learners.placement})"
 
     def _spawn_all(self) -> list[Any]:
         return [self._spawn(rank, self._rebuilt) for rank in range(self._config.learner.world_size)]

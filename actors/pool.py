@@ -76,6 +76,8 @@ class Pool:
         self._warm_up: WarmUp | None = None
         self._chained = False
         self._wanted = -WANTED
+        self._second_tries: set[str] = set()
+        """Who took the place of somebody that was lost in its start."""
 
     def open(self, name: str) -> None:
         """Add a worker: it waits for a place, starts, attests, then loads the present revision."""
@@ -237,7 +239,7 @@ class Pool:
             if member.state is not State.DEAD and overdue:
                 call = overdue[0]
                 what = call.unit.id if call.unit else call.kind
-                events.append(self._lose(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
+                events.append(self._lost(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
             elif member.state is State.DRAINING and not member.units:
                 ray.kill(member.handle, no_restart=True)
                 del self._members[name]
@@ -358,7 +360,7 @@ class Pool:
         """What an error means; raises it if it is the run's."""
         if isinstance(error, waiting.Gone):
             # A worker that cannot be given its inputs is replaced as well: the budget bounds the attempts.
-            return self._lose(name, member, error.reason)
+            return self._lost(name, member, error.reason)
         if isinstance(error, Leaving):
             return self._lose(name, member, str(error), spend=False)
         if call.unit is not None and isinstance(error, NonsenseError):
@@ -390,6 +392,14 @@ class Pool:
                 member.state = advance(member.state, "proved")
             return Loaded(name, value, waited=time.monotonic() - member.idle_since)
         return Lent(name) if call.kind == "lend" else Rested(name, value)
+
+    def _lost(self, name: str, member: Member, reason: str) -> Lost | Unfit:
+        """As `_lose`; but while others are at work, who is lost in its start as the one before it is not replaced."""
+        if member.state in (State.WAITING, State.STARTING):
+            if name in self._second_tries and self.has_proved(name):
+                return self.dismiss(name, reason)
+            self._second_tries.add(replacement_name(name))
+        return self._lose(name, member, reason)
 
     def _lose(self, name: str, member: Member, reason: str, *, spend: bool = True) -> Lost:
         """`spend`: whether it is a failure of this run's, which the budget bounds."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.encoder import Encoder
 from actors.explorer import Explorer
@@ -48,6 +49,7 @@ class Cast:
         self._exploring = config
         self._pack: tuple[Any, ...] = ()
         self._packer: Any = None
+        self._seats: PlacementGroup | None = None
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
@@ -69,9 +71,33 @@ class Cast:
         return self._anywhere(self._roles.regenerator, name, worker).remote(name, self._config)
 
     def learner(self, rank: int, rebuilt: int = 0) -> Any:
-        """`rebuilt`: how often the group was, as part of the name."""
+        """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
         worker, name = self._config.fleet.learners, f"learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
-        return self._anywhere(self._roles.learner, name, worker).remote(self._config, rank)
+        seat: dict[str, Any] = {}
+        if self._seats is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
+            seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
+        return self._anywhere(self._roles.learner, name, worker, **seat).remote(self._config, rank)
+
+    def seat_learners(self, seconds: float) -> bool:
+        """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
+
+        Returns whether there was room within `seconds`; if not, those reserved before are kept.
+        """
+        learners, ranks = self._config.fleet.learners, self._config.learner.world_size
+        # A byte of memory: ranks that ask for nothing have a place as well.
+        each = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
+        bundle = {name: amount for name, amount in each.items() if amount}
+        seats = placement_group(
+            [bundle] * ranks, strategy=learners.placement, bundle_label_selector=[dict(learners.labels)] * ranks
+        )
+        found = seats.wait(seconds)
+        given_back = self._seats if found else seats
+        if found:
+            self._seats = seats
+        if given_back is not None:
+            remove_placement_group(given_back)
+        return found
 
     def _base_pack(self) -> tuple[Any, ...]:
         """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
@@ -84,16 +110,16 @@ class Cast:
     def _here(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)
 
-    def _anywhere(self, role: type, name: str, worker: Worker) -> Any:
+    def _anywhere(self, role: type, name: str, worker: Worker, **options: Any) -> Any:
         make: Any = ray.remote(role)
         return make.options(
             name=name,
             namespace=self._namespace,
             num_cpus=worker.num_cpus,
             num_gpus=worker.num_gpus,
-            label_selector=dict(worker.labels),
             max_restarts=0,
             max_task_retries=0,
+            **({"label_selector": dict(worker.labels)} | options),
         )
 
 

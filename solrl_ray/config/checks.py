@@ -300,6 +300,13 @@ def _publish(config: Config) -> Iterator[Problem]:
 
 
 def _fleet(config: Config) -> Iterator[Problem]:
+    if config.learner.world_size > 1 and 0 < config.fleet.learners.num_gpus <= 0.5:
+        yield Problem(
+            "fleet.learners.num_gpus",
+            f"more than 0.5 with {config.learner.world_size} ranks (learner.world_size): Ray may give one card to two "
+            "smaller shares, and NCCL refuses two ranks on a card; 0.51 leaves 0.26 to an explorer and 0.23 to a "
+            "regenerator",
+        )
     if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
         yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
 

@@ -249,12 +249,20 @@ class WorkerPool(Worker):
     count: Positive = 1
 
 
+class Learners(Worker):
+    """Ranks of the learner group. Their places are reserved together, and stay theirs while the group is rebuilt."""
+
+    placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    """Ray's strategies: on as few nodes as possible, on one node, on many nodes, each rank on another node."""
+
+
 class Deadlines(Part):
     """The longest that each named wait may take, seconds."""
 
     resources: float = 0.0
     """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
-    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone."""
+    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone; and
+    that of the learner group."""
 
     start: Seconds = 180.0
     """An actor's construction once it has a place: imports, weights, attestation."""
@@ -287,7 +295,7 @@ class Fleet(Part):
 
     explorers: WorkerPool = WorkerPool(count=2)
     regenerators: WorkerPool = WorkerPool(count=1)
-    learners: Worker = Worker(threads=2)
+    learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""
     credit: Positive = 2
     """Units in flight per worker: one running, the rest queued."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import remove_placement_group
 
 from actors.budget import Budget
 from actors.learner import LearnerRank
 from actors.learner_group import LearnerGroup
+from actors.roles import Cast, Roles
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
@@ -69,7 +71,72 @@ def group(settings: Config, folder: Path, role: type, said: list[str]) -> Learne
         there = sorted(folder.glob("state-*"))
         return LearnerState.load(there[-1]) if there else None
 
-    return LearnerGroup(spawn, settings, last_state=last_state, budget=Budget(1), tell=said.append, supply=list)
+    return LearnerGroup(
+        spawn, settings, seat=lambda _: True, last_state=last_state, budget=Budget(1), tell=said.append, supply=list
+    )
+
+
+class Light:
+    """A rank that only knows where it is and what it was told to load."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        self._loaded: object = None
+
+    def start(self) -> str:
+        return "here"
+
+    def address(self) -> tuple[str, int]:
+        return "here", 1
+
+    def join(self, address: str, port: int, one_host: bool) -> None:
+        pass
+
+    def load(self, state: object) -> None:
+        self._loaded = state
+
+    def state(self) -> tuple[str, object, int]:
+        context = ray.get_runtime_context()
+        place = ray.util.get_current_placement_group()
+        assert place is not None
+        return context.get_actor_name(), self._loaded, place.bundle_count
+
+
+def light_group(settings: Config, cast: Cast, said: list[str]) -> LearnerGroup:
+    return LearnerGroup(
+        cast.learner,
+        settings,
+        seat=cast.seat_learners,
+        last_state=lambda: "the checkpoint",  # type: ignore[arg-type,return-value]
+        budget=Budget(0),
+        tell=said.append,
+        supply=list,
+    )
+
+
+@pytest.mark.parametrize(("share", "room"), [(0.5, True), pytest.param(0.75, False, marks=pytest.mark.slow)])
+def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_there_is_room(
+    tmp_path: Path, share: float, room: bool
+) -> None:
+    fleet = {"learners": {"threads": 1, "num_cpus": share}, "deadlines": {"start": 60.0}}
+    settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
+    cast = Cast(settings, tmp_path, Roles(learner=Light))
+    said: list[str] = []
+    learners = light_group(settings, cast, said)
+    learners.start(None)
+    learners.saved()
+    learners.leave({"another node"})
+    assert (learners.state(), said) == (("learner-0", None, 2), [])
+    learners.leave({ray.get_runtime_context().get_node_id()})
+    (sentence,) = said
+    if room:
+        assert learners.state() == ("learner-0.1", "the checkpoint", 2)
+        assert sentence == "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
+    else:
+        assert learners.state() == ("learner-0", None, 2)
+        assert "2 learner ranks (0.75 CPU each, fleet.learners.placement PACK) find no room elsewhere yet" in sentence
+    for rank in learners._ranks:
+        ray.kill(rank)
+    remove_placement_group(cast._seats)
 
 
 def train(learners: LearnerGroup, folder: Path) -> list[list[bytes]]:

@@ -367,10 +367,18 @@ def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_i
         settle(pool, 1)
 
 
+class Dies(Worker):
+    def start(self) -> Attestation:
+        os._exit(1)
+
+
 class Newcomers:
-    """A cast whose second explorer is of another score class than the first, and whose third cannot start."""
+    """A cast whose second explorer is of another score class than the first; the third cannot start, the fourth dies in
+    its start, and who takes its place does as well."""
 
     def explorer(self, name: str) -> Any:
+        if name.startswith("explorer-3"):
+            return spawn(name, kind=Dies)
         failure = (lambda: UserError("model.path: no such folder")) if name == "explorer-2" else None
         return spawn(name, "B" if name == "explorer-1" else "A", failure)
 
@@ -379,7 +387,7 @@ class Newcomers:
 
 
 def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "healthy", "fleet.max_replacements=0")
+    config = small_config(tmp_path, "healthy", "fleet.max_replacements=1")
     telemetry = Telemetry(config, RunFolder(tmp_path))
     fleet = Fleet(config, Newcomers(), telemetry)  # type: ignore[arg-type]
     fleet._receipts._expected["old", 0] = {"explorer": Expected(modules=1, digest="")}
@@ -387,16 +395,18 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     fleet._counts["load_seconds"] = 0.0
     fleet.explorers.publish("revision 0", load)
     wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0"])
-    fleet.scale({"explorers": 3})
-    wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 2)
+    fleet.scale({"explorers": 4})
+    wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 3)
     assert list(fleet.explorers.states()) == ["explorer-0"]
     said = "\n".join(telemetry.progress().messages)
     assert "explorer-1 and explorer-0 would score a unit differently" in said
     assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
+    assert "explorer-3.1 takes its place" in said
+    assert "explorer-3.1 cannot work with the others and has gone (its worker is gone: " in said
     assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
     assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
     fleet.scale({"explorers": 2})
-    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0", "explorer-3"])
+    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0", "explorer-4"])
 
 
 class Mixed:

@@ -95,6 +95,10 @@ from solrl_ray.errors import UserError
             "rollout.max_lead is 1 (--set); it must be 0 where explorers and learners share GPUs",
         ),
         (
+            ["learner.world_size=2", "fleet.learners.num_gpus=0.5"],
+            "fleet.learners.num_gpus is 0.5 (--set); it must be more than 0.5 with 2 ranks (learner.world_size): Ray ",
+        ),
+        (
             ["rollout.max_lead=1", "checkpoints.keep=1"],
             "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_lead 1",
         ),
