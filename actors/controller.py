@@ -2,13 +2,14 @@
 
 ::
 
-    evaluate base ─► iteration: choose prompts ─► embed ─► explore ∥ select ∥ regenerate ─► learn ─► save
-                        ▲                                                                        │
-                        └───────────────────────── publish revision + 1 ◄────────────────────────┘
+    evaluate base ─► iteration: choose prompts ─► embed ─► explore ∥ select ∥ regenerate ─► learn
+                        ▲                                                                     │
+                        └── save ∥ begin the next iteration ◄── publish revision + 1 ◄────────┘
                   ─► evaluate EMA ─► LoRA file, summary, report
 
-What the learner group does, checkpoints and the making of revisions happen aside (`actors.aside`), while this thread
-looks after the fleet; with `rollout.max_lead` 1 that explores the next iteration meanwhile.
+What the learner group does, the making of revisions, and checkpoints happen aside (`actors.aside`), while this thread
+looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
+`rollout.max_lead` 1 explores it while the learners are at work.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Controller:
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         self._embeddings: dict[str, Any] = {}
+        self._encoding: dict[str, Any] = {}
+        """Embeddings that were asked for ahead."""
         self._aside: Aside[Any] | None = None
         self._lead = config.rollout.max_lead
         self._ladder = Ladder(config, lag=self._lead)
@@ -177,11 +180,13 @@ class Controller:
         if behind:  # what the open iteration is explored with was made from the checkpoint before
             self._learners.start(state_before(self._folder.checkpoints(), point.updates))
             self._exploring = self._newest = self._make(point.updates - behind)
+            self._store_revision()
             assert point.state is not None
             self._learners.load(point.state)
         else:
             self._learners.start(point.state)
         self._publish(point.updates)
+        self._store_revision()
         if behind:
             self._send(self._fleet.explorers, self._exploring)
 
@@ -189,26 +194,29 @@ class Controller:
         config = self._config
         self._rollout.drop_before(iteration)
         self._telemetry.begin_iteration(iteration)
-        ahead = self._rollout.is_open(iteration)
+        ahead = self._lead and self._rollout.is_open(iteration)
         words = "sampling" if is_one_stage(config) else "regenerating" if ahead else "exploring"
         self._telemetry.state(words, stage="rollout")
-        if not ahead:
-            self._explore(iteration)
-        rolled = self._rollout.run(
-            iteration, policy_digest=self._newest.digest, explored=lambda: self._explore_ahead(iteration)
-        )
+        self._begin(iteration)
+        rolled = self._rollout.run(iteration, explored=lambda: self._explore_ahead(iteration))
         self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
         if takes_turns(config.fleet):
-            for event in self._fleet.rest():  # who rests has no unit, but others may be at work
-                self._rollout.take(event)
+            self._rollout.take(self._fleet.rest())  # who rests has no unit, but others may be at work
+        self._embed_ahead(iteration + 1 + self._lead)
         update = self._meanwhile(lambda: self._learners.update(iteration, rolled.groups, rolled.embeddings))
         self._commit(iteration, rolled, update, learning)
+
+    def _begin(self, iteration: int) -> None:
+        """Let the fleet work on an iteration, whose revision it was sent; nothing to do if it does so already."""
+        if not self._rollout.is_open(iteration):
+            self._explore(iteration)
+        self._rollout.regenerate(iteration, self._newest.digest)
 
     def _explore(self, iteration: int) -> None:
         """Open an iteration: from now on the explorers, who were sent the revision for it, are given its units."""
         config = self._config
-        prompts = choose(self._train, config.run.seed, iteration, config.rollout.prompts)
+        prompts = self._prompts(iteration)
         rung = self._rung(iteration)
         if news := self._ladder.news(iteration, self._telemetry.iterations):
             self._telemetry.message(news)
@@ -238,11 +246,11 @@ class Controller:
             self._explore(following)
 
     def _commit(self, iteration: int, rolled: RolledOut, update: UpdateMetrics, learning: float) -> None:
-        """Metrics first, then the checkpoint, which makes the iteration count; then the next revision.
+        """Metrics first, then the next revision; then the checkpoint, which makes the iteration count.
 
-        So an iteration's record begins where the one before ended, with checkpoint and publication of its revision.
+        While it is written, the fleet begins with the next iteration, which does not count before this one does.
+        An iteration's record begins where the one before ended, with the publication of its revision.
         """
-        self._telemetry.state("writing the checkpoint", stage="checkpoint")
         seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
         first = rolled.clocks["regenerate" if rolled.lead else "explore"].first
         if first is not None:  # None if a resumed run had everything already
@@ -264,13 +272,18 @@ class Controller:
         )
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
-        self._meanwhile(lambda: self._save(state, iteration + 1))
-        self._checkpoint_seconds = time.monotonic() - self._began
         self._publish(iteration + 1)
+        if iteration + 1 < self._config.run.iterations and not self._due(iteration + 1):
+            self._begin(iteration + 1)
+        self._telemetry.state("writing the checkpoint", stage="checkpoint")
+        saving = time.monotonic()
+        self._meanwhile(lambda: self._save(state, iteration + 1))
+        self._checkpoint_seconds = time.monotonic() - saving
 
     def _save(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
+        self._store_revision()
         self._learners.leave(cluster.draining())
         # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
         checkpoints = self._config.checkpoints
@@ -295,10 +308,12 @@ class Controller:
         revision = self._learners.revision("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-        publication = self._publications.publish(revision)
-        self._store.save(publication)
+        return _Made(self._publications.publish(revision), lora_digest(revision.factors), rung)
+
+    def _store_revision(self) -> None:
+        """Keep the newest revision in the run folder."""
+        self._store.save(self._newest.publication)
         self._store.prune(keep=REVISIONS_KEPT)
-        return _Made(publication, lora_digest(revision.factors), rung)
 
     def _send(self, pool: Pool, made: _Made) -> None:
         if pool is self._fleet.explorers:
@@ -333,12 +348,16 @@ class Controller:
         self._send(self._fleet.regenerators, self._newest)
 
     def _evaluate_on_the_way(self, updates: int) -> None:
-        every = self._config.evaluation.every
-        due = every and updates % every == 0 and updates < self._config.run.iterations
-        if due and not self._evaluated("ema", updates):
+        if self._due(updates):
             self._evaluate_ema(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
             self._send(self._fleet.regenerators, self._newest)
+
+    def _due(self, updates: int) -> bool:
+        """Whether an evaluation on the way is to be made after so many updates."""
+        every = self._config.evaluation.every
+        due = every and updates % every == 0 and updates < self._config.run.iterations
+        return bool(due) and not self._evaluated("ema", updates)
 
     def _evaluate_ema(self, updates: int) -> None:
         if not self._evaluated("ema", updates):
@@ -383,11 +402,21 @@ class Controller:
         groups: list[Any] = self._aside.ask(self._rollout.supply, what="bringing stored groups once more")
         return groups
 
+    def _prompts(self, iteration: int) -> Sequence[Prompt]:
+        return choose(self._train, self._config.run.seed, iteration, self._config.rollout.prompts)
+
+    def _embed_ahead(self, iteration: int) -> None:
+        """Have the prompts of an iteration that is yet to be explored encoded; nobody waits for it."""
+        if iteration < self._config.run.iterations:
+            missing = [p for p in self._prompts(iteration) if p.id not in self._embeddings]
+            self._encoding = {p.id: self._encoder.embed.remote(p) for p in missing}
+
     def _embed(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""
         self._embeddings = {p.id: ref for p in prompts if (ref := self._embeddings.get(p.id)) is not None}
         missing = [p for p in prompts if p.id not in self._embeddings]
-        refs = {p.id: self._encoder.embed.remote(p) for p in missing}
+        refs = {p.id: self._encoding.get(p.id) or self._encoder.embed.remote(p) for p in missing}
+        self._encoding.clear()
         seconds = self._config.fleet.deadlines.encode * max(1, len(refs))
         waiting.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
         self._embeddings |= refs

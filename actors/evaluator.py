@@ -46,10 +46,11 @@ def collect(
             pool.give(worker, unit, method, unit, *arguments(unit))
         if rollout is not None:
             rollout.hand_out()
-        for event in fleet.events(seconds=1.0):
+        events = fleet.events(seconds=1.0)
+        for event in events:
             _take(event, fleet, ledger, found)
-            if rollout is not None:
-                rollout.take(event)
+        if rollout is not None:
+            rollout.take(events)
         telemetry.stage("evaluate", ledger.done, len(ledger))
     return found
 

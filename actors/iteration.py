@@ -87,7 +87,7 @@ class OpenIteration:
         self.audits: set[str] = set()
         self.audited = len(plan.audited_prompts)
         self.publication: dict[str, float] | None = None
-        self._known = opened.candidates
+        self._candidates = opened.candidates
         self._folded: set[WorkUnit] = set()
         self.add(opened)
 
@@ -105,12 +105,14 @@ class OpenIteration:
     def folded(self, unit: WorkUnit, seconds: float) -> None:
         """Note that the selector has taken a result of a pool's unit."""
         self.clocks["explore"].stop(seconds)
-        self._folded.add(unit)
+        if unit not in self._folded:  # a unit that was done twice counts once
+            self._folded.add(unit)
+            self._candidates += len(unit.indices)
 
     @property
     def candidates(self) -> int:
-        """Whose rewards are in. A unit that was done twice counts once."""
-        return min(self._known + sum(len(unit.indices) for unit in self._folded), self.pool_size)
+        """Whose rewards are in."""
+        return min(self._candidates, self.pool_size)
 
     @property
     def pool_size(self) -> int:

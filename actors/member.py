@@ -55,7 +55,7 @@ class Member:
 
     @property
     def units(self) -> int:
-        return len(self.held)
+        return sum(call.unit is not None for call in self.calls.values())
 
     def loading(self) -> float:
         """Seconds that a load under way may still take."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -229,9 +229,12 @@ class Pool:
         """What the `ready` references and passed deadlines mean. Raises the workers' own errors."""
         events: list[Event] = []
         now = time.monotonic()
+        answered = [ref for member in self._members.values() for ref in member.calls if ref in ready]
+        # Large second parts stay where they are; only the small answers are brought here.
+        values = waiting.get_together(answered, seconds=self._deadlines.fetch)
         for name, member in list(self._members.items()):
             for ref in [ref for ref in member.calls if ref in ready]:
-                event = self._settle(name, member, ref)
+                event = self._settle(name, member, ref, values)
                 events += [] if event is None else [event]
                 if member.state is State.DEAD:
                     break
@@ -334,12 +337,12 @@ class Pool:
             seconds = self._deadlines.publish + self._unit_seconds * member.units + member.loading() + member.guest
             self._call(member, load(member.handle, full), "load", seconds, publication=name)
 
-    def _settle(self, name: str, member: Member, ref: Any) -> Event | None:
+    def _settle(self, name: str, member: Member, ref: Any, values: Mapping[Any, Any]) -> Event | None:
+        """What the answer `ref` means; its value, if it is among `values`, need not be fetched any more."""
         call = member.calls.pop(ref)
         what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
-            # A large second part stays where it is; only the small answer is brought here.
-            value = waiting.get(ref, what=what, seconds=self._deadlines.fetch)
+            value = values[ref] if ref in values else waiting.get(ref, what=what, seconds=self._deadlines.fetch)
         except (UserError, RunError) as error:
             return self._failed(name, member, call, error)
         if call.unit is not None:

@@ -19,7 +19,6 @@ from actors.iteration import OpenIteration, RolledOut
 from actors.pool import Pool
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
-from solrl_ray.errors import NonsenseError
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 
@@ -50,17 +49,24 @@ class Rollout:
     def is_open(self, iteration: int) -> bool:
         return iteration in self._open
 
-    def run(self, iteration: int, *, policy_digest: str, explored: Callable[[], None]) -> RolledOut:
-        """Bring every prompt of an open iteration to its group.
+    def regenerate(self, iteration: int, policy_digest: str) -> None:
+        """From now on regenerators are given units of an open iteration; nothing to do if they are already.
 
         Args:
-            policy_digest: LoRA digest of the revision that the regenerators were sent: the iteration's own.
-            explored: is called once all its candidates are in.
+            policy_digest: LoRA digest of the revision that they were sent: the iteration's own.
         """
         this = self._open[iteration]
         if not this.regenerates:
             this.add(self._selector.revise(iteration, policy_digest))
             this.regenerates = True
+
+    def run(self, iteration: int, *, explored: Callable[[], None]) -> RolledOut:
+        """Bring every prompt of an open iteration to its group.
+
+        Args:
+            explored: is called once all its candidates are in.
+        """
+        this = self._open[iteration]
         self._show()
         while not this.complete or this.publication is None:
             if this.explored and this.publication is None:
@@ -99,24 +105,24 @@ class Rollout:
         self._round(seconds=seconds, needed=False)
         return True
 
-    def take(self, event: Work) -> None:
-        """What an event of the fleet means; one of an iteration that is over, or of an evaluation, means nothing."""
-        if isinstance(event, Lost):
-            requeued = self._ask("release", event.worker)
-            self._ask_all_again()
-            if requeued:
-                self._telemetry.message(f"{len(requeued)} units of {event.worker} go to others")
-            return
-        this = self._open.get(event.unit.iteration)
-        if this is None or event.unit.stage not in CALLS:
-            return
-        if isinstance(event, Nonsense):
-            self._refuse(event.worker, event.unit, event.reason)
-            return
-        try:
-            self._accept(this, event)
-        except NonsenseError as error:
-            self._refuse(event.worker, event.unit, str(error))
+    def take(self, events: Sequence[Work]) -> None:
+        """What events of the fleet mean; those of an iteration that is over, or of an evaluation, mean nothing.
+
+        All answers are brought to the selector together: its journal then waits for the disk once.
+        """
+        mine = [e for e in events if isinstance(e, Lost) or (e.unit.stage in CALLS and e.unit.iteration in self._open)]
+        answers = [event for event in mine if isinstance(event, Done)]
+        self._fold([event for event in answers if event.unit.stage != "full"])
+        groups = [event for event in answers if event.unit.stage == "full"]
+        if groups:
+            if len(groups) < len(answers):
+                self.hand_out()  # what was just selected need not wait for the groups' files
+            self._store(groups)
+        for event in mine:
+            if isinstance(event, Lost):
+                self._release(event.worker)
+            elif isinstance(event, Nonsense):
+                self._refuse(event.worker, event.unit, event.reason)
 
     def supply(self) -> list[Any]:
         """The groups of the oldest open iteration once more, from the run folder; references in prompt order.
@@ -141,8 +147,7 @@ class Rollout:
             self._selector.drop(done)
 
     def _round(self, *, seconds: float, needed: bool = True) -> None:
-        for event in self._fleet.events(seconds=seconds, needed=needed):
-            self.take(event)
+        self.take(self._fleet.events(seconds=seconds, needed=needed))
         self._show()
 
     def hand_out(self) -> None:
@@ -177,31 +182,46 @@ class Rollout:
         for this in self._open.values():
             this.waiting = dict.fromkeys(this.stages, True)
 
+    def _release(self, worker: str) -> None:
+        """Have others do what a lost worker had."""
+        requeued = self._ask("release", worker)
+        self._ask_all_again()
+        if requeued:
+            self._telemetry.message(f"{len(requeued)} units of {worker} go to others")
+
     def _refuse(self, worker: str, unit: WorkUnit, reason: str) -> None:
         """Have a unit done again whose answer cannot be right."""
         self._ask("requeue", unit, worker)
         self._ask_all_again()
-        lost = self._fleet.refuse(worker, unit, reason)
-        if lost is not None:
-            self.take(lost)
+        if self._fleet.refuse(worker, unit, reason) is not None:
+            self._release(worker)
 
-    def _accept(self, this: OpenIteration, event: Done) -> None:
-        """Raises NonsenseError for an answer that is none."""
-        if event.unit.stage == "full":
-            self._store(this, event)
-            return
-        if event.value.unit != event.unit:
-            raise NonsenseError(f"{event.worker} was given {event.unit.id} and answered {event.value.unit}")
-        if event.unit.stage == "audit":
-            this.clocks["audit"].stop(event.value.seconds)
-            self._ask("fold_audit", event.value)
-            this.audits.add(event.unit.prompt_id)
-        else:
-            self._fold(this, event.value, event.large)
+    def _fold(self, events: Sequence[Done]) -> None:
+        """Have the selector take answers to pools' units and to audits."""
+        right = []
+        for event in events:
+            if event.value.unit == event.unit:
+                right.append(event)
+            else:
+                reason = f"{event.worker} was given {event.unit.id} and answered {event.value.unit}"
+                self._refuse(event.worker, event.unit, reason)
+        for event, taken in zip(right, self._ask("take", [e.value for e in right]) if right else (), strict=True):
+            this = self._open[event.unit.iteration]
+            if taken.refused:
+                self._refuse(event.worker, event.unit, taken.refused)
+            elif event.unit.stage == "audit":
+                this.clocks["audit"].stop(event.value.seconds)
+                this.audits.add(event.unit.prompt_id)
+            else:
+                self._folded(this, event.value, event.large, taken.full)
 
-    def _fold(self, this: OpenIteration, result: UnitResult, samples: Any) -> None:
-        """Have the selector take a result; `samples` is the reference of those that its worker keeps, if it does."""
-        unit = self._ask("fold", result)
+    def _folded(self, this: OpenIteration, result: UnitResult, samples: Any, unit: WorkUnit | None) -> None:
+        """A result of a pool's unit counts.
+
+        Args:
+            samples: reference of those that its worker keeps, if it does.
+            unit: its prompt's full unit, if that can be done.
+        """
         this.folded(result.unit, result.seconds)
         if samples is None:
             this.waiting["regenerate"] |= unit is not None
@@ -222,20 +242,34 @@ class Rollout:
             self._ask("lose", unit)
             self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
 
-    def _store(self, this: OpenIteration, event: Done) -> None:
-        """Have the selector take a group, by reference: the samples go from the regenerator to the selector."""
-        unit, report, group = event.unit, event.value, event.large
-        try:
-            self._ask("store", group)
-        except waiting.InputGone as error:  # it went down with its node between the report and this
-            self._ask("requeue", unit, event.worker)
-            this.waiting["regenerate"] = True
-            self._telemetry.message(f"{unit.id} is done again ({error.reason})")
+    def _store(self, events: Sequence[Done]) -> None:
+        """Have the selector take groups, by reference: the samples go from the regenerators to the selector."""
+        if not events:
             return
-        this.clocks["regenerate"].stop(report.seconds)
-        if report.prompt_id not in this.groups:  # the first one counts
-            this.groups[report.prompt_id] = group
-            this.rewards[report.prompt_id] = report.rewards
+        try:
+            answers = self._ask("take_groups", *[event.large for event in events])
+        except waiting.InputGone as error:  # it went down with its node between the report and this
+            if len(events) > 1:  # which of them only tells who brings them one by one
+                for event in events:
+                    self._store([event])
+            else:
+                self._remake(events[0], error.reason)
+            return
+        for event, taken in zip(events, answers, strict=True):
+            this, report = self._open[event.unit.iteration], event.value
+            if taken.refused:
+                self._refuse(event.worker, event.unit, taken.refused)
+                continue
+            this.clocks["regenerate"].stop(report.seconds)
+            if report.prompt_id not in this.groups:  # the first one counts
+                this.groups[report.prompt_id] = event.large
+                this.rewards[report.prompt_id] = report.rewards
+
+    def _remake(self, event: Done, reason: str) -> None:
+        """Have a group done again that is lost."""
+        self._ask("requeue", event.unit, event.worker)
+        self._open[event.unit.iteration].waiting["regenerate"] = True
+        self._telemetry.message(f"{event.unit.id} is done again ({reason})")
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         return self._selector.ask(method, *arguments)
@@ -249,7 +283,7 @@ class Rollout:
         stages["select" if this.plan.one_stage else "regenerate"] = (len(this.groups), len(this.prompts))
         if this.audited:
             stages["audit"] = (len(this.audits), this.audited)
-        for next_one in ahead:
+        for next_one in [each for each in ahead if each.plan.lead]:
             stages["explore ahead"] = (next_one.candidates, next_one.pool_size)
         for name, (done, total) in stages.items():
             self._telemetry.stage(name, done, total)

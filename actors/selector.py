@@ -1,11 +1,16 @@
 """The selector: ledgers, selection and journals of the open iterations. One truth, one failure domain.
 
-What it acknowledges is in the journal, on the disk. Bringing the same result twice changes nothing.
+What it acknowledges is in the journal, on the disk. Bringing the same result twice changes nothing. What is brought
+together is waited for once (docs/decisions/pushed-units.md).
 """
 
 from __future__ import annotations
 
 import struct
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +22,19 @@ from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.ledger import Ledger, Outcome
+
+WRITERS = 8
+"""Groups that are written to the disk at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What became of one of the results that were brought together."""
+
+    full: WorkUnit | None = None
+    """The full unit of its prompt, if that can be done from now on."""
+    refused: str = ""
+    """What is wrong with it, if it is no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +69,8 @@ class Selector:
         self._strict = strict
         self._open: dict[int, _Open] = {}
         """By iteration. Two where exploring runs ahead of learning."""
+        self._lock = threading.Lock()
+        """Held around books and journals where groups are written side by side."""
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -139,6 +159,31 @@ class Selector:
         for ledger in self._ledgers:
             ledger.requeue(unit.id, worker)
 
+    def take(self, results: Sequence[UnitResult]) -> list[Taken]:
+        """Take results of pools' units and of audits; those that are none are refused, each by itself.
+
+        Raises RunError as `fold` does; what came before is taken then.
+        """
+        with self._together():
+            return [self._taken(result) for result in results]
+
+    def take_groups(self, *groups: SampleGroup) -> list[Taken]:
+        """Take groups, which are given by reference. As `take` otherwise."""
+        with self._together(), ThreadPoolExecutor(WRITERS) as writers:
+            return list(writers.map(self._taken, groups))
+
+    def _taken(self, brought: UnitResult | SampleGroup) -> Taken:
+        try:
+            if isinstance(brought, SampleGroup):
+                self.store(brought)
+            elif brought.unit.stage == "audit":
+                self.fold_audit(brought)
+            else:
+                return Taken(full=self.fold(brought))
+        except NonsenseError as error:
+            return Taken(refused=str(error))
+        return Taken()
+
     def fold(self, result: UnitResult) -> WorkUnit | None:
         """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.
 
@@ -175,16 +220,19 @@ class Selector:
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
         opened = self._of(group.iteration)
-        lost = opened.book.has_lost(group.prompt_id)
-        try:
-            outcome = opened.book.fold_full(group)
-        except (KeyError, ValueError) as error:
-            raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-        self._judge(opened.book, outcome, lost=lost)
+        with self._lock:
+            lost = opened.book.has_lost(group.prompt_id)
+            try:
+                outcome = opened.book.fold_full(group)
+            except (KeyError, ValueError) as error:
+                raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
+            self._judge(opened.book, outcome, lost=lost)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             self._folder.save_group(group)
         if outcome is Outcome.ACCEPTED:
-            opened.journal.append({"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)})
+            entry = {"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)}
+            with self._lock:
+                opened.journal.append(entry)
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
@@ -221,6 +269,14 @@ class Selector:
     def close(self, iteration: int) -> Closed:
         """What an iteration came to. Raises RunError if it is not complete."""
         return self._of(iteration).book.close()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What is journaled inside is waited for once, at the end."""
+        with ExitStack() as stack:
+            for opened in self._open.values():
+                stack.enter_context(opened.journal.together())
+            yield
 
     @property
     def _ledgers(self) -> tuple[Ledger, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
@@ -9,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
 
@@ -16,11 +18,19 @@ import ray
 import torch
 
 from actors import waiting
+from actors.budget import Budget
+from actors.member import Call, Member
+from actors.pool import Pool
 from actors.selector import Selector
-from solrl_ray.records import SampleGroup, UnitResult
+from solrl_ray.config.schema import Deadlines
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.fleet import State
+from solrl_ray.scheduling.hedging import Hedging
 
-PROMPTS, POOL, MICRO_BATCH, KEEP = 40, 96, 24, 24
+PROMPTS, POOL, MICRO_BATCH, KEEP = 160, 96, 24, 24
+TOGETHER = 32
+"""Results, or groups, that are brought together."""
 PENDING = (20, 2000)
 REPEATS = 200
 
@@ -34,28 +44,32 @@ def calibrate() -> None:
     """Print the lines of ``price_lists/controller.yaml``; `iteration` is not among them, see docs/scaling.md."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     with tempfile.TemporaryDirectory() as root:
-        ask, fold, store = _selector(Path(root))
+        ask, commit, fold, store = _selector(Path(root))
     call, wait = _waiting()
-    per_worker = 2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0])
+    first, answer = _answers()
+    per_worker = 2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0]) + _looking()
     load = os.getloadavg()[0]
     print(
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
         f'{os.cpu_count()} cores at a load of {load:.1f}"'
     )
     for name, seconds in (
-        ("round", wait[PENDING[0]]),
+        ("round", wait[PENDING[0]] + first),
         ("worker", per_worker),
         ("call", call),
+        ("answer", answer),
         ("ask", ask),
-        ("fold", max(0.0, fold - ask)),
-        ("store", max(0.0, store - ask)),
+        ("commit", commit),
+        ("fold", fold),
+        ("store", store),
         ("hop", ask / 2),
     ):
         print(f"{name}: {1000 * seconds:.4f}")
 
 
-def _selector(folder: Path) -> tuple[float, float, float]:
-    """Median seconds of a question that needs no work, of a fold and of a store."""
+def _selector(folder: Path) -> tuple[float, float, float, float]:
+    """Seconds of a question that needs no work, of what `take` costs beyond it for any number of results, of each
+    result, and of each group: medians, the last two out of `TOGETHER`."""
     plan = IterationPlan(
         iteration=0,
         revision=0,
@@ -66,40 +80,74 @@ def _selector(folder: Path) -> tuple[float, float, float]:
     )
     selector = ray.remote(Selector).options(num_cpus=0).remote(folder)
 
-    def told(method: str, *arguments: object) -> object:
+    def told(method: str, *arguments: Any) -> Any:
         return waiting.get(getattr(selector, method).remote(*arguments), what=method, seconds=60.0)
 
     told("open", plan)
     ask = _median(lambda: told("lease", 0, "regenerate", []))
-    folds, full = [], []
-    for unit in plan.pool_units():
-        rewards = tuple(float(index) for index in unit.indices)
-        result = UnitResult(unit=unit, rewards=rewards, worker="w", score_class="c", seconds=1.0)
+    units = plan.pool_units()
+    ones, full = _taken(told, units[: len(units) // 2], 1)
+    many, more = _taken(told, units[len(units) // 2 :], TOGETHER)
+    fold = (many - ones) / (TOGETHER - 1)
+    alone = _grouped(told, full[:TOGETHER], 1)
+    together = _grouped(told, more, TOGETHER)
+    return ask, max(0.0, ones - ask - fold), fold, (together - alone) / (TOGETHER - 1)
+
+
+def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
+    """Median seconds to bring so many results at a time, and the full units that came of them."""
+    seconds, full = [], []
+    for start in range(0, len(units) - together + 1, together):
+        results = [
+            UnitResult(unit=u, rewards=tuple(map(float, u.indices)), worker="w", score_class="c", seconds=1.0)
+            for u in units[start : start + together]
+        ]
         began = time.perf_counter()
-        made = told("fold", result)
-        folds.append(time.perf_counter() - began)
-        if made is not None:
-            full.append(made)
-    stores = []
-    for unit in full:
-        group = ray.put(
-            SampleGroup(
-                iteration=0,
-                revision=0,
-                prompt_id=unit.prompt_id,
-                indices=unit.indices,
-                rewards=tuple(float(index) for index in unit.indices),
-                latents=torch.zeros(len(unit.indices), 64, 16),
+        answers = told("take", results)
+        seconds.append(time.perf_counter() - began)
+        full += [answer.full for answer in answers if answer.full is not None]
+    return statistics.median(seconds), full
+
+
+def _grouped(told: Callable[..., Any], full: list[WorkUnit], together: int) -> float:
+    """Median seconds to bring so many groups at a time."""
+    seconds = []
+    for start in range(0, len(full) - together + 1, together):
+        groups = [
+            ray.put(
+                SampleGroup(
+                    iteration=0,
+                    revision=0,
+                    prompt_id=unit.prompt_id,
+                    indices=unit.indices,
+                    rewards=tuple(map(float, unit.indices)),
+                    latents=torch.zeros(len(unit.indices), 64, 16),
+                )
             )
-        )
+            for unit in full[start : start + together]
+        ]
         began = time.perf_counter()
-        told("store", group)
-        stores.append(time.perf_counter() - began)
-    return ask, statistics.median(folds), statistics.median(stores)
+        told("take_groups", *groups)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+def _answers() -> tuple[float, float]:
+    """Median seconds to take answers that are there: for any number of them, and for each out of `TOGETHER`."""
+    sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
+    seconds = {}
+    for count in (1, TOGETHER):
+        groups = [[sleeper.sleep.remote(0.0) for _ in range(count)] for _ in range(50)]
+        ray.wait(groups[-1], num_returns=count, timeout=60.0)
+        answered = iter(groups)
+        seconds[count] = _median(lambda found=answered: waiting.get_together(next(found), seconds=60.0), len(groups))
+    ray.kill(sleeper)
+    each = (seconds[TOGETHER] - seconds[1]) / (TOGETHER - 1)
+    return seconds[1] - each, each
 
 
 def _waiting() -> tuple[float, dict[int, float]]:
-    """Median seconds to send a call, and to find the one ready reference among so many pending ones."""
+    """Seconds to send a call, and to find the one ready reference among so many pending ones."""
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
     ready = ray.put(0)
     began = time.perf_counter()
@@ -108,6 +156,27 @@ def _waiting() -> tuple[float, dict[int, float]]:
     waits = {n: _median(lambda n=n: waiting.first_ready([*pending[:n], ready], seconds=1.0), 50) for n in PENDING}
     ray.kill(sleeper)
     return call, waits
+
+
+def _looking(workers: int = 1000) -> float:
+    """Seconds that a pool spends on each of its workers, two units in the hands of each, in one turn of the loop."""
+    pool = Pool(lambda _: None, unit_seconds=60.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    for number in range(workers):
+        member = Member(None, opened=0.0, state=State.READY)
+        for start in (0, MICRO_BATCH):
+            indices = tuple(range(start, start + MICRO_BATCH))
+            unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"{number:016x}", indices=indices)
+            member.calls[unit] = Call("unit", deadline=math.inf, seconds=60.0, unit=unit)
+        pool._members[f"explorer-{number}"] = member
+    hedging = Hedging(3.0)
+
+    def turn() -> None:
+        pool.refs()
+        pool.settle(set())
+        pool.states(), pool.census(), pool.tiers(), pool.slots()
+        hedging.pairs(pool.idle(), pool.out())
+
+    return _median(turn, 20) / workers
 
 
 def _median(call: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,17 +27,30 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: IO[bytes] | None = None
+        self._together = False
 
     def entries(self) -> list[dict[str, Any]]:
         """All entries that hold, oldest first; empty if there is no file yet."""
         return [entry for entry, _ in self._scan()]
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Write entries and wait until they are on the disk."""
+        """Write entries and wait until they are on the disk; inside of `together` its end waits."""
         file = self._file or self._open()
         file.write(b"".join(_line(entry) for entry in entries))
         file.flush()
-        os.fsync(file.fileno())
+        if not self._together:
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits once, at its end, until all that is appended meanwhile is on the disk."""
+        end, self._together = self._file.tell() if self._file else 0, True
+        try:
+            yield
+        finally:
+            self._together = False
+            if self._file is not None and self._file.tell() != end:
+                os.fsync(self._file.fileno())
 
     def set_aside(self) -> Path:
         """Rename the file to ``….stale``, so that the journal is empty again; returns where it is now."""

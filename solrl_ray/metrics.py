@@ -15,9 +15,10 @@ class IterationMetrics:
     revision: int
     seconds: dict[str, float]
     """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
-    ``learn``, ``publish`` (of the iteration's revision, until a worker that proved it had work),
-    ``checkpoint`` (of the state that the iteration began with), ``total`` (from the update before to this one). With
-    lead, ``explore`` is what of it came after regenerators had the iteration's revision, and ``ahead`` what before."""
+    ``learn``, ``publish`` (of the iteration's revision, until a worker that proved it had work), ``checkpoint`` (of the
+    state that the iteration began with, written while others are at work), ``total`` (from the update before to this
+    one). With lead, ``explore`` is what of it came after regenerators had the iteration's revision, and ``ahead`` what
+    before."""
     busy_seconds: dict[str, float]
     """Summed seconds that workers spent computing, by stage."""
     candidates: int

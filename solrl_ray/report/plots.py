@@ -41,7 +41,6 @@ SEGMENT_COLORS = {
     "regenerate": "purple",
     "learn": "orange",
     "publish": "green",
-    "checkpoint": "vermillion",
     REST: "grey",
 }
 WIDE, NARROW = (5.4, 3.2), (3.7, 2.8)

@@ -11,7 +11,7 @@ from solrl_ray.metrics import IterationMetrics
 
 OVERLAP = "explore + regenerate"
 REST = "rest"
-SEGMENTS = ("explore", OVERLAP, "regenerate", "learn", "publish", "checkpoint", REST)
+SEGMENTS = ("explore", OVERLAP, "regenerate", "learn", "publish", REST)
 """Parts of an iteration's wall time, in the order in which they mostly happen; they add up to the total."""
 
 
@@ -19,10 +19,11 @@ def wall_segments(record: IterationMetrics) -> dict[str, float]:
     """Splits one iteration's wall seconds into `SEGMENTS`, which sum to its total.
 
     Exploration and regeneration overlap; each is measured from its first start to its last end. Their union
-    is what the total leaves beside the stages after them: at most the sum, at least the longer of the two.
+    is what the total leaves beside the stages after them: at most the sum, at least the longer of the two. The
+    checkpoint is written while others are at work and has no part of its own.
     """
     explore, regenerate = record.seconds.get("explore", 0.0), record.seconds.get("regenerate", 0.0)
-    after = {stage: record.seconds.get(stage, 0.0) for stage in ("learn", "publish", "checkpoint")}
+    after = {stage: record.seconds.get(stage, 0.0) for stage in ("learn", "publish")}
     room = record.seconds["total"] - math.fsum(after.values())
     union = min(explore + regenerate, max(room, explore, regenerate))
     return {

@@ -92,7 +92,9 @@ class OrchestrationCosts(Part):
     round: float
     worker: float
     call: float
+    answer: float
     ask: float
+    commit: float
     fold: float
     store: float
     hop: float

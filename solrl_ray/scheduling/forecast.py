@@ -202,7 +202,7 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
         "explore": mean(i.explored for i in free) - load,
         "regenerate after exploring": mean(i.rollout - i.explored for i in free),
         "learn": mean(i.update for i in free),
-        "publish and checkpoint": mean(i.publish for i in free) + load,
+        "publish": mean(i.publish for i in free) + load,
         "orchestration": max(0.0, mean(i.seconds for i in iterations) - mean(i.seconds for i in free)),
     }
 

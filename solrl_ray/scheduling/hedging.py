@@ -7,7 +7,7 @@ what is that short is not worth a second worker.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -19,7 +19,7 @@ FLOOR = 5.0
 ENOUGH = 3
 """Answers of a stage before its median says something."""
 REMEMBERED = 256
-"""Newest answers of a stage that the median is of."""
+"""Newest answers of a stage that the median is of; and about how many answered units are kept in mind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,17 @@ class Hedging:
 
     def pairs(self, idle: Sequence[str], out: Sequence[Out]) -> list[tuple[str, WorkUnit]]:
         """Who is to do which late unit as well: one for each idle worker, those out longest first."""
-        held = [unit for entry in out for unit in entry.units]
-        self._answered.intersection_update(held)
+        if len(self._answered) > REMEMBERED:  # those that nobody has any more are not asked about
+            self._answered.intersection_update(unit for entry in out for unit in entry.units)
         if not self._factor or not idle:
             return []
-        late = [
-            unit
-            for entry in sorted(out, key=lambda entry: -entry.seconds)
-            if entry.units and entry.seconds > self._patience(entry.units[0].stage)
-            for unit in entry.units
-            if unit not in self._answered and held.count(unit) == 1
-        ]
-        return list(zip(idle, late, strict=False))
+        late = [entry for entry in out if entry.units and entry.seconds > self._patience(entry.units[0].stage)]
+        if not late:
+            return []
+        held = Counter(unit for entry in out for unit in entry.units)
+        units = [unit for entry in sorted(late, key=lambda entry: -entry.seconds) for unit in entry.units]
+        once = [unit for unit in units if unit not in self._answered and held[unit] == 1]
+        return list(zip(idle, once, strict=False))
 
     def _patience(self, stage: str) -> float:
         seconds = self._seconds[stage]

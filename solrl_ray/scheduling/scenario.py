@@ -32,13 +32,17 @@ class Orchestration:
     worker: float = 0.0
     """The same, for each worker of both pools."""
     call: float = 0.0
-    """Sending one call, or taking one small answer."""
+    """Sending one call."""
+    answer: float = 0.0
+    """Taking one small answer."""
     ask: float = 0.0
     """One question to the selector and its answer."""
+    commit: float = 0.0
+    """The selector's wait for the disk, once for all that is brought together."""
     fold: float = 0.0
-    """The selector's own work for the result of a pool's unit, journal included."""
+    """The selector's own work for one result of a pool's unit among many."""
     store: float = 0.0
-    """The selector's own work for a sample group, file and journal included."""
+    """The same for a sample group, its file included."""
     hop: float = 0.0
     """A message on its way, which delays its receiver only."""
     iteration: float = 0.0

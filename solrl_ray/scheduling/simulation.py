@@ -2,9 +2,10 @@
 
 ::
 
-    checkpoint ─► publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
+    publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
+            └► checkpoint                             └─►
 
-The same goes on during update, checkpoint and the making of a revision: with lead, the next iteration is explored then.
+The same goes on during update and the making of a revision: with lead, the next iteration is explored then.
 
 One clock is the controller's, who does one thing at a time as `actors.rollout` does: what it spends on a message delays
 the next. Workers run what they were handed in order, `credit` units deep. Results come from no model: proxy rewards are
@@ -43,13 +44,14 @@ class SimulatedIteration:
 
     seconds: float
     publish: float
-    """Checkpoint, revision and sending it off, until units are handed out."""
+    """Revision and sending it off, until units are handed out."""
     rollout: float
     """From there to the last group, the wait for the revision's arrival included."""
     explored: float
     """From the begin of the rollout to the last result of a pool's unit, 0 if that came before; regeneration overlaps
     with it."""
     update: float
+    """With what is left to wait for the checkpoint."""
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
     lost: int
@@ -115,14 +117,14 @@ class Simulation:
             yield self.iterate()
 
     def iterate(self) -> SimulatedIteration:
-        """The next iteration, from the checkpoint of the one before to its update.
+        """The next iteration, from the update of the one before to its own.
 
         Raises RunError if workers fail so often that it does not end.
         """
         scenario, began, lost, present = self._scenario, self._now, self._lost, self._iteration
         self._lost_before = lost
         self._busy = dict.fromkeys(ROLES, 0.0)
-        self._aside(scenario.stages.checkpoint + scenario.stages.publication)
+        self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
         self._publish("regenerator", present)
         if lag(present, scenario.max_lead) == 0:
@@ -130,13 +132,13 @@ class Simulation:
         if present not in self._books:
             self._begin(present)
         opened, self._controller = self._now, 0.0
-        this = self._books[present]
+        saved, this = opened + scenario.stages.checkpoint, self._books[present]
         self._explore_ahead()
         while not this.book.complete:
             self._hand_out()
-            for event in self._arrived():
-                self._take(event)
+            self._take_all(self._arrived())
         rolled, controller = self._now, self._controller
+        self._aside(max(0.0, saved - rolled))
         self._update()
         self._iteration += 1
         del self._books[present]
@@ -214,8 +216,7 @@ class Simulation:
         until = self._now + seconds
         while self._heap and self._heap[0][0] < until:
             self._hand_out()
-            for event in self._arrived():
-                self._take(event)
+            self._take_all(self._arrived())
         self._hand_out()
         self._now = max(self._now, until)
 
@@ -229,17 +230,27 @@ class Simulation:
         self._spend(self._costs.round + self._costs.worker * workers)
         return events
 
+    def _take_all(self, events: list[_Event]) -> None:
+        """Results of units come to the selector together, and so do groups."""
+        units = [event.unit for event in events if event.unit is not None]
+        groups = sum(unit.stage == "full" for unit in units)
+        for brought, cost in ((len(units) - groups, self._costs.fold), (groups, self._costs.store)):
+            if brought:
+                self._spend(self._costs.ask + self._costs.commit + brought * cost)
+        for event in events:
+            self._take(event)
+
     def _take(self, event: _Event) -> None:
         pool = self._pools[role_of(event.worker)]
         member = pool.members[event.worker]
         if event.kind == "lost":
             self._replace(pool, member)
         elif event.kind == "started":
-            self._spend(self._costs.call)
+            self._spend(self._costs.answer)
             member.state = advance(member.state, "started")
             self._load(member)
         elif event.kind == "loaded":
-            self._spend(self._costs.call)
+            self._spend(self._costs.answer)
             if event.publication == pool.revision:
                 member.state = advance(member.state, "proved")
         else:
@@ -251,11 +262,11 @@ class Simulation:
     def _finish(self, event: _Event) -> None:
         unit = event.unit
         assert unit is not None
+        self._spend(self._costs.answer)
         self._busy[role_of(event.worker)] += event.seconds
         if unit.stage == "full":
             self._store(unit)
             return
-        self._spend(self._costs.ask + self._costs.fold)
         this, rewards = self._books[unit.iteration], self._rewards_of(unit)
         result = UnitResult(
             unit=unit,
@@ -267,7 +278,8 @@ class Simulation:
         this.book.fold(result)
         this.explored = self._now
         full = this.book.ready(unit.prompt_id)
-        if full is not None and self._scenario.one_stage:
+        if full is not None and self._scenario.one_stage:  # put together one by one
+            self._spend(self._costs.ask + self._costs.commit + self._costs.store)
             self._store(full)
         elif full is not None:
             this.waiting["regenerator"] = True
@@ -275,7 +287,6 @@ class Simulation:
             self._explore_ahead()
 
     def _store(self, unit: WorkUnit) -> None:
-        self._spend(self._costs.ask + self._costs.store)
         rewards = self._rewards_of(unit)
         group = SampleGroup(
             iteration=unit.iteration,

@@ -115,6 +115,11 @@ DEATHS = (
     ),
     Death(
         "driver",
+        "iteration 2 is begun, while the checkpoint of iteration 1 is written",
+        lambda run: lambda: journaled(run, 2) >= 1,
+    ),
+    Death(
+        "driver",
         "iteration 2 is measured, its checkpoint is not there",
         lambda run: lambda: '"iteration": 2, "revision": 2' in measured(run),
     ),

@@ -13,7 +13,7 @@ import ray
 import torch
 
 from actors.budget import Budget
-from actors.selector import Selector
+from actors.selector import Selector, Taken
 from actors.selector_client import SelectorClient
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
@@ -86,12 +86,12 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     at_work += selector.ask("lease", 5, "explore", ["explorer-2"])
     while len(at_work) > 1:  # the one of the next iteration stays at work all the time
         _, unit = at_work.pop(0)
-        selector.ask("fold", result_of(unit))
+        selector.ask("take", [result_of(unit)])
         assert selector.ask("lease", 4, "explore", ["explorer-1"]) == []  # nobody does what is at work already
     full = [unit for _, unit in selector.ask("lease", 4, "regenerate", ["regenerator-0"] * 3)]
     assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
     for unit in full:
-        selector.ask("store", group_of(unit))
+        assert selector.ask("take_groups", ray.put(group_of(unit))) == [Taken()]
     closed = selector.ask("close", 4)
     assert selector.restarts == 3
     assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
@@ -107,5 +107,5 @@ def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: P
     selector = client(tmp_path, [], replacements=0)
     selector.open(PLAN)
     _, unit = selector.ask("lease", 4, "explore", ["explorer-0"])[0]
-    with pytest.raises(RunError, match=r"the selector was lost \(the selector's answer to fold failed: its worker is "):
-        selector.ask("fold", result_of(unit))
+    with pytest.raises(RunError, match=r"the selector was lost \(the selector's answer to take failed: its worker is "):
+        selector.ask("take", [result_of(unit)])

@@ -84,7 +84,7 @@ def test_its_metrics_say_how_far_behind_explorers_were(ahead: Config) -> None:
     assert [(r["revision"], r["lead"]) for r in iterations] == [(0, 0), (1, 1), (2, 1)]
     for record in iterations:
         seconds = record["seconds"]
-        parts = ("explore", "learn", "publish", "checkpoint")  # follow one another; regenerating overlaps
+        parts = ("explore", "learn", "publish")  # follow one another; regenerating and the checkpoint overlap
         assert sum(seconds[part] for part in parts) <= seconds["total"] + 0.1
         assert ("ahead" in seconds) == (record["lead"] == 1)
 

@@ -48,7 +48,7 @@ def config(iterations: int = 3) -> Config:
 
 
 def iteration(number: int) -> IterationMetrics:
-    """Explore 4 s and regenerate 5 s overlap by 2 s; with learn 2, publish 0.5 and checkpoint 0.25: 10 s."""
+    """Explore 4 s and regenerate 5 s overlap by 1.5 s; with learn 2 and publish 0.5: 10 s."""
     return IterationMetrics(
         iteration=number,
         revision=number,

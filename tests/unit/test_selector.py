@@ -216,6 +216,31 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_p
     assert selector.lease(4, "explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]
 
 
+def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as_one_by_one(tmp_path: Path) -> None:
+    alone, together = Selector(tmp_path / "alone"), Selector(tmp_path / "together")
+    alone.open(PLAN)
+    together.open(PLAN)
+    results = [result(unit, "explorer-0") for _, unit in together.lease(4, "explore", ["explorer-0"] * 4)]
+    full = [alone.fold(each) for each in results]
+    wrong = replace(results[2], rewards=(0.5, float("nan")))
+    taken = together.take([*results[:2], wrong, *results[2:], results[0]])
+    assert [each.full for each in taken] == [*full[:2], None, *full[2:], None]
+    assert [bool(each.refused) for each in taken] == [False, False, True, False, False, False]
+    assert "refused a result of explorer-0" in taken[2].refused
+    groups = [regenerated(unit) for unit in full if unit is not None]
+    for group in groups:
+        alone.store(group)
+    stray = replace(groups[0], indices=(3, 2))
+    taken = together.take_groups(*groups, stray, groups[1])
+    assert [bool(each.refused) for each in taken] == [False, False, True, False]
+    lines = [sorted((tmp_path / name).rglob("*.jsonl"))[0].read_text().splitlines() for name in ("alone", "together")]
+    assert len(lines[0]) == 1 + 4 + 2 + 2
+    assert sorted(lines[1]) == sorted(lines[0])  # groups are written side by side, so their order may differ
+    again = Selector(tmp_path / "together").open(PLAN)
+    assert {group.prompt_id for group in again.groups} == {"beef", "cafe"}
+    assert (together.close(4).counts.duplicates, again.candidates) == (2, 8)
+
+
 AHEAD = replace(PLAN, lead=1)
 
 
