@@ -8,15 +8,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
+from actors.cluster import draining
+from actors.roles import Cast, Roles
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from tests.chaos.test_learners import Light, light_group
+from tests.learning import config as learner_config
 from tests.small import digests, folder, small_config
 
 PATIENCE = 240.0
@@ -38,6 +47,12 @@ def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> Non
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def drain(address: str, node: str) -> None:
+    preempted, soon = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, int((time.time() + 600.0) * 1000)
+    accepted, why = GcsClient(address=address).drain_node(node, preempted, "a test", soon)
+    assert accepted, why
 
 
 def attested(run: Path) -> set[str]:
@@ -67,9 +82,7 @@ def test_workers_leave_a_node_that_is_about_to_go_for_one_that_joins_late(
     )
     wait_for(process, lambda: len(list(tmp_path.glob("at-gate-1-explorer-?"))) == 2)
     (old,) = cluster.worker_nodes
-    preempted, soon = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION, int((time.time() + 600.0) * 1000)
-    accepted, why = GcsClient(address=cluster.address).drain_node(old.node_id, preempted, "a test", soon)
-    assert accepted, why
+    drain(cluster.address, old.node_id)
 
     # Room for one of the two who take their place; the other one goes on waiting for a node.
     cluster.add_node(num_cpus=1, labels=PLACE)
@@ -82,3 +95,69 @@ def test_workers_leave_a_node_that_is_about_to_go_for_one_that_joins_late(
     assert digests(config) == digests(calm)
     assert "the node of explorer-0 is about to go: it leaves, explorer-0.1 takes its place" in output
     assert "explorer-0 has left" in output
+
+
+@contextmanager
+def elsewhere(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Call a function in a process of its own, for this one has joined another cluster; raises what it raised."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        done = processes.submit(function, *arguments)
+        yield
+        done.result(timeout=PATIENCE)
+
+
+def leave_for_a_node_that_joins(address: str, folder: Path) -> None:
+    """Touches `stayed` when there was no room elsewhere."""
+    fleet = {"learners": {"num_cpus": 1, "labels": PLACE}, "deadlines": {"start": 120.0}}
+    settings = learner_config(folder, learner={"world_size": 2}, fleet=fleet)
+    ray.init(address=address, log_to_driver=False)
+    said: list[str] = []
+    learners = light_group(settings, Cast(settings, folder, Roles(learner=Light)), said)
+    learners.start(None)
+    learners.saved()
+    (old,) = learners._nodes
+    drain(address, old)
+    learners.leave(draining())
+    assert learners._nodes == {old}
+    (folder / "stayed").touch()
+    deadline = time.monotonic() + PATIENCE
+    while learners._nodes == {old}:
+        assert time.monotonic() < deadline
+        learners.leave(draining())
+    assert learners.state() == ("learner-0.1", "the checkpoint", 2)
+    assert said[-1] == "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
+
+
+@pytest.mark.slow
+def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    with elsewhere(leave_for_a_node_that_joins, cluster.address, tmp_path):
+        while not (tmp_path / "stayed").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        cluster.add_node(num_cpus=2, labels=PLACE)
+
+
+def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
+    shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
+    settings = learner_config(folder, learner={"world_size": 2}, fleet=shares)
+    ray.init(address=address, log_to_driver=False)
+    cast = Cast(settings, folder, Roles(learner=Light, explorer=Light, regenerator=Light))
+    assert cast.seat_learners(60.0)
+    kinds = [
+        [cast.explorer(f"explorer-{n}") for n in range(2)],
+        [cast.regenerator(f"regenerator-{n}") for n in range(2)],
+        [cast.learner(rank) for rank in range(2)],  # last, and yet their places were kept
+    ]
+    for workers in kinds:
+        cards = [worker.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for worker in workers]
+        assert sorted(ray.get(cards, timeout=PATIENCE)) == [[0], [1]]
+
+
+@pytest.mark.slow
+def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(tmp_path: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
+    try:
+        with elsewhere(one_of_each_kind_on_a_card, cluster.address, tmp_path):
+            pass
+    finally:
+        cluster.shutdown()
