@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,8 +40,8 @@ from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.ladder import Ladder
-from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics import Progress
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
@@ -198,7 +199,9 @@ class Controller:
         words = "sampling" if is_one_stage(config) else "regenerating" if ahead else "exploring"
         self._telemetry.state(words, stage="rollout")
         self._begin(iteration)
-        rolled = self._rollout.run(iteration, explored=lambda: self._explore_ahead(iteration))
+        # Who takes turns on a GPU does not begin while others have theirs.
+        offer = None if takes_turns(config.fleet) else partial(self._learners.offer, iteration)
+        rolled = self._rollout.run(iteration, explored=lambda: self._explore_ahead(iteration), offer=offer)
         self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
         if takes_turns(config.fleet):

@@ -89,6 +89,7 @@ class OpenIteration:
         self.publication: dict[str, float] | None = None
         self._candidates = opened.candidates
         self._folded: set[WorkUnit] = set()
+        self._offered = 0
         self.add(opened)
 
     def add(self, opened: Opened) -> None:
@@ -108,6 +109,15 @@ class OpenIteration:
         if unit not in self._folded:  # a unit that was done twice counts once
             self._folded.add(unit)
             self._candidates += len(unit.indices)
+
+    def offer(self) -> tuple[int, list[Any], list[Any]]:
+        """Groups, in prompt order, that nobody before them is missing of, each once: the position of the first,
+        their references, and those of their embeddings."""
+        first, order = self._offered, self.plan.prompt_ids
+        while self._offered < len(order) and order[self._offered] in self.groups:
+            self._offered += 1
+        offered = order[first : self._offered]
+        return first, [self.groups[p] for p in offered], [self.embeddings[p] for p in offered]
 
     @property
     def candidates(self) -> int:

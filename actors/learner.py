@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
@@ -14,8 +15,9 @@ from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, process_group
-from solrl_ray.learning.learner import Learner, UpdateMetrics
+from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.publish import Part, Publisher
@@ -26,8 +28,6 @@ class LearnerRank:
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
-        self._groups: list[SampleGroup] = []
-        self._embeddings: dict[str, PromptEmbedding] = {}
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -64,25 +64,49 @@ class LearnerRank:
     def load(self, state: LearnerState) -> None:
         self._joined.load(state)
 
+    def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
+        """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.
+
+        What cannot be fetched, and what comes after it, is left: `feed` brings the whole.
+
+        Args:
+            sizes: samples of each of the iteration's prompts.
+            first: position of the first group in prompt order.
+        """
+        self._joined.begin(iteration, sizes)
+        if first != self._joined.taken:
+            return
+        with contextlib.suppress(waiting.InputGone):
+            self._joined.take(*self._fetch(iteration, groups, embeddings))
+
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        """Fetch sample groups in prompt order and their embeddings, both given by reference. Not collective.
+        """Take an iteration's sample groups and their embeddings, by reference in prompt order, but for those that were
+        offered. Not collective.
 
         Raises:
             InputGone: some of them are lost, or do not arrive in time.
         """
+        missing = slice(self._joined.taken, None)
+        fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
+        if not missing.start:
+            self._joined.begin(iteration, [len(group.indices) for group in fetched])
+        self._joined.take(fetched, found)
+
+    def _fetch(
+        self, iteration: int, groups: list[Any], embeddings: list[Any]
+    ) -> tuple[list[SampleGroup], dict[str, PromptEmbedding]]:
         seconds = self._config.fleet.deadlines.fetch
         what = f"fetching the samples of iteration {iteration}"
         try:
-            self._groups = waiting.get(groups, what=what, seconds=seconds)
-            self._embeddings = {e.prompt_id: e for e in waiting.get(embeddings, what=what, seconds=seconds)}
+            fetched: list[SampleGroup] = waiting.get(groups, what=what, seconds=seconds)
+            found = waiting.get(embeddings, what=what, seconds=seconds)
         except waiting.WorkerGone as error:  # this rank is well; what it asked for is gone
             raise waiting.InputGone(error.what, error.reason) from error
+        return fetched, {embedding.prompt_id: embedding for embedding in found}
 
     def update(self, iteration: int) -> UpdateMetrics:
-        """One update on what was fed last, which is let go; collective."""
-        groups, embeddings = self._groups, self._embeddings
-        self._groups, self._embeddings = [], {}
-        return self._joined.update(iteration, groups, embeddings)
+        """The update of an iteration that was fed, whose samples are let go; collective."""
+        return self._joined.finish(iteration)
 
     def state(self) -> LearnerState | None:
         """The whole state, from rank 0; collective."""

@@ -24,8 +24,8 @@ from actors.devices import takes_turns
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.publish import assemble
@@ -78,6 +78,8 @@ class LearnerGroup:
         """Ids of those that the ranks are on."""
         self._meal: _Meal | None = None
         """Of the update that no checkpoint holds yet."""
+        self._offers: list[Any] = []
+        """Answers of the ranks to what they were offered, which nobody has waited for."""
         self._metrics: UpdateMetrics | None = None
         self._seat = seat
         patience = config.fleet.deadlines.resources + config.fleet.deadlines.start
@@ -109,6 +111,19 @@ class LearnerGroup:
         """Go to another state."""
         self._beginning = lambda: state
         self._all("load", ray.put(state), seconds=self._config.fleet.deadlines.start)
+
+    def offer(
+        self, iteration: int, sizes: Sequence[int], first: int, groups: Sequence[Any], embeddings: Sequence[Any]
+    ) -> None:
+        """Let the ranks begin with samples of an iteration that is not complete; returns at once.
+
+        Args:
+            sizes: samples of each of the iteration's prompts.
+            first: position of the first group in prompt order.
+            groups, embeddings: references, kept until `saved`.
+        """
+        arguments = iteration, list(sizes), first, list(groups), list(embeddings)
+        self._offers += [rank.offer.remote(*arguments) for rank in self._ranks]
 
     def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
         """One update; returns rank 0's metrics.
@@ -164,6 +179,8 @@ class LearnerGroup:
 
     def _learn(self, meal: _Meal) -> UpdateMetrics:
         deadlines = self._config.fleet.deadlines
+        offers, self._offers = self._offers, []
+        waiting.gather(offers, what="what was offered to the learner group", seconds=deadlines.update)
         try:
             self._feed(meal)
         except waiting.InputGone as error:
@@ -200,6 +217,7 @@ class LearnerGroup:
         for rank in self._ranks:
             ray.kill(rank, no_restart=True)
         self._rebuilt += 1
+        self._offers = []
         self._ranks = self._spawn_all()
 
     def _wanted(self) -> str:

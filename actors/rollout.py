@@ -25,6 +25,10 @@ from solrl_ray.scheduling.book import IterationPlan
 CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2), "audit": ("audit", 1)}
 """A unit's stage → the worker's method and the number of parts of its answer."""
 
+Offer = Callable[[list[int], int, list[Any], list[Any]], None]
+"""Samples of each of the iteration's prompts; position of the first group in prompt order, references of groups and of
+their embeddings."""
+
 
 class Rollout:
     def __init__(self, fleet: Fleet, selector: SelectorClient, telemetry: Telemetry) -> None:
@@ -60,11 +64,12 @@ class Rollout:
             this.add(self._selector.revise(iteration, policy_digest))
             this.regenerates = True
 
-    def run(self, iteration: int, *, explored: Callable[[], None]) -> RolledOut:
+    def run(self, iteration: int, *, explored: Callable[[], None], offer: Offer | None = None) -> RolledOut:
         """Bring every prompt of an open iteration to its group.
 
         Args:
             explored: is called once all its candidates are in.
+            offer: is given its groups as they come in, in prompt order.
         """
         this = self._open[iteration]
         self._show()
@@ -75,6 +80,8 @@ class Rollout:
                 continue
             self.hand_out()
             self._round(seconds=1.0)
+            if offer is not None:
+                self._offer(this, offer)
         order = this.plan.prompt_ids
         closed = self._ask("close", iteration)
         for sentence in closed.violations:
@@ -88,6 +95,11 @@ class Rollout:
             publication=this.publication,
             lead=this.plan.lead,
         )
+
+    def _offer(self, this: OpenIteration, offer: Offer) -> None:
+        first, groups, embeddings = this.offer()
+        if groups:
+            offer([this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
     def go_on(self, *, seconds: float) -> bool:
         """Look after the fleet, and give it what it may do, while the controller waits for something else.

@@ -31,8 +31,8 @@ from actors.regenerator import Evaluated, GroupReport
 from actors.roles import Roles
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.noise import uniform
 from solrl_ray.records import (
     Address,
@@ -158,6 +158,9 @@ class SleepingLearner:
 
     def join(self, address: str, port: int, one_host: bool) -> None:
         pass
+
+    def offer(self, *arguments: Any) -> None:
+        """It sleeps in `update` for all samples at once."""
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
         self._samples = sum(len(group.indices) for group in ray.get(groups, timeout=60))

@@ -33,7 +33,7 @@ from actors import commands
 from actors.roles import Roles
 from benchmarks import orchestration as sleeping
 from solrl_ray.config.schema import Config
-from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from tests.chaos.notes import Reader
 from tests.chaos.noting import NotingExplorer, NotingLearner

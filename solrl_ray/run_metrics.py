@@ -12,7 +12,7 @@ from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.families import is_one_stage, previews
 from solrl_ray.config.schema import Config
 from solrl_ray.fidelity import rank_fidelity
-from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics import IterationMetrics
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.scheduling.book import Closed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -28,10 +29,12 @@ def check_groups(
     revision: int,
     latent_shape: tuple[int, ...],
     transitions: int = 0,
+    checked: int = 0,
 ) -> None:
     """Refuse what must not be learned from.
 
     Args:
+        checked: so many of the first groups have been looked at before.
         transitions: how many the trajectory of each sample must have; 0 if the objective needs none.
 
     Raises:
@@ -40,8 +43,8 @@ def check_groups(
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
-    seen: set[str] = set()
-    for group in groups:
+    seen = {group.prompt_id for group in groups[:checked]}
+    for group in groups[checked:]:
         problem = _problem(group, iteration, revision, latent_shape)
         if problem is None and transitions:
             problem = _trajectory_problem(group, (len(group.indices), transitions + 1, *latent_shape))
@@ -90,53 +93,55 @@ def rewards_and_groups(groups: Sequence[SampleGroup]) -> tuple[NDArray[np.float6
     return np.asarray(rewards, dtype=np.float64), np.asarray(positions, dtype=np.int64)
 
 
-def rank_batches(
-    groups: Sequence[SampleGroup],
-    advantages: NDArray[np.float64],
-    *,
-    micro_batch: int,
-    rank: int,
-    world_size: int,
-) -> list[MicroBatch]:
-    """The micro-batches of one rank, in order. Every rank gets the same number.
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The places of one micro-batch: which samples stand in them, and what each weighs."""
+
+    samples: tuple[int, ...]
+    """Positions in sample order, rising; the last sample is repeated where there are no more."""
+    weights: tuple[float, ...]
+    """1 for a sample, 0 for a repetition."""
+
+
+def rank_slots(samples: range, *, micro_batch: int, rank: int, world_size: int) -> list[Slots]:
+    """The micro-batches of one rank over samples at consecutive positions. Every rank gets the same number."""
+    slots = slots_of(len(samples), micro_batch, world_size)
+    return [
+        Slots(
+            tuple(samples[min(i, len(samples) - 1)] for i in range(start, start + micro_batch)),
+            tuple(float(i < len(samples)) for i in range(start, start + micro_batch)),
+        )
+        for start in range(rank * micro_batch, slots, world_size * micro_batch)
+    ]
+
+
+def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
+    """The micro-batch of some slots.
 
     Args:
-        advantages: one per sample, in sample order.
+        samples: (group, position inside the group) in sample order, at least as far as the slots reach.
     """
-    samples = [(group, k) for group in groups for k in range(len(group.indices))]
-    if len(samples) != len(advantages):
-        raise ValueError(f"{len(samples)} samples but {len(advantages)} advantages")
-    slots = slots_of(len(samples), micro_batch, world_size)
-    batches = []
-    for start in range(rank * micro_batch, slots, world_size * micro_batch):
-        slot = range(start, start + micro_batch)
-        chosen = [min(i, len(samples) - 1) for i in slot]
-        weights = torch.tensor([float(i < len(samples)) for i in slot])
-        batches.append(_micro_batch([samples[i] for i in chosen], torch.from_numpy(advantages[chosen]), weights))
-    return batches
-
-
-def _micro_batch(
-    samples: Sequence[tuple[SampleGroup, int]], advantages: torch.Tensor, weights: torch.Tensor
-) -> MicroBatch:
-    """Of (group, position inside the group)."""
-    paths = [(group.trajectory, k) for group, k in samples if group.trajectory is not None]
+    chosen = [samples[i] for i in slots.samples]
+    paths = [(group.trajectory, k) for group, k in chosen if group.trajectory is not None]
     return MicroBatch(
-        prompt_ids=tuple(group.prompt_id for group, _ in samples),
-        indices=tuple(group.indices[k] for group, k in samples),
-        x0=torch.stack([group.latents[k] for group, k in samples]),
-        advantages=advantages,
-        weights=weights,
+        prompt_ids=tuple(group.prompt_id for group, _ in chosen),
+        indices=tuple(group.indices[k] for group, k in chosen),
+        x0=torch.stack([group.latents[k] for group, k in chosen]),
+        weights=torch.tensor(slots.weights),
         states=torch.stack([path.states[k] for path, k in paths]) if paths else None,
         first_steps=tuple(path.first_step for path, _ in paths),
     )
 
 
-def equal_parts(groups: Sequence[SampleGroup], count: int) -> list[range]:
-    """`count` consecutive runs of whole groups, in prompt order, as even as they can be: positions in `groups`."""
-    if not 1 <= count <= len(groups):
-        raise ValueError(f"{len(groups)} groups cannot be cut into {count} parts")
-    cuts = [len(groups) * i // count for i in range(count + 1)]
+def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
+    """`count` consecutive runs of whole groups, in prompt order, as even as they can be: positions of their samples.
+
+    Args:
+        sizes: samples of each group.
+    """
+    if not 1 <= count <= len(sizes):
+        raise ValueError(f"{len(sizes)} groups cannot be cut into {count} parts")
+    cuts = [sum(sizes[: len(sizes) * i // count]) for i in range(count + 1)]
     return [range(first, end) for first, end in pairwise(cuts)]
 
 

@@ -1,10 +1,10 @@
 """One iteration's update of the policy, seen by one rank of the learner group.
 
-    check groups ─► advantages ─► for each of `learner.updates` equal parts of the prompts:
+    groups, in prompt order ─► check ─► for each of `learner.updates` equal parts of the prompts:
                                         │
          for every micro-batch of this rank:
-             passes of the objective ─► reference velocities (no gradient), all passes
-             for every pass: v_theta ─► loss ─► backward
+             passes of the objective ─► reference velocities (no gradient), all passes   as samples come in
+             for every pass: v_theta ─► loss ─► backward                                 as advantages are known
                                         │
          loss finite on all ranks? ─► one AdamW step ─► EMA ─┐
                                                              └─► decay of `old` ─► revision + 1
@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -33,80 +34,19 @@ from solrl_ray.config.objectives import Awm
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.learning.batches import check_groups, equal_parts, fingerprint, rank_batches, rewards_and_groups
+from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
+from solrl_ray.learning.open_update import OpenUpdate, Part, Prepared, Sums
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.objectives.advantages import advantages as group_advantages
-from solrl_ray.objectives.base import Loss, MicroBatch, Pass, Reference, Velocities
+from solrl_ray.objectives.base import MicroBatch, Pass, Reference, Velocities
 from solrl_ray.objectives.schedules import anchor_decay, ema_decay, old_decay
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.sampling.schedules import sigmas
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateMetrics:
-    """What one iteration's update did. Losses are means over samples and passes, over all ranks and optimiser
-    steps."""
-
-    iteration: int
-    revision: int
-    """Revision of `old` after the update."""
-    loss: float
-    policy_loss: float
-    kl: float
-    """Divergence from the reference, before its weight in the loss."""
-    gradient_norm: float
-    """Global L2 norm before clipping, mean over optimiser steps."""
-    samples: int
-    passes: int
-    """Forward and backward passes of this rank."""
-    seconds: float
-    advantage_std: float
-    """Population standard deviation over the samples; group means are 0."""
-    advantage_max: float
-    """Largest magnitude, before clipping."""
-    advantage_clipped: float
-    """Share of samples beyond the clip."""
-    ratio_mean: float | None = None
-    """Mean ratio of probabilities under trained and sampling policy; None if the objective has none."""
-    ratio_deviation: float | None = None
-    """Largest abs(ratio - 1)."""
-    first_ratio_deviation: float | None = None
-    """The same in the first optimiser step; 0 is expected where the sampling policy is a copy of the trained one."""
-    clip_fraction: float | None = None
-    """Share of samples and passes whose ratio was outside of the clip range."""
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What a rank adds up over the passes of one optimiser step."""
-
-    shares: torch.Tensor
-    """This rank's share of the means of (total, policy, kl, ratio, clipped) over all ranks, float64 [5]."""
-    deviation: torch.Tensor
-    """Largest abs(ratio - 1) of any pass, float64 []."""
-    has_ratio: bool = False
-    passes: int = 0
-
-    @classmethod
-    def zero(cls, device: torch.device) -> _Sums:
-        zeros = torch.zeros(6, dtype=torch.float64, device=device)
-        return cls(shares=zeros[:5], deviation=zeros[5])
-
-    def add(self, loss: Loss, weights: torch.Tensor, scale: float) -> None:
-        self.passes += 1
-        self.has_ratio = loss.ratio is not None
-        nothing = torch.zeros_like(loss.kl)
-        ratio = nothing if loss.ratio is None else loss.ratio
-        clipped = nothing if loss.clipped is None else loss.clipped
-        parts = torch.stack([loss.total.detach(), loss.policy.detach(), loss.kl.detach(), ratio, clipped])
-        self.shares += (parts.double() * weights).sum(dim=1) * scale
-        if loss.ratio is not None:
-            self.deviation = torch.maximum(self.deviation, ((ratio.double() - 1).abs() * weights).max())
 
 
 class Learner:
@@ -131,6 +71,7 @@ class Learner:
         self._rank, self._world_size = rank, world_size
         self._updates = self._steps = 0
         self._failed = False
+        self._open: OpenUpdate | None = None
         attention.choose_for_training()
         steps, sampler = config.rollout.full.steps, config.rollout.sampler
         self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
@@ -151,54 +92,125 @@ class Learner:
     def update(
         self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
     ) -> UpdateMetrics:
-        """The optimiser steps of an iteration, all samples once, each followed by the EMA's; then the sampling
-        policy's.
+        """A whole update at once: `begin`, `take` and `finish`.
 
         Args:
             groups: every group of the iteration, in prompt order, drawn by revision `self.revision`.
             embeddings: by prompt id.
+        """
+        self.begin(iteration, [len(group.indices) for group in groups])
+        try:
+            self.take(groups, embeddings)
+            return self.finish(iteration)
+        finally:
+            self._open = None
+
+    def begin(self, iteration: int, sizes: Sequence[int]) -> None:
+        """Open the update of an iteration; nothing if it is open. Not collective.
+
+        Args:
+            sizes: samples of each prompt, in prompt order.
 
         Raises:
-            RunError: a group that must not be learned from (`batches.check_groups`), ranks that were given
-                different groups, or a loss or gradient that is not finite. The step in question has changed no
-                weight then; a learner whose update failed half-way takes no further one.
+            RunError: another update is open, or one failed half-way.
         """
-        started = time.perf_counter()
-        if self._failed:
-            raise RunError("this learner's last update failed half-way; build a new one from the last state")
-        self._check(iteration, groups, embeddings)
-        rewards, positions = rewards_and_groups(groups)
-        advantages = group_advantages(rewards, positions, self._config.objective.advantage)
-        self._failed = True
-        done = [
-            self._step(iteration, [groups[i] for i in part], advantages[np.isin(positions, part)], embeddings)
-            for part in equal_parts(groups, self._config.learner.updates)
-        ]
-        self._follow()
-        self._failed = False
-        return self._metrics(iteration, done, advantages, started)
-
-    def _step(
-        self,
-        iteration: int,
-        groups: Sequence[SampleGroup],
-        advantages: NDArray[np.float64],
-        embeddings: Mapping[str, PromptEmbedding],
-    ) -> tuple[_Sums, float]:
-        """One optimiser step: sums over all ranks and the gradient norm."""
-        batches = rank_batches(
-            groups,
-            advantages,
+        self._check_whole()
+        if self._open is not None and self._open.iteration == iteration:
+            return
+        if self._open is not None:
+            raise RunError(f"the update of iteration {self._open.iteration} is open; {iteration} cannot begin")
+        if not sizes:
+            raise RunError(f"iteration {iteration} has no samples to learn from")
+        self._open = OpenUpdate(
+            iteration,
+            sizes,
+            updates=self._config.learner.updates,
             micro_batch=self._config.learner.micro_batch,
             rank=self._rank,
             world_size=self._world_size,
+            device=self._model.device,
         )
-        sums = self._accumulate(iteration, batches, embeddings, samples=len(advantages))
+
+    @property
+    def taken(self) -> int:
+        """Groups of the open update that are in."""
+        return 0 if self._open is None else len(self._open.groups)
+
+    def take(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
+        """The next groups of the open update, in prompt order: does what can be done without the others and without
+        other ranks.
+
+        Raises:
+            RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
+        """
+        started = time.perf_counter()
+        update = self._opened()
+        check_groups(
+            [*update.groups, *groups],
+            iteration=update.iteration,
+            revision=self.revision,
+            latent_shape=self._model.latent_shape,
+            transitions=self._transitions,
+            checked=len(update.groups),
+        )
+        update.add(groups, embeddings)
+        if not update.complete:  # else `finish` follows, which holds one micro-batch at a time
+            with self._half_way():
+                self._advance(update, update.parts[0], final=False)
+        update.seconds += time.perf_counter() - started
+
+    def finish(self, iteration: int) -> UpdateMetrics:
+        """The optimiser steps of the open update, all samples once, each followed by the EMA's; then the sampling
+        policy's. Collective.
+
+        Raises:
+            RunError: samples that are missing, ranks that were given different ones, or a loss or gradient that is
+                not finite. The step in question has changed no weight then; a learner whose update failed half-way
+                takes no further one.
+        """
+        started = time.perf_counter()
+        update = self._opened()
+        if update.iteration != iteration or not update.complete:
+            raise RunError(
+                f"iteration {iteration} cannot be learned from: "
+                f"of iteration {update.iteration} {len(update.groups)} of {len(update.sizes)} prompts are there"
+            )
+        self._failed = any(part.sums.passes for part in update.parts)  # gradients are not taken back
+        self._check_ranks_agree(fingerprint(update.groups))
+        with self._half_way():
+            done = [self._step(update, part) for part in update.parts]
+            self._follow()
+        self._open = None
+        update.seconds += time.perf_counter() - started
+        gains = update.advantages(self._config.objective.advantage)
+        return update_metrics(update, done, gains, revision=self.revision, clip=self._config.objective.advantage.clip)
+
+    def _opened(self) -> OpenUpdate:
+        self._check_whole()
+        if self._open is None:
+            raise RunError("no update is open")
+        return self._open
+
+    def _check_whole(self) -> None:
+        if self._failed:
+            raise RunError("this learner's last update failed half-way; build a new one from the last state")
+
+    @contextmanager
+    def _half_way(self) -> Iterator[None]:
+        """What fails inside leaves the learner as one that takes no further update."""
+        self._failed = True
+        yield
+        self._failed = False
+
+    def _step(self, update: OpenUpdate, part: Part) -> tuple[Sums, float]:
+        """One optimiser step: sums over all ranks and the gradient norm."""
+        self._advance(update, part, final=True)
+        sums = part.sums
         torch.distributed.all_reduce(sums.shares)
         torch.distributed.all_reduce(sums.deviation, op=torch.distributed.ReduceOp.MAX)
         loss = float(sums.shares[0])
         if not math.isfinite(loss):
-            raise RunError(f"the loss of iteration {iteration} is {loss}: the update was not made")
+            raise RunError(f"the loss of iteration {update.iteration} is {loss}: the update was not made")
         gradient_norm = self._engine.step()
         self._steps += 1
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
@@ -207,83 +219,64 @@ class Learner:
             adapters.decay_(self._model.transformer, decay, "anchor")
         return sums, gradient_norm
 
-    def _metrics(
-        self,
-        iteration: int,
-        done: Sequence[tuple[_Sums, float]],
-        advantages: NDArray[np.float64],
-        started: float,
-    ) -> UpdateMetrics:
-        loss, policy_loss, kl, ratio, clipped = (
-            math.fsum(float(sums.shares[i]) for sums, _ in done) / len(done) for i in range(5)
-        )
-        deviations = [float(sums.deviation) for sums, _ in done]
-        has_ratio = done[0][0].has_ratio
-        return UpdateMetrics(
-            iteration=iteration,
-            revision=self.revision,
-            loss=loss,
-            policy_loss=policy_loss,
-            kl=kl,
-            gradient_norm=math.fsum(norm for _, norm in done) / len(done),
-            samples=len(advantages),
-            passes=sum(sums.passes for sums, _ in done),
-            seconds=time.perf_counter() - started,
-            advantage_std=float(np.std(advantages)),
-            advantage_max=float(np.max(np.abs(advantages))),
-            advantage_clipped=float(np.mean(np.abs(advantages) > self._config.objective.advantage.clip)),
-            ratio_mean=ratio if has_ratio else None,
-            ratio_deviation=max(deviations) if has_ratio else None,
-            first_ratio_deviation=deviations[0] if has_ratio else None,
-            clip_fraction=clipped if has_ratio else None,
-        )
+    def _advance(self, update: OpenUpdate, part: Part, *, final: bool) -> None:
+        """Forward and backward passes of this rank over a part's samples, as far as they are there.
 
-    def _check(self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
-        """Raises RunError for what must not be learned from, before anything has been computed."""
-        check_groups(
-            groups,
-            iteration=iteration,
-            revision=self.revision,
-            latent_shape=self._model.latent_shape,
-            transitions=self._transitions,
-        )
-        missing = sorted({group.prompt_id for group in groups} - embeddings.keys())
-        if missing:
-            raise RunError(f"iteration {iteration} has no embedding of prompt {missing[0]}")
-        self._check_ranks_agree(fingerprint(groups))
+        Args:
+            final: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
+        """
+        if part.old_is_default is None:
+            part.old_is_default = self._old_is_default()
+        known = update.advantages(self._config.objective.advantage)
+        # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples by now.
+        alone = self._config.learner.zero_stage == 1
+        while part.slots or part.prepared:
+            last = len(part.slots) + len(part.prepared) == 1
+            if part.prepared and len(known) > part.prepared[0].slots.samples[-1] and (final or (alone and not last)):
+                one = part.prepared.popleft().to(self._model.device)
+                self._learn(update, part, one, known[list(one.slots.samples)], last=last)
+            elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
+                part.prepared.append(self._prepare(update, part, part.slots.popleft()))
+            else:
+                break
+        if not final:  # what waits leaves the device's memory to others
+            part.prepared = deque(one.to("cpu") for one in part.prepared)
 
-    def _accumulate(
-        self,
-        iteration: int,
-        batches: Sequence[MicroBatch],
-        embeddings: Mapping[str, PromptEmbedding],
-        *,
-        samples: int,
-    ) -> _Sums:
-        """All forward and backward passes of this rank over its samples."""
-        old_is_default = self._old_is_default()
-        sums = _Sums.zero(self._model.device)
-        for batch in batches:
-            embedding = self._model.batch_embeddings([embeddings[p] for p in batch.prompt_ids])
-            passes = self._objective.passes(batch, self._model.device, iteration)
-            # Without gradient, for all passes first: never between a forward and its backward, and one change of
-            # adapters instead of one a pass.
-            references = self._references(passes, embedding, old_is_default=old_is_default)
-            adapters.use(self._model.transformer, "default")
-            advantages = batch.advantages.to(self._model.device)
-            weights = batch.weights.to(self._model.device)
-            scale = 1.0 / (samples * len(passes))
-            for k, one in enumerate(passes):
-                v_theta = self._engine.velocity(one.x_t, one.t, embedding)
-                # The ratio of an unchanged policy is exactly 1.
-                old = {"old": v_theta.detach()} if old_is_default else {}
-                given = {name: v[k] for name, v in references.items()}
-                loss = self._objective.loss(one, Velocities(theta=v_theta, **old, **given), advantages)
-                sums.add(loss, weights, scale)
-                last = sums.passes == len(batches) * len(passes)
-                # DeepSpeed averages over ranks; what is wanted is the mean over the samples of all ranks.
-                self._engine.backward((loss.total * weights).sum() * (scale * self._world_size), last=last)
-        return sums
+    def _prepare(self, update: OpenUpdate, part: Part, slots: Slots) -> Prepared:
+        """A micro-batch's passes without gradient: never between a forward and its backward, and all of a
+        micro-batch's at once, which is one change of adapters instead of one a pass."""
+        batch = gather(update.samples, slots)
+        passes = self._objective.passes(batch, self._model.device, update.iteration)
+        embedding = self._embedding(update, batch)
+        references = self._references(passes, embedding, old_is_default=bool(part.old_is_default))
+        return Prepared(slots, batch, passes, references)
+
+    def _learn(
+        self, update: OpenUpdate, part: Part, one: Prepared, advantages: NDArray[np.float64], *, last: bool
+    ) -> None:
+        """The gradient of a micro-batch.
+
+        Args:
+            last: whether it is this rank's last one before the optimiser's step.
+        """
+        adapters.use(self._model.transformer, "default")
+        embedding = self._embedding(update, one.batch)
+        gains = torch.from_numpy(advantages).to(self._model.device)
+        weights = one.batch.weights.to(self._model.device)
+        scale = 1.0 / (len(part.samples) * len(one.passes))
+        for k, each in enumerate(one.passes):
+            v_theta = self._engine.velocity(each.x_t, each.t, embedding)
+            # The ratio of an unchanged policy is exactly 1.
+            old = {"old": v_theta.detach()} if part.old_is_default else {}
+            given = {name: v[k] for name, v in one.references.items()}
+            loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), gains)
+            part.sums.add(loss, weights, scale)
+            end = last and k == len(one.passes) - 1
+            # DeepSpeed averages over ranks; what is wanted is the mean over the samples of all ranks.
+            self._engine.backward((loss.total * weights).sum() * (scale * self._world_size), last=end)
+
+    def _embedding(self, update: OpenUpdate, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        return self._model.batch_embeddings([update.embeddings[p] for p in batch.prompt_ids])
 
     def _references(
         self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
@@ -368,6 +361,7 @@ class Learner:
         if self._anchored:  # a state of another objective has none: it starts at the trained policy, as at revision 0
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
         self._updates, self._steps = state.updates, state.steps
+        self._open = None
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off the factors; the process group stays."""

@@ -23,8 +23,6 @@ class MicroBatch:
     """Candidate indices inside their prompts' pools."""
     x0: Tensor
     """Clean latents, float32 [B, *latent_shape], on the CPU."""
-    advantages: Tensor
-    """float64 [B], unclipped."""
     weights: Tensor
     """float32 [B]: 1 for a sample, 0 for a repetition that fills the shape."""
     states: Tensor | None = None

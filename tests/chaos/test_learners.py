@@ -16,8 +16,8 @@ from actors.learner import LearnerRank
 from actors.learner_group import LearnerGroup
 from actors.roles import Cast, Roles
 from solrl_ray.config.schema import Config
-from solrl_ray.learning.learner import UpdateMetrics
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from tests.learning import config, embeddings, groups
 
 pytestmark = pytest.mark.usefixtures("local_ray")

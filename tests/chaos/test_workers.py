@@ -19,7 +19,7 @@ from actors.roles import Roles
 from actors.selector import Selector
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import (
     Attestation,
     Prompt,
@@ -146,6 +146,10 @@ class MortalLearner(LearnerRank):
 
     Of the samples that it is given instead, from the run folder, one file is cut in half.
     """
+
+    def offer(self, iteration: int, *arguments: Any) -> None:
+        if iteration > 0:
+            super().offer(iteration, *arguments)
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
         if first_time(self._config.run.root, "samples lost"):

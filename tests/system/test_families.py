@@ -36,7 +36,7 @@ class Records(LearnerRank):
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
         super().feed(iteration, groups, embeddings)
         if iteration == 0:
-            for group in self._groups:
+            for group in self._joined._opened().groups:
                 RunFolder(Path(self._config.run.root) / "learned").save_group(group)
 
 

@@ -17,7 +17,7 @@ from actors.learner import LearnerRank
 from actors.roles import Roles
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import Span, read_spans
 from tests import oracle

@@ -34,7 +34,6 @@ def batch(transitions: int, first_steps: tuple[int, ...] = (0, 0, 0)) -> MicroBa
         prompt_ids=("p", "p", "q"),
         indices=(4, 9, 2),
         x0=states[:, -1],
-        advantages=torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64),
         weights=torch.ones(3),
         states=states,
         first_steps=first_steps,
@@ -167,8 +166,6 @@ def test_dance_is_flow_grpo_on_the_same_transitions() -> None:
 
 
 def test_samples_without_trajectories_are_refused() -> None:
-    without = MicroBatch(
-        prompt_ids=("p",), indices=(0,), x0=torch.zeros(1, 4, 2), advantages=torch.zeros(1), weights=torch.ones(1)
-    )
+    without = MicroBatch(prompt_ids=("p",), indices=(0,), x0=torch.zeros(1, 4, 2), weights=torch.ones(1))
     with pytest.raises(ValueError, match="without trajectories"):
         dance().passes(without, CPU, 0)

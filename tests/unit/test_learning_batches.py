@@ -10,7 +10,7 @@ import torch
 
 from solrl_ray.config import objectives as sections
 from solrl_ray.errors import RunError
-from solrl_ray.learning.batches import check_groups, fingerprint, rank_batches, rewards_and_groups
+from solrl_ray.learning.batches import check_groups, fingerprint, gather, rank_slots, rewards_and_groups
 from solrl_ray.noise import permutation, standard_normal
 from solrl_ray.objectives.nft import DiffusionNft
 from solrl_ray.records import Address, SampleGroup
@@ -26,9 +26,13 @@ def samples(batches: list) -> list[tuple[str, int, float]]:
 
 
 def split(made: list[SampleGroup], micro_batch: int, world_size: int) -> list[list]:
-    advantages = np.arange(sum(len(g.indices) for g in made), dtype=np.float64)
+    there = [(group, k) for group in made for k in range(len(group.indices))]
+    positions = range(len(there))
     return [
-        rank_batches(made, advantages, micro_batch=micro_batch, rank=rank, world_size=world_size)
+        [
+            gather(there, slots)
+            for slots in rank_slots(positions, micro_batch=micro_batch, rank=rank, world_size=world_size)
+        ]
         for rank in range(world_size)
     ]
 
@@ -38,7 +42,7 @@ def test_micro_batches_are_consecutive_samples_in_prompt_order_dealt_to_ranks_in
     first, second = split(made, micro_batch=2, world_size=2)
     assert samples(first) == [("p0", 6, 1.0), ("p0", 5, 1.0), ("p1", 3, 1.0), ("p2", 6, 1.0)]
     assert samples(second) == [("p0", 4, 1.0), ("p1", 4, 1.0), ("p2", 5, 1.0), ("p2", 4, 1.0)]
-    assert second[0].advantages.tolist() == [2.0, 3.0]
+    assert rank_slots(range(10, 13), micro_batch=2, rank=1, world_size=2)[0].samples == (12, 12)
     assert torch.equal(second[0].x0, torch.stack([made[0].latents[2], made[1].latents[0]]))
 
 

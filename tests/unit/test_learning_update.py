@@ -19,7 +19,7 @@ from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.config.schema import Learner as LearnerConfig
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.learning.batches import rank_batches, rewards_and_groups
+from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
 from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
@@ -84,7 +84,9 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     trained = adapters.parameters(model.transformer, "default")
     rewards, positions = rewards_and_groups(groups(0))
     gains = advantages(rewards, positions, settings.objective.advantage)
-    (batch,) = rank_batches(groups(0), gains, micro_batch=10, rank=0, world_size=1)
+    there = [(group, k) for group in groups(0) for k in range(len(group.indices))]
+    (slots,) = rank_slots(range(10), micro_batch=10, rank=0, world_size=1)
+    batch = gather(there, slots)
     objective = load_objective(settings, sigmas(settings.model.schedule, 5, model.image_tokens))
     losses = []
     for one in objective.passes(batch, CPU, 0):
@@ -97,7 +99,7 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
             x0=batch.x0,
             x_t=one.x_t,
             t=one.t,
-            advantages=batch.advantages,
+            advantages=torch.from_numpy(gains),
             beta=1.0,
             kl=1e-4,
             adv_clip=5.0,
@@ -114,6 +116,50 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     found = learner.factors("default")
     for name, value in trained.items():
         torch.testing.assert_close(found[name], value.detach(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "early"),
+    [
+        ({}, 0),  # global std: advantages wait for the last reward
+        ({"objective": {"advantage": {"std": "group"}}}, 1),
+        ({"objective": {"advantage": {"std": "group"}}, "learner": {"zero_stage": 2}}, 0),
+        ({"objective": {"advantage": {"std": "group"}}, "learner": {"updates": 3}}, 0),  # its part's last one
+    ],
+    ids=["std global", "std group", "zero 2", "three steps"],
+)
+def test_samples_that_come_one_prompt_at_a_time_are_learned_from_early_to_the_same_bits(
+    build: Build, sections: dict[str, Any], early: int
+) -> None:
+    at_once, bit_by_bit = run(build(**sections), 2), build(**sections)
+    for iteration in (0, 1):
+        made = groups(iteration)
+        for place in range(len(made)):
+            bit_by_bit.begin(iteration, [len(group.indices) for group in made])
+            assert bit_by_bit.taken == place
+            bit_by_bit.take(made[place : place + 1], embeddings())
+            if place == 0:  # its four samples are a micro-batch
+                part = bit_by_bit._opened().parts[0]
+                assert (part.sums.passes, len(part.prepared)) == (early * 3, 1 - early)
+        bit_by_bit.finish(iteration)
+    for policy in ("default", "old", "ema"):
+        assert lora_digest(bit_by_bit.factors(policy)) == lora_digest(at_once.factors(policy))
+
+
+def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
+    learner, made = build(), groups(0)
+    with pytest.raises(RunError, match="no update is open"):
+        learner.finish(0)
+    learner.begin(0, [len(group.indices) for group in made])
+    with pytest.raises(RunError, match="of iteration 0 is open; 1 cannot begin"):
+        learner.begin(1, [1])
+    learner.take(made[:1], embeddings())
+    with pytest.raises(RunError, match="of iteration 0 1 of 3 prompts are there"):
+        learner.finish(0)
+    with pytest.raises(RunError, match="number 2, p1, comes with 2 samples, expected 3"):
+        learner.take(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
+    learner.take(made[1:], embeddings())
+    assert learner.finish(0).samples == 10
 
 
 def test_metrics_say_what_was_learned_from(build: Build) -> None:

@@ -19,8 +19,9 @@ from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
-from solrl_ray.learning.learner import Learner, UpdateMetrics
+from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.noise import initial_noise
 from solrl_ray.objectives.base import MicroBatch
 from solrl_ray.policy import adapters
@@ -178,7 +179,6 @@ def test_a_stored_transition_holds_exactly_the_addressed_noise(bench: Callable[.
         prompt_ids=("p", "p"),
         indices=group.indices,
         x0=group.latents,
-        advantages=torch.zeros(2),
         weights=torch.ones(2),
         states=path.states,
         first_steps=(path.first_step,) * 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from solrl_ray.config.arithmetic import describe
-from solrl_ray.learning.learner import UpdateMetrics
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics import IterationMetrics
 from solrl_ray.records import Candidate, Selection
 from solrl_ray.run_metrics import iteration_metrics

@@ -1,0 +1,156 @@
+"""The update of an iteration whose samples are still coming in, prompt by prompt and in prompt order.
+
+What can be done early is done early: passes without gradient need samples alone; a backward pass needs its samples'
+advantages, which with `advantage.std: group` follow from the prompt's own rewards. Only when is different: which
+passes are made, in which order their gradients are added, and so every bit, are as if all had come at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from solrl_ray.config.objectives import Advantage
+from solrl_ray.errors import RunError
+from solrl_ray.learning.batches import Slots, equal_parts, rank_slots, rewards_and_groups
+from solrl_ray.objectives.advantages import advantages
+from solrl_ray.objectives.base import Loss, MicroBatch, Pass
+from solrl_ray.records import PromptEmbedding, SampleGroup
+
+
+@dataclass(slots=True)
+class Sums:
+    """What a rank adds up over the passes of one optimiser step."""
+
+    shares: torch.Tensor
+    """This rank's share of the means of (total, policy, kl, ratio, clipped) over all ranks, float64 [5]."""
+    deviation: torch.Tensor
+    """Largest abs(ratio - 1) of any pass, float64 []."""
+    has_ratio: bool = False
+    passes: int = 0
+
+    @classmethod
+    def zero(cls, device: torch.device) -> Sums:
+        zeros = torch.zeros(6, dtype=torch.float64, device=device)
+        return cls(shares=zeros[:5], deviation=zeros[5])
+
+    def add(self, loss: Loss, weights: torch.Tensor, scale: float) -> None:
+        self.passes += 1
+        self.has_ratio = loss.ratio is not None
+        nothing = torch.zeros_like(loss.kl)
+        ratio = nothing if loss.ratio is None else loss.ratio
+        clipped = nothing if loss.clipped is None else loss.clipped
+        parts = torch.stack([loss.total.detach(), loss.policy.detach(), loss.kl.detach(), ratio, clipped])
+        self.shares += (parts.double() * weights).sum(dim=1) * scale
+        if loss.ratio is not None:
+            self.deviation = torch.maximum(self.deviation, ((ratio.double() - 1).abs() * weights).max())
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A micro-batch with all that it needs before its forward with gradient."""
+
+    slots: Slots
+    batch: MicroBatch
+    passes: Sequence[Pass]
+    references: dict[str, list[torch.Tensor]]
+    """Velocities of each pass under the policies that the objective compares with."""
+
+    def to(self, device: torch.device | str) -> Prepared:
+        """The same with its tensors elsewhere; bits do not change."""
+        references = {name: [v.to(device) for v in all_passes] for name, all_passes in self.references.items()}
+        return replace(self, passes=[_moved(one, device) for one in self.passes], references=references)
+
+
+def _moved(value: Any, device: torch.device | str) -> Any:
+    """A dataclass of tensors and of such dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+
+
+@dataclass(slots=True)
+class Part:
+    """One optimiser step's share of the samples, on one rank."""
+
+    samples: range
+    """Positions of its samples on all ranks."""
+    slots: deque[Slots]
+    """Micro-batches that are not prepared yet."""
+    sums: Sums
+    prepared: deque[Prepared] = field(default_factory=deque)
+    """Micro-batches that wait for their advantages."""
+    old_is_default: bool | None = None
+    """Whether v_old repeats v_theta bit for bit; None before the step is begun."""
+
+
+class OpenUpdate:
+    def __init__(
+        self,
+        iteration: int,
+        sizes: Sequence[int],
+        *,
+        updates: int,
+        micro_batch: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            sizes: samples of each prompt, in prompt order.
+            updates: optimiser steps.
+        """
+        self.iteration, self.sizes = iteration, tuple(sizes)
+        self.groups: list[SampleGroup] = []
+        self.embeddings: dict[str, PromptEmbedding] = {}
+        self.samples: list[tuple[SampleGroup, int]] = []
+        """(group, position inside the group) of all that is there, in sample order."""
+        self.seconds = 0.0
+        """Spent on it."""
+        self.parts = [
+            Part(
+                part,
+                deque(rank_slots(part, micro_batch=micro_batch, rank=rank, world_size=world_size)),
+                Sums.zero(device),
+            )
+            for part in equal_parts(self.sizes, updates)
+        ]
+
+    def add(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
+        """Take the next groups.
+
+        Raises:
+            RunError: one that has another number of samples than was said, one too many, or no embedding.
+        """
+        for group in groups:
+            place = len(self.groups)
+            if place == len(self.sizes) or len(group.indices) != self.sizes[place]:
+                wanted = self.sizes[place] if place < len(self.sizes) else "no"
+                raise RunError(
+                    f"iteration {self.iteration} was opened for {len(self.sizes)} prompts; number {place + 1}, "
+                    f"{group.prompt_id}, comes with {len(group.indices)} samples, expected {wanted}"
+                )
+            if group.prompt_id not in embeddings:
+                raise RunError(f"iteration {self.iteration} has no embedding of prompt {group.prompt_id}")
+            self.groups.append(group)
+            self.embeddings[group.prompt_id] = embeddings[group.prompt_id]
+            self.samples += [(group, k) for k in range(len(group.indices))]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.groups) == len(self.sizes)
+
+    def advantages(self, config: Advantage) -> NDArray[np.float64]:
+        """Of the samples whose advantage can be known by now, in sample order, float64."""
+        if not self.groups or (config.std == "global" and not self.complete):
+            return np.empty(0)
+        return advantages(*rewards_and_groups(self.groups), config)

@@ -1,0 +1,84 @@
+"""What an update says of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solrl_ray.learning.open_update import OpenUpdate, Sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateMetrics:
+    """What one iteration's update did. Losses are means over samples and passes, over all ranks and optimiser
+    steps."""
+
+    iteration: int
+    revision: int
+    """Revision of `old` after the update."""
+    loss: float
+    policy_loss: float
+    kl: float
+    """Divergence from the reference, before its weight in the loss."""
+    gradient_norm: float
+    """Global L2 norm before clipping, mean over optimiser steps."""
+    samples: int
+    passes: int
+    """Forward and backward passes of this rank."""
+    seconds: float
+    advantage_std: float
+    """Population standard deviation over the samples; group means are 0."""
+    advantage_max: float
+    """Largest magnitude, before clipping."""
+    advantage_clipped: float
+    """Share of samples beyond the clip."""
+    ratio_mean: float | None = None
+    """Mean ratio of probabilities under trained and sampling policy; None if the objective has none."""
+    ratio_deviation: float | None = None
+    """Largest abs(ratio - 1)."""
+    first_ratio_deviation: float | None = None
+    """The same in the first optimiser step; 0 is expected where the sampling policy is a copy of the trained one."""
+    clip_fraction: float | None = None
+    """Share of samples and passes whose ratio was outside of the clip range."""
+
+
+def update_metrics(
+    update: OpenUpdate,
+    done: Sequence[tuple[Sums, float]],
+    advantages: NDArray[np.float64],
+    *,
+    revision: int,
+    clip: float,
+) -> UpdateMetrics:
+    """
+    Args:
+        done: sums over all ranks and gradient norm of each optimiser step.
+        clip: of the advantages.
+    """
+    loss, policy_loss, kl, ratio, clipped = (
+        math.fsum(float(sums.shares[i]) for sums, _ in done) / len(done) for i in range(5)
+    )
+    deviations = [float(sums.deviation) for sums, _ in done]
+    has_ratio = done[0][0].has_ratio
+    return UpdateMetrics(
+        iteration=update.iteration,
+        revision=revision,
+        loss=loss,
+        policy_loss=policy_loss,
+        kl=kl,
+        gradient_norm=math.fsum(norm for _, norm in done) / len(done),
+        samples=len(advantages),
+        passes=sum(sums.passes for sums, _ in done),
+        seconds=update.seconds,
+        advantage_std=float(np.std(advantages)),
+        advantage_max=float(np.max(np.abs(advantages))),
+        advantage_clipped=float(np.mean(np.abs(advantages) > clip)),
+        ratio_mean=ratio if has_ratio else None,
+        ratio_deviation=max(deviations) if has_ratio else None,
+        first_ratio_deviation=deviations[0] if has_ratio else None,
+        clip_fraction=clipped if has_ratio else None,
+    )
