@@ -208,6 +208,7 @@ class Controller:
             self._rollout.take(self._fleet.rest())  # who rests has no unit, but others may be at work
         self._embed_ahead(iteration + 1 + self._lead)
         update = self._meanwhile(lambda: self._learners.update(iteration, rolled.groups, rolled.embeddings))
+        self._rollout.learned(iteration)
         self._commit(iteration, rolled, update, learning)
 
     def _begin(self, iteration: int) -> None:
@@ -259,6 +260,7 @@ class Controller:
         if first is not None:  # None if a resumed run had everything already
             seconds["publish"] = first - max(self._published, self._began)
         state = self._meanwhile(self._learners.state)
+        state.check_finite()
         seconds["total"] = time.monotonic() - self._began
         metrics = iteration_metrics(
             self._config,
@@ -275,24 +277,28 @@ class Controller:
         )
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
-        self._publish(iteration + 1)
-        if iteration + 1 < self._config.run.iterations and not self._due(iteration + 1):
-            self._begin(iteration + 1)
+        following = iteration + 1
+        self._publish(following)
         self._telemetry.state("writing the checkpoint", stage="checkpoint")
-        saving = time.monotonic()
-        self._meanwhile(lambda: self._save(state, iteration + 1))
-        self._checkpoint_seconds = time.monotonic() - saving
+        goes_on = following < self._config.run.iterations and not self._due(following)
+        self._checkpoint_seconds = self._meanwhile(
+            lambda: self._save(state, following), also=partial(self._begin, following) if goes_on else None
+        )
 
-    def _save(self, state: LearnerState, updates: int) -> None:
+    def _save(self, state: LearnerState, updates: int) -> float:
+        """Write what a resumed run begins with; returns the seconds that it took."""
+        saving = time.monotonic()
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
         self._store_revision()
-        self._learners.leave(cluster.draining())
         # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
         checkpoints = self._config.checkpoints
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(updates))
+        seconds = time.monotonic() - saving
+        self._learners.leave(cluster.draining())
+        return seconds
 
     def _publish(self, updates: int) -> None:
         """Make revision `updates` of the sampling policy and have the fleet load it: regenerators at once, explorers
@@ -390,12 +396,20 @@ class Controller:
         self._telemetry.state("done")
         self._telemetry.close()
 
-    def _meanwhile(self, work: Callable[[], T]) -> T:
-        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once."""
+    def _meanwhile(self, work: Callable[[], T], also: Callable[[], None] | None = None) -> T:
+        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once.
+
+        Args:
+            also: what this thread does first; `work` is brought to its end even if that fails.
+        """
         self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update)
-        at_work = False
-        while not aside.finished(seconds=0.0 if at_work else POLL):
-            at_work = self._rollout.go_on(seconds=POLL)
+        try:
+            if also is not None:
+                also()
+        finally:
+            at_work = False
+            while not aside.finished(seconds=0.0 if at_work else POLL):
+                at_work = self._rollout.go_on(seconds=POLL)
         self._aside = None
         return aside.result()
 

@@ -88,6 +88,8 @@ class OpenIteration:
         self.audited = len(plan.audited_prompts)
         self.publication: dict[str, float] | None = None
         self._candidates = opened.candidates
+        self.learned = False
+        """Whether its update is done, after which nothing of it is made again."""
         self._folded: set[WorkUnit] = set()
         self._offered = 0
         self.add(opened)
@@ -101,7 +103,7 @@ class OpenIteration:
 
     def may(self, stage: str) -> bool:
         """Whether its units of a stage may be handed out."""
-        return stage in self.stages and (stage == "explore" or self.regenerates)
+        return stage in self.stages and not self.learned and (stage == "explore" or self.regenerates)
 
     def folded(self, unit: WorkUnit, seconds: float) -> None:
         """Note that the selector has taken a result of a pool's unit."""

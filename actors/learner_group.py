@@ -120,7 +120,7 @@ class LearnerGroup:
         Args:
             sizes: samples of each of the iteration's prompts.
             first: position of the first group in prompt order.
-            groups, embeddings: references, kept until `saved`.
+            groups, embeddings: references, which the caller keeps until the update.
         """
         arguments = iteration, list(sizes), first, list(groups), list(embeddings)
         self._offers += [rank.offer.remote(*arguments) for rank in self._ranks]
@@ -141,12 +141,15 @@ class LearnerGroup:
         return self._metrics
 
     def state(self) -> LearnerState:
+        """The whole state after an update. A group that is rebuilt from now on begins with it: done again, the update
+        might differ on a GPU from what is saved and from what was published."""
         state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
+        self._meal, self._beginning = None, lambda: state
         return state
 
     def saved(self) -> None:
-        """Note that `last_state` is what the group holds now: its samples need not be fed again."""
-        self._meal, self._beginning = None, self._last_state
+        """Note that `last_state` is what the group holds now, which need not be kept in memory."""
+        self._beginning = self._last_state
 
     def leave(self, nodes: Collection[str]) -> None:
         """If a rank is on one of these nodes, which are about to go, go elsewhere with all of them, if there is room.
@@ -162,20 +165,25 @@ class LearnerGroup:
         self._renew()
         try:
             self._join(self._beginning())
+            self._rest()
         except waiting.WorkerGone as error:
             self._rebuild(error)
 
     def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
         parts = self._all("part", policy, self.tier, seconds=self._config.fleet.deadlines.publish)
-        if takes_turns(self._config.fleet):
-            self._all("rest", seconds=self._config.fleet.deadlines.rest)
+        self._rest()
         return assemble(parts, self._config.model.lora)
 
     def factors(self, policy: Policy) -> dict[str, Any]:
         """LoRA factors by name; they are the same on all ranks."""
         factors: dict[str, Any] = self._all("factors", policy, seconds=self._config.fleet.deadlines.publish)[0]
         return factors
+
+    def _rest(self) -> None:
+        """Leave the others on a shared GPU their turn."""
+        if takes_turns(self._config.fleet):
+            self._all("rest", seconds=self._config.fleet.deadlines.rest)
 
     def _learn(self, meal: _Meal) -> UpdateMetrics:
         deadlines = self._config.fleet.deadlines

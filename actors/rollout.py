@@ -17,6 +17,7 @@ from actors.events import Done, Lost, Nonsense, Work
 from actors.fleet import Fleet
 from actors.iteration import OpenIteration, RolledOut
 from actors.pool import Pool
+from actors.selector import WRITERS
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
@@ -152,6 +153,10 @@ class Rollout:
             self._round(seconds=1.0)
         return [stored.get(prompt_id, this.groups[prompt_id]) for prompt_id in this.plan.prompt_ids]
 
+    def learned(self, iteration: int) -> None:
+        """Note that the update of an iteration is done: its units are handed out no more."""
+        self._open[iteration].learned = True
+
     def drop_before(self, iteration: int) -> None:
         """Let go of the iterations before, which a checkpoint contains."""
         for done in [number for number in self._open if number < iteration]:
@@ -255,15 +260,18 @@ class Rollout:
             self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
 
     def _store(self, events: Sequence[Done]) -> None:
+        """Have the selector take groups, as many at a time as it writes side by side."""
+        for first in range(0, len(events), WRITERS):
+            self._store_together(events[first : first + WRITERS])
+
+    def _store_together(self, events: Sequence[Done]) -> None:
         """Have the selector take groups, by reference: the samples go from the regenerators to the selector."""
-        if not events:
-            return
         try:
             answers = self._ask("take_groups", *[event.large for event in events])
         except waiting.InputGone as error:  # it went down with its node between the report and this
             if len(events) > 1:  # which of them only tells who brings them one by one
                 for event in events:
-                    self._store([event])
+                    self._store_together([event])
             else:
                 self._remake(events[0], error.reason)
             return

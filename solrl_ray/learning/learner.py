@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
@@ -236,11 +235,11 @@ class Learner:
                 one = part.prepared.popleft().to(self._model.device)
                 self._learn(update, part, one, known[list(one.slots.samples)], last=last)
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
-                part.prepared.append(self._prepare(update, part, part.slots.popleft()))
+                one = self._prepare(update, part, part.slots.popleft())
+                is_next = final or (alone and len(known) > one.slots.samples[-1])
+                part.prepared.append(one if is_next else one.to("cpu"))  # the device is for what is at work
             else:
                 break
-        if not final:  # what waits leaves the device's memory to others
-            part.prepared = deque(one.to("cpu") for one in part.prepared)
 
     def _prepare(self, update: OpenUpdate, part: Part, slots: Slots) -> Prepared:
         """A micro-batch's passes without gradient: never between a forward and its backward, and all of a
@@ -352,6 +351,8 @@ class Learner:
         Raises:
             UserError: it belongs to another model or LoRA configuration.
         """
+        if self._open is not None:
+            raise RunError(f"the update of iteration {self._open.iteration} is open; no state can be loaded")
         state.check_fits({name: p.shape for name, p in self._parameters.items()})
         adapters.load_factors(self._model.transformer, "default", state.default)
         adapters.load_factors(self._model.transformer, "old", state.old)
@@ -361,7 +362,6 @@ class Learner:
         if self._anchored:  # a state of another objective has none: it starts at the trained policy, as at revision 0
             adapters.load_factors(self._model.transformer, "anchor", state.anchor or state.default)
         self._updates, self._steps = state.updates, state.steps
-        self._open = None
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off the factors; the process group stays."""

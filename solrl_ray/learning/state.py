@@ -56,13 +56,7 @@ class LearnerState(Portable):
         Raises:
             RunError: a tensor with NaN or Inf. Nothing is written, so that a run goes on from the state before.
         """
-        for part in (part for parts in _FILES.values() for part in parts):
-            for key, tensor in getattr(self, part).items():
-                if not bool(torch.isfinite(tensor).all()):
-                    raise RunError(
-                        f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
-                        "and no revision is made of it; the one before stays"
-                    )
+        self.check_finite()
         contents = {}
         for name, parts in _FILES.items():
             tensors = {f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()}
@@ -74,6 +68,16 @@ class LearnerState(Portable):
         manifest["sha256"] = _manifest_digest(manifest)
         contents["state.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
         replace_folder(folder, contents)
+
+    def check_finite(self) -> None:
+        """Raises RunError if a tensor has NaN or Inf."""
+        for part in (part for parts in _FILES.values() for part in parts):
+            for key, tensor in getattr(self, part).items():
+                if not bool(torch.isfinite(tensor).all()):
+                    raise RunError(
+                        f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
+                        "and no revision is made of it; the one before stays"
+                    )
 
     @classmethod
     def load(cls, folder: Path) -> LearnerState:
