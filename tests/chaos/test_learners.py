@@ -138,9 +138,9 @@ def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_ther
     said: list[str] = []
     learners = light_group(settings, cast, said)
     learners.start(None)
-    learners.saved()
     learners.leave({"another node"})
     assert (learners.state(), said) == (("learner-0", None, 2), [])
+    learners.saved()
     learners.leave({ray.get_runtime_context().get_node_id()})
     (sentence,) = said
     if room:
