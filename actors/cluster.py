@@ -77,7 +77,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
             )
     lacking = [
         f"{entry.missing} of {entry.request.count} actors of {entry.request.key} "
-        f"({placement.amounts(entry.request.each)} each) have no room on "
+        f"({entry.request.words}) have no room on "
         + (f"the {entry.nodes} nodes" if entry.nodes else "any node, for none")
         + (f" with {', '.join(f'{k}={v}' for k, v in entry.request.labels.items())}" if entry.request.labels else "")
         for entry in fits

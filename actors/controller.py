@@ -52,6 +52,7 @@ from solrl_ray.revisions.publication import Publication, Publications
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import audit_plan, iteration_metrics
+from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.book import IterationPlan
 from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.lending import Loan
@@ -154,7 +155,11 @@ class Controller:
             self._telemetry.message(f"warning: {warning}")
         self._encoder = self._cast.encoder()
         encoding = self._encoder.start.remote()
-        # Before the pools: a share of a GPU that a rank needs must not go to two of theirs.
+        self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
+        # Who takes a place first: see `ranks_first`.
+        ranks_first = placement.ranks_first(self._config)
+        if not ranks_first:
+            self._fleet.open()
         self._learners = LearnerGroup(
             self._cast.learner,
             self._config,
@@ -164,8 +169,8 @@ class Controller:
             tell=self._telemetry.message,
             supply=self._supply,
         )
-        self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
-        self._fleet.open()
+        if ranks_first:
+            self._fleet.open()
         self._selector = SelectorClient(
             self._cast.selector,
             seconds=self._config.fleet.deadlines.selector,

@@ -1,13 +1,14 @@
 """What the actors of a run ask for beside what the nodes of a cluster have. Pure.
 
-Actors are placed one by one, the largest first, on the first node that matches their labels and has room: if that
-works, Ray can place them too. Label selectors are Ray's: ``value``, ``!value``, ``in(a,b)``, ``!in(a,b)``.
+Actors are placed one by one, in the order in which a run makes them and of those the largest first, on the first node
+that matches their labels and has room: if that works, Ray can place them too. Label selectors are Ray's: ``value``,
+``!value``, ``in(a,b)``, ``!in(a,b)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from solrl_ray.config.schema import Config
 
@@ -31,9 +32,19 @@ class Request:
     count: int
     each: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    placement: str = "PACK"
+    """Ray's strategy; of STRICT_PACK and STRICT_SPREAD alone it depends who has room."""
+    turn: int = 0
+    """Who has a lower one takes places first."""
 
     def total(self, resource: str) -> float:
         return self.count * self.each.get(resource, 0.0)
+
+    @property
+    def words(self) -> str:
+        """What each of them asks for: ``1 GPU each``."""
+        where = {"STRICT_PACK": "all on one node", "STRICT_SPREAD": "each on another node"}.get(self.placement)
+        return f"{amounts(self.each)} each" + (f", {where}: {self.key}.placement {self.placement}" if where else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,33 +62,54 @@ class Fit:
         return self.request.count - self.placed
 
 
+def ranks_first(config: Config) -> bool:
+    """Whether learner ranks take their places before the pools do.
+
+    Of a GPU that is shared two of a pool's workers could take what a rank needs. Else the pools come first: ranks with
+    no labels could take the nodes that alone have theirs.
+    """
+    return 0 < config.fleet.learners.num_gpus < 1
+
+
 def requests(config: Config) -> list[Request]:
     """What a run asks for; the controller and its helpers ask for nothing."""
-    fleet = config.fleet
-    pools = (
+    fleet, learners = config.fleet, config.fleet.learners
+    kinds = (
         ("fleet.explorers", fleet.explorers, fleet.explorers.count),
         ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
-        ("fleet.learners", fleet.learners, config.learner.world_size),
+        ("fleet.learners", learners, config.learner.world_size),
     )
-    return [
-        Request(key=key, count=count, each={"GPU": pool.num_gpus, "CPU": pool.num_cpus}, labels=pool.labels)
-        for key, pool, count in pools
-    ]
+    *pools, ranks = (
+        Request(key=key, count=count, each={"GPU": kind.num_gpus, "CPU": kind.num_cpus}, labels=kind.labels)
+        for key, kind, count in kinds
+    )
+    return [*pools, replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 1)]
 
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
     """Place what is wanted; the result is in the order of `wanted`."""
     free = [{name: node.resources.get(name, 0.0) for name in RESOURCES} for node in nodes]
     placed: dict[str, int] = {}
-    for request in sorted(wanted, key=lambda r: [-r.each.get(name, 0.0) for name in RESOURCES]):
+    for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
         rooms = [room for room, node in zip(free, nodes, strict=True) if matches(node.labels, request.labels)]
-        placed[request.key] = sum(_place(request, rooms) for _ in range(request.count))
+        placed[request.key] = _place_all(request, rooms)
     found = []
     for request in wanted:
         alike = [node for node in nodes if matches(node.labels, request.labels)]
         present = {name: sum(node.resources.get(name, 0.0) for node in alike) for name in RESOURCES}
         found.append(Fit(request=request, placed=placed[request.key], present=present, nodes=len(alike)))
     return found
+
+
+def _place_all(request: Request, rooms: Sequence[dict[str, float]]) -> int:
+    """How many of them have room, which is taken."""
+    if request.placement == "STRICT_SPREAD":
+        fitting = [room for room in rooms if _place(request, [dict(room)])]
+        return sum(_place(request, [room]) for room in fitting[: request.count])
+    if request.placement == "STRICT_PACK":
+        most = [sum(_place(request, [left]) for _ in range(request.count)) for left in map(dict, rooms)]
+        rooms = [rooms[most.index(max(most))]] if rooms else []
+    return sum(_place(request, rooms) for _ in range(request.count))
 
 
 def _place(request: Request, rooms: Sequence[dict[str, float]]) -> bool:

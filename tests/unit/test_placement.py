@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from solrl_ray.scheduling.placement import Node, Request, fit, matches, table
+from solrl_ray.config.schema import Config
+from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
+from tests.learning import config
 
 LEARNERS = Node(resources={"CPU": 16.0, "GPU": 4.0}, labels={"role": "learner"})
 EXPLORER = Node(resources={"CPU": 4.0, "GPU": 1.0}, labels={"role": "explorer", "accelerator": "B200"})
@@ -30,6 +35,44 @@ def test_the_largest_actors_are_placed_first_whatever_the_order() -> None:
     small = Request(key="explorers", count=2, each={"GPU": 1.0})
     large = Request(key="learners", count=1, each={"GPU": 4.0})
     assert missing([small, large], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 0, "learners": 0}
+
+
+def run_with(learners: dict[str, Any], explorers: dict[str, Any], *, ranks: int) -> Config:
+    fleet = {"learners": learners, "explorers": {"count": 2} | explorers, "regenerators": {"num_gpus": 0}}
+    return config(Path("unused"), learner={"world_size": ranks}, fleet=fleet)
+
+
+def test_ranks_leave_nodes_with_labels_to_pools_and_come_first_where_they_share_gpus() -> None:
+    labelled = {"num_gpus": 1, "labels": {"role": "explorer"}}
+    whole = requests(run_with({"num_gpus": 1, "num_cpus": 4}, labelled, ranks=4))
+    assert missing(whole, [EXPLORER, EXPLORER, LEARNERS])["fleet.explorers"] == 0
+    assert missing(whole, [EXPLORER, EXPLORER, LEARNERS])["fleet.learners"] == 0
+    shared = requests(run_with({"num_gpus": 0.4}, {"num_gpus": 0.6}, ranks=2))
+    assert missing(shared, [EXPLORER])["fleet.learners"] == 0  # in the other order one of them would be
+
+
+@pytest.mark.parametrize(
+    ("placement", "nodes", "lacking"),
+    [
+        ("PACK", [EXPLORER] * 3, 0),
+        ("STRICT_PACK", [EXPLORER] * 3, 2),
+        ("STRICT_PACK", [EXPLORER, LEARNERS], 0),
+        ("STRICT_SPREAD", [EXPLORER, LEARNERS], 1),
+        ("STRICT_SPREAD", [Node(resources={"CPU": 64.0}), EXPLORER, LEARNERS, LEARNERS], 0),
+        ("SPREAD", [LEARNERS], 0),
+        ("STRICT_PACK", [], 3),
+    ],
+)
+def test_ranks_have_room_only_together_or_apart_if_they_must(placement: str, nodes: list[Node], lacking: int) -> None:
+    ranks = Request(key="learners", count=3, each={"GPU": 1.0}, placement=placement)
+    assert missing([ranks], nodes) == {"learners": lacking}
+
+
+def test_the_placement_that_leaves_no_room_is_named() -> None:
+    settings = run_with({"num_gpus": 1, "num_cpus": 2, "placement": "STRICT_SPREAD"}, {"num_gpus": 1}, ranks=2)
+    explorers, _, ranks = requests(settings)
+    assert explorers.words == "1 GPU each"
+    assert ranks.words == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
 
 
 def test_ten_tenths_of_a_gpu_are_one() -> None:
