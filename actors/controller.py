@@ -14,6 +14,7 @@ looks after the fleet: that begins with the next iteration while the checkpoint 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Controller:
     def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
         self._config = config
         self._folder = RunFolder(folder)
+        self._scaling = threading.Lock()
         self._telemetry = Telemetry(config, self._folder)
         self._cast = Cast(config, folder, roles)
         self._lender = Lender(config, self._telemetry.message)
@@ -122,8 +124,9 @@ class Controller:
 
     def scale(self, sizes: Mapping[str, int]) -> str:
         """Have pools of other sizes; answers from another thread, as `Fleet.scale`."""
-        said = self._fleet.scale(sizes)
-        self._folder.note_sizes(sizes)
+        with self._scaling:  # what is noted last is what was asked for last
+            said = self._fleet.scale(sizes)
+            self._folder.note_sizes(sizes)
         return said
 
     def run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,10 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
 
     # From 1 to 4 in iteration 1, while explorer-0 is at work.
     wait_for(handle, lambda p: "preview" in explorers(p).get("explorer-0", "") and p.iteration == 1)
-    assert ray.get(handle.scale.remote({"explorers": 4}), timeout=60).startswith("explorers go from 1 to 4")
+    asked = [handle.scale.remote(sizes) for sizes in ({"explorers": 4}, {"regenerators": 1})]  # both at once
+    said = ray.get(asked, timeout=60)
+    assert said[0].startswith("explorers go from 1 to 4")
+    assert json.loads((run.path / "pools.json").read_text()) == {"explorers": 4, "regenerators": 1}
     at_work = wait_for(handle, lambda p: sum("preview" in state for state in explorers(p).values()) >= 3)
     assert set(explorers(at_work)) == {f"explorer-{n}" for n in range(4)}
     (tmp_path / "gate-1").touch()
