@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from actors.pool import Pool
 from solrl_ray.config.schema import Config
+from solrl_ray.scheduling.fleet import State
 from solrl_ray.scheduling.lending import Lend, Lending, Loan, TakeBack
 
 
@@ -44,7 +45,7 @@ class Lender:
         with self._lock:
             action = self._lending.tick(
                 time.monotonic(),
-                members=pool.names(),
+                members=[name for name, state in pool.lives().items() if state is not State.DRAINING],
                 ready=pool.ready(),
                 busy=self._shared or pool.busy,
                 closed=self._closed,

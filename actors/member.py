@@ -57,6 +57,11 @@ class Member:
     def units(self) -> int:
         return sum(call.unit is not None for call in self.calls.values())
 
+    @property
+    def holds(self) -> bool:
+        """Whether it has something to finish: its units, or what it did for its borrower when it was taken back."""
+        return bool(self.units or (self.guest and self.count("load")))
+
     def loading(self) -> float:
         """Seconds that a load under way may still take."""
         left = [call.deadline - time.monotonic() for call in self.calls.values() if call.kind == "load"]

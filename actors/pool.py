@@ -87,8 +87,10 @@ class Pool:
         self._call(member, member.handle.start.remote(), "start", math.inf)  # until it has a place
 
     def drain(self, name: str) -> None:
-        """Have a worker finish what it holds and leave; nobody takes its place."""
+        """Have a worker finish what it holds, for its run or its borrower, and leave; nobody takes its place."""
         member = self._members[name]
+        if member.state is State.LENT:
+            self.take_back(name)
         member.state = advance(member.state, "leave")
 
     def move(self, nodes: Collection[str]) -> list[tuple[str, str]]:
@@ -243,7 +245,7 @@ class Pool:
                 call = overdue[0]
                 what = call.unit.id if call.unit else call.kind
                 events.append(self._lost(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
-            elif member.state is State.DRAINING and not member.units:
+            elif member.state is State.DRAINING and not member.holds:
                 ray.kill(member.handle, no_restart=True)
                 del self._members[name]
                 events.append(Left(name))

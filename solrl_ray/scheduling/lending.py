@@ -128,7 +128,7 @@ class Lending:
         """What is to be done now; to be called often, and after each thing that happens to the workers.
 
         Args:
-            members: all regenerators by name.
+            members: all regenerators that stay, by name.
             ready: those that could be lent now, best first; a worker that was taken back is among them again.
             busy: whether there is work for them.
             closed: nothing is lent, and what is lent is wanted back.

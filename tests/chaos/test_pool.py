@@ -367,6 +367,35 @@ def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_i
         settle(pool, 1)
 
 
+class Host(Worker):
+    """Works for its borrower until the file is there."""
+
+    def lend(self, loan: int) -> None:
+        pass
+
+    def work(self, until: Path) -> str:
+        while not until.exists():
+            time.sleep(0.02)
+        return "done"
+
+
+def test_who_is_lent_when_it_is_to_leave_finishes_what_it_does_for_its_borrower(tmp_path: Path) -> None:
+    pool = pool_of(Host)
+    pool.open("regenerator-0")
+    pool.publish("revision 0", load)
+    settle(pool, 2)
+    pool.lend("regenerator-0", 1)
+    settle(pool, 1)
+    work = pool._members["regenerator-0"].handle.work.remote(tmp_path / "go")
+    pool.drain("regenerator-0")
+    assert pool.settle(set()) == []
+    assert pool.census()["draining"] == 1
+    (tmp_path / "go").touch()
+    loaded, left = settle(pool, 2)
+    assert (type(loaded), left) == (Loaded, Left("regenerator-0"))
+    assert ray.get(work, timeout=60.0) == "done"
+
+
 class Dies(Worker):
     def start(self) -> Attestation:
         os._exit(1)
