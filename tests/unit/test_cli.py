@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import solrl_ray
-from solrl_ray import run_folder
+from solrl_ray import cli, run_folder
 from solrl_ray.cli import main
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
@@ -363,3 +366,41 @@ def test_continue_begins_a_run_and_resumes_one_that_was_begun(
     capsys.readouterr()
     assert refusal(capsys, "train", config, "--dry-run").startswith("run.name is 'small', but")
     assert refusal(capsys, "train", config, "--continue", "--dry-run").startswith("run.seed is 42 (default), but the")
+
+
+def test_who_stops_reading_ends_a_command_without_a_word(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert solrl("plan", config) == 141
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/a/report.html"), "/runs/a/report.html: Permission"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "runs/a"), "runs/a: No such file"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/proc/7/stat"), None),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), None),  # another pipe than the one that is printed to
+        (OSError(errno.EBADF, "Bad file descriptor"), None),
+        (OSError("the file of a library is damaged"), None),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence_and_our_own_mistakes_keep_their_place(
+    error: OSError, sentence: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "report", failing)
+    if sentence is None:
+        with pytest.raises(OSError, match=re.escape(str(error))):
+            solrl("report", "runs/a")
+    else:
+        assert solrl("report", "runs/a") == 1
+        assert capsys.readouterr().err.startswith(f"error: {sentence}")
