@@ -2,7 +2,8 @@
 
 The controller's main thread alone touches fleet, selector and telemetry. What the learner group needs takes minutes:
 it runs aside, so that workers are looked after meanwhile. The learner group, checkpoints and the making of
-revisions belong to whatever is aside, and nothing is aside twice at a time.
+revisions belong to whatever is aside, and nothing is aside twice at a time; while nothing is, the main thread offers
+the learner group samples (`LearnerGroup.offer`).
 """
 
 from __future__ import annotations
