@@ -15,6 +15,7 @@ from actors.budget import Budget
 from actors.learner import LearnerRank
 from actors.learner_group import LearnerGroup
 from actors.roles import Cast, Roles
+from actors.waiting import InputGone
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -167,6 +168,48 @@ def train(learners: LearnerGroup, folder: Path) -> list[list[bytes]]:
 
 def two_ranks(pipeline: Path, zero_stage: int) -> Config:
     return config(pipeline, learner={"world_size": 2, "zero_stage": zero_stage}, fleet={"learners": {"threads": 1}})
+
+
+class Counting(LearnerRank):
+    def taken(self) -> int:
+        return self._joined.taken
+
+
+def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest(tiny_pipeline: Path) -> None:
+    settings = config(tiny_pipeline)
+    rank = ray.remote(Counting).options(num_cpus=0).remote(settings, 0)
+
+    def call(method: str, *arguments: Any) -> Any:
+        return ray.get(getattr(rank, method).remote(*arguments), timeout=120.0)
+
+    def offer(first: int, *offered: Any) -> int:
+        """How many groups are in after it."""
+        call("offer", 0, [4, 3, 3], first, list(offered), known[first : first + len(offered)])
+        return int(call("taken"))
+
+    call("start")
+    call("join", *call("address"), True)
+    start = call("state")
+    made, known = ([ray.put(one) for one in all_] for all_ in (groups(0), embeddings().values()))
+    call("feed", 0, made, known)
+    call("update", 0)
+    expected = call("factors", "default")
+
+    call("load", start)
+    dead = ray.remote(Light).options(num_cpus=0).remote(settings, 1)
+    ray.kill(dead)
+    lost = dead.state.remote()
+    assert offer(0, made[0]) == 1
+    assert offer(1, lost) == 1  # no error: it will be fed
+    assert offer(2, made[2]) == 1  # out of order now
+    assert offer(0, made[0]) == 1  # once more
+    with pytest.raises(InputGone, match="fetching the samples of iteration 0 failed"):
+        call("feed", 0, [made[0], lost, made[2]], known)
+    call("feed", 0, made, known)
+    assert call("taken") == 3
+    call("update", 0)
+    assert lora_digest(call("factors", "default")) == lora_digest(expected)
+    ray.kill(rank)
 
 
 @pytest.mark.slow

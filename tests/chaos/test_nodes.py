@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,8 @@ def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
     for workers in kinds:
         cards = [worker.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for worker in workers]
         assert sorted(ray.get(cards, timeout=PATIENCE)) == [[0], [1]]
+    for worker in chain(*kinds):  # they would outlive the cluster's nodes
+        ray.kill(worker)
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
 POLICIES: tuple[Literal["default", "old", "ema"], ...] = ("default", "old", "ema")
 
 
-def build(pipeline: Path, rank: int, world_size: int, zero_stage: int) -> Learner:
-    settings = config(pipeline, learner={"zero_stage": zero_stage, "world_size": world_size})
+def build(pipeline: Path, rank: int, world_size: int, zero_stage: int, **sections: Any) -> Learner:
+    settings = config(pipeline, learner={"zero_stage": zero_stage, "world_size": world_size}, **sections)
     model = models.load(settings.model, torch.device("cpu"), components={"transformer"})
     return Learner(settings, model, rank, world_size)
 
@@ -93,10 +93,29 @@ def refuse(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     (folder / f"refusals-{rank}.json").write_text(json.dumps(found))
 
 
+def take_offers(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
+    """Two updates at once, and two whose samples rank 0 takes prompt by prompt and rank 1 all together."""
+    by_group = {"advantage": {"std": "group"}}
+    at_once = build(pipeline, rank, world_size, zero_stage=1, objective=by_group)
+    run(at_once, 0, 2)
+    save(at_once, rank, folder / "at-once")
+    unequal, passes = build(pipeline, rank, world_size, zero_stage=1, objective=by_group), []
+    for iteration in (0, 1):
+        made = groups(iteration)
+        unequal.begin(iteration, [len(group.indices) for group in made])
+        for taken in [made] if rank else [[group] for group in made]:
+            passes.append(unequal._opened().parts[0].sums.passes)
+            unequal.take(taken, embeddings())
+        unequal.finish(iteration)
+    save(unequal, rank, folder / "unequal")
+    (folder / f"passes-{rank}.json").write_text(json.dumps(passes))
+
+
 def first_group(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
     train_straight_and_half(rank, world_size, pipeline, folder)
     count_reductions(rank, world_size, pipeline, folder)
     refuse(rank, world_size, pipeline, folder)
+    take_offers(rank, world_size, pipeline, folder)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +153,12 @@ def test_ranks_given_different_or_spoiled_samples_all_refuse(two_ranks: Path) ->
         assert "different samples" in found["different"]
         assert "the loss of iteration 0 is" in found["spoiled"]
         assert found["before"] == found["after"]
+
+
+def test_ranks_of_unequal_progress_end_with_the_bytes_of_an_update_at_once(two_ranks: Path) -> None:
+    before_each_take = [json.loads((two_ranks / f"passes-{rank}.json").read_text()) for rank in (0, 1)]
+    assert before_each_take == [[0, 3, 3] * 2, [0] * 2]  # rank 0 has learned from the first prompt alone
+    assert files(two_ranks / "unequal") == files(two_ranks / "at-once")
 
 
 def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(two_ranks: Path, tiny_pipeline: Path) -> None:
