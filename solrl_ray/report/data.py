@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
+from solrl_ray.config import yaml12
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
@@ -90,9 +90,7 @@ def _pictures(places: RunFolder, record: EvaluationMetrics | None) -> dict[Pictu
 
 def _read_config(path: Path, text: str) -> Config:
     try:
-        return Config.model_validate(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+        return Config.model_validate(yaml12.parse(text, str(path)))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -218,6 +218,14 @@ def test_an_iteration_done_again_counts_once_as_done_last(tmp_path: Path) -> Non
     assert [record.reward_mean for record in read_run(folder).iterations] == [0.3, 0.9]
 
 
+def test_the_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """In YAML 1.1 "off" would be false."""
+    folder = write_run(tmp_path / "run")
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(r"^  name: .*$", "  name: off", config, count=1, flags=re.MULTILINE))
+    assert read_run(folder).config.run.name == "off"
+
+
 def test_building_again_gives_the_same_bytes(report: Path) -> None:
     before = report.read_bytes()
     assert build(report.parent).read_bytes() == before
