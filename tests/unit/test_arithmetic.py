@@ -10,17 +10,11 @@ from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points,
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.objectives.timesteps import timestep_count
+from tests.unit.made_configs import MODEL
 
-BASE = """
-model:
-  family: flux
-  path: some/model
-  resolution: 512
-  max_sequence_length: 128
-  schedule: {kind: flux}
-  lora: {targets: [to_q]}
-prompts: {train: train.txt, heldout: heldout.txt}
-rewards: [{kind: clipscore, path: some/clip}]
+BASE = f"""{MODEL}
+prompts: {{train: train.txt, heldout: heldout.txt}}
+rewards: [{{kind: clipscore, path: some/clip}}]
 """
 FLUX = ModelFacts(
     latent_shape=(1024, 64),
