@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import solrl_ray
-from solrl_ray import cli, run_folder
-from solrl_ray.cli import main
+from solrl_ray import run_folder
+from solrl_ray.cli import main, verbs
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.run_folder import RunFolder
@@ -397,7 +397,7 @@ def test_what_the_system_refuses_is_one_sentence_and_our_own_mistakes_keep_their
     def failing(_: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "report", failing)
+    monkeypatch.setattr(verbs, "report", failing)
     if sentence is None:
         with pytest.raises(OSError, match=re.escape(str(error))):
             solrl("report", "runs/a")

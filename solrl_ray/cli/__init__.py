@@ -1,0 +1,81 @@
+"""The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``pool``, ``trace``, ``report`` …
+
+Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted; 141 nobody
+reads what is printed any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+
+from solrl_ray.cli.options import parser
+from solrl_ray.errors import RunError, UserError
+
+RUN_FAILED, BAD_INPUT, INTERRUPTED, UNREAD = 1, 2, 130, 141
+
+_REFUSALS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+}
+"""What is wrong with a disk, a permission or a path, and said in a sentence."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; errors of the user's are printed as one sentence."""
+    # Without it transformers tells everybody, at each import, which optional packages it would like.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    arguments = argparse.Namespace()
+    try:
+        parser().parse_args(argv, arguments)
+        status = int(arguments.run_verb(arguments))
+        sys.stdout.flush()  # not later, when nobody would catch what it raises
+        return status
+    except UserError as error:
+        return _failed(error, BAD_INPUT)
+    except RunError as error:
+        return _failed(error, RUN_FAILED)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and _unread():
+            return UNREAD
+        if not _refused(error, arguments):
+            raise
+        where = error.filename2 or error.filename
+        return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
+    except KeyboardInterrupt:
+        print("\ninterrupted; a run that had begun continues with --resume", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _unread() -> bool:
+    """Whether nobody reads what this command prints any more, as in ``solrl list | head``; the rest is dropped then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def _refused(error: OSError, arguments: argparse.Namespace) -> bool:
+    """Whether the system refused what the user asked for; else the error is ours or a library's, and needs its place.
+
+    A file that is not there is the user's if the command named it.
+    """
+    if error.errno != errno.ENOENT:
+        return error.errno in _REFUSALS
+    values = [value if isinstance(value, list) else [value] for value in vars(arguments).values()]
+    return str(error.filename) in {str(path) for paths in values for path in paths}
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status

@@ -1,0 +1,80 @@
+"""The configuration that a command was given: checked, and printed as the arithmetic of its run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from solrl_ray.config import checks, continuation, families
+from solrl_ray.config.arithmetic import Arithmetic
+from solrl_ray.config.loading import Loaded, load_with_sources
+from solrl_ray.errors import UserError
+
+
+def fresh(arguments: argparse.Namespace) -> Loaded:
+    """The checked configuration of a run that begins: CONFIG, --set and --from."""
+    files, overrides = arguments.config, arguments.set
+    init: str = getattr(arguments, "init", "")
+    if init:
+        files = files or [_configuration_of(Path(init))]
+        overrides = [f"run.init={json.dumps(init)}", "run.init_digest=''", *overrides]
+    if not files:
+        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
+    loaded = load_with_sources(files, overrides)
+    checks.check(loaded.config, loaded.sources)
+    return loaded
+
+
+def _configuration_of(init: Path) -> Path:
+    run = continuation.origin(init)
+    if run is None:
+        raise UserError(f"--from {init} is no run folder and no checkpoint of one; with a LoRA file name CONFIG, too.")
+    return run / continuation.FILE
+
+
+def begun(arguments: argparse.Namespace) -> bool:
+    """Whether the folder that the configuration names holds a run."""
+    run = fresh(arguments).config.run
+    from solrl_ray.run_folder import RunFolder
+
+    return RunFolder(Path(run.root).expanduser() / run.name).begun
+
+
+def resumed(arguments: argparse.Namespace) -> Loaded:
+    """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
+    if arguments.resume:
+        folder = Path(arguments.resume)
+        # The folder may have been moved: where it is now counts, not where it was begun.
+        place = [f"run.root='{folder.absolute().parent}'", f"run.name='{folder.absolute().name}'"]
+        continuation.stored(folder)
+        loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
+    elif arguments.config:
+        loaded = load_with_sources(arguments.config, arguments.set)
+        folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
+    else:
+        raise UserError("--resume needs a run folder or the run's configuration files.")
+    was = continuation.stored(folder)
+    loaded = replace(loaded, config=continuation.carried(loaded.config, was))
+    checks.check(loaded.config, loaded.sources)
+    continuation.check(loaded.config, was, folder, loaded.sources)
+    for note in continuation.notes(loaded.config, was):
+        print(f"note: {note}", file=sys.stderr)
+    return loaded
+
+
+def print_plan(loaded: Loaded) -> Arithmetic:
+    """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic."""
+    # Imported here: diffusers takes seconds, and a misspelt key should be told at once.
+    from solrl_ray import preflight
+
+    inputs = preflight.check(loaded.config, loaded.sources)
+    arithmetic = preflight.plan(loaded.config, inputs)
+    print(arithmetic.table(), flush=True)
+    for note in inputs.notes:
+        print(f"note: {note}", flush=True)
+    for warning in families.warnings(loaded.config):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    return arithmetic

@@ -1,0 +1,254 @@
+"""What each command does. What takes seconds to import is imported by those that need it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import solrl_ray
+from solrl_ray import access
+from solrl_ray.cli.configured import begun, fresh, print_plan, resumed
+from solrl_ray.config import checks, continuation
+from solrl_ray.config.loading import load_with_sources
+from solrl_ray.errors import UserError
+from solrl_ray.files import replace_file
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Load, check, print the arithmetic, and hand over to the system."""
+    if arguments.go_on and arguments.resume is None and begun(arguments):
+        arguments.resume = ""
+    loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
+    _check_system()
+    if arguments.dry_run and arguments.resume is None:
+        from solrl_ray.run_folder import RunFolder
+
+        RunFolder.of(loaded.config).check_new(loaded.config)
+    print_plan(loaded)
+    if arguments.dry_run:
+        return 0
+    access.settle(local=_address(arguments) is None)
+    from actors import commands
+
+    return commands.train(
+        loaded.config,
+        resume=arguments.resume is not None,
+        address=arguments.address,
+        live=not arguments.no_live,
+    )
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    """Print the arithmetic of a run, on a named card its times, and with a cluster what that lacks; start nothing."""
+    counts = {
+        "fleet.explorers.count": arguments.explorers,
+        "fleet.regenerators.count": arguments.regenerators,
+        "learner.world_size": arguments.learners,
+    }
+    arguments.set += [f"{key}={count}" for key, count in counts.items() if count is not None]
+    loaded = fresh(arguments)
+    arithmetic = print_plan(loaded)
+    if arguments.gpu or arguments.machines:
+        from solrl_ray.scheduling.forecast import times
+
+        print(times(arithmetic, arguments.machines, arguments.gpu), flush=True)
+    if arguments.address:
+        access.settle(local=False)
+        from actors import commands
+
+        commands.resources(loaded.config, arguments.address)
+    return 0
+
+
+def list_parts(arguments: argparse.Namespace) -> int:
+    """Print the parts that runs are put together from, and which checkpoints are there."""
+    from solrl_ray import catalogue
+
+    print(catalogue.table(arguments.configs))
+    return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Build the report of a run folder again."""
+    folder: Path = arguments.run
+    continuation.stored(folder)
+    from solrl_ray.report import build
+
+    print(build(folder))
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score policies of a run folder on held-out prompts."""
+    run: Path = arguments.run
+    continuation.stored(run)
+    overrides = [
+        f"{key}={json.dumps(value)}"
+        for key, value in (
+            ("prompts.heldout", arguments.prompts),
+            ("evaluation.samples", arguments.samples),
+            ("evaluation.steps", arguments.steps),
+            ("rollout.solver", arguments.solver),
+        )
+        if value is not None
+    ]
+    file = run / continuation.FILE
+    loaded = load_with_sources([file], [*overrides, *arguments.set])
+    _check_system()
+    from solrl_ray.run_folder import RunFolder
+
+    cluster = None if arguments.alone else RunFolder(run).live_cluster()
+    access.settle(local=(_address(arguments) or cluster) is None)
+    from actors import evaluation, live_evaluation
+    from solrl_ray import evaluation_request as asked
+    from solrl_ray import preflight
+
+    if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
+        raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
+    policies = asked.policies_of(arguments.policies)
+    config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
+    checks.check(config, loaded.sources)
+    preflight.check(config, loaded.sources)
+    state = asked.state_of(run, arguments.updates)
+    out = arguments.out or asked.free_folder(run, state.updates)
+    request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    page = live_evaluation.page(config, state, request, address=cluster) if cluster else None
+    if page is None:
+        page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+    print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
+    return 0
+
+
+def import_prompts(arguments: argparse.Namespace) -> int:
+    """Turn a prompt set into the files that a run reads."""
+    from solrl_ray import prompt_sets
+
+    heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
+    imported = prompt_sets.import_prompts(
+        arguments.source, name=arguments.name, heldout=heldout, column=arguments.column
+    )
+    files = prompt_sets.write_prompts(imported, arguments.out)
+    print(prompt_sets.report(imported, arguments.name, files))
+    return 0
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """Submit ``solrl train`` with the present folder to a cluster's Job server."""
+    resume = arguments.resume
+    here = Path.cwd().resolve()
+    files = [_inside(path, here) for path in arguments.config]
+    passed = [*files, *(part for text in arguments.set for part in ("--set", text))]
+    if resume is not None:
+        passed += ["--resume", *([resume] if resume else [])]
+    if resume:
+        if not Path(resume).is_absolute():
+            raise UserError(f"--resume is {resume}; a submitted run needs its folder's absolute path on the cluster.")
+        name = Path(resume).name
+    else:
+        loaded = fresh(arguments)
+        name, root = loaded.config.run.name, loaded.config.run.root
+        if not Path(root).is_absolute():
+            raise UserError(
+                f"run.root is {root!r} ({loaded.sources.of('run.root')}); it must be an absolute path on a disk that "
+                "the cluster keeps, because a submitted job's own folder is removed."
+            )
+    access.settle(local=False)
+    from actors import jobs
+
+    address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
+    if not address:
+        raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
+    return jobs.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Print how a run is: from its controller if it is live, else from its folder."""
+    folder: Path | None = arguments.run
+    access.settle(local=False)
+    from rich.console import Console
+
+    from actors import watching
+    from solrl_ray.report import stored_progress
+    from solrl_ray.report.live import render
+    from solrl_ray.run_folder import RunFolder
+
+    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    progress = watching.live_progress(folder, address=address) if address else None
+    if progress is None and folder is not None:
+        progress = stored_progress(folder)
+    if progress is None:
+        where = f"on the cluster at {address}" if address else "known"
+        raise UserError(f"No live run is {where}; name a run folder, or with --address the cluster of a live run.")
+    Console().print(render(progress))
+    return 0
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    """Have a live run work with more or fewer explorers or regenerators."""
+    asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
+    sizes = {pool: size for pool, size in asked.items() if size is not None}
+    folder: Path | None = arguments.run
+    if folder is not None:
+        continuation.stored(folder)
+    access.settle(local=False)
+    from actors import watching
+    from solrl_ray.run_folder import RunFolder
+
+    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    if address is None:
+        what = f"The run in {folder} is not live" if folder else "No live run is known"
+        raise UserError(f"{what}; name the folder of a live run, or with --address its cluster.")
+    print(watching.scale(folder, sizes, address=address))
+    return 0
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """Write the timeline of a run folder as JSON for Perfetto."""
+    folder: Path = arguments.run
+    continuation.stored(folder)
+    from solrl_ray.report.trace import read_spans, timeline
+
+    target: Path = arguments.out or folder / "trace.json"
+    if target.is_dir():
+        raise UserError(f"--out is {target}, a folder; it must be a file.")
+    replace_file(target, json.dumps(timeline(read_spans(folder))).encode())
+    print(f"{target}: open it at ui.perfetto.dev or chrome://tracing")
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Test what this machine can do; status 1 if one fails: a tier that its devices should have, the storage."""
+    from solrl_ray.doctor import examine
+
+    failed = 0
+    for finding in examine(arguments.root):
+        failed += finding.state == "FAILS"
+        print(f"{finding.part:<10} {finding.what:<20} {finding.state:<6} {finding.detail}", flush=True)
+    return int(failed > 0)
+
+
+def _address(arguments: argparse.Namespace) -> str | None:
+    """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job."""
+    address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
+    return address
+
+
+def _inside(path: Path, folder: Path) -> str:
+    """`path` as the job will see it."""
+    if not path.resolve().is_relative_to(folder):
+        raise UserError(f"The configuration file {path} is outside of {folder}, which is what the job is given.")
+    return str(path.resolve().relative_to(folder))
+
+
+def _check_system() -> None:
+    """Raise UserError unless the package `actors` is the one that belongs to this `solrl_ray`."""
+    import actors
+
+    found, ours = Path(str(actors.__file__)).parent, Path(solrl_ray.__file__).parent.with_name("actors")
+    if found.resolve() != ours.resolve():
+        raise UserError(
+            f"The package 'actors' was imported from {found}, but solrl_ray's own is {ours}; "
+            "start from another folder or remove the other package."
+        )
