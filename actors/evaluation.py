@@ -24,7 +24,7 @@ from actors.regenerator import Evaluated
 from actors.roles import Cast, Roles, namespace, on_this_node
 from actors.scorer import Scorer
 from actors.telemetry import Telemetry
-from solrl_ray.config.schema import Config, Worker, WorkerPool
+from solrl_ray.config.schema import Config, Learners, WorkerPool
 from solrl_ray.evaluation import HOLDERS, evaluation_metrics, evaluation_units, policy_factors, reward_names
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import Progress
@@ -66,12 +66,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
     with ExitStack() as stack:
         if commands.connect(address):
             stack.callback(ray.shutdown)
-        idle = Worker()
-        cluster.await_resources(
-            config.model_copy(
-                update={"fleet": config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": idle})}
-            )
-        )
+        cluster.await_resources(with_regenerators_alone(config))
         view = stack.enter_context(LiveView(plain=not live))
         request.out.mkdir(parents=True, exist_ok=True)
         name = namespace(request.out)
@@ -80,6 +75,12 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
         stack.callback(ray.kill, evaluation)
         commands.follow(evaluation, view, config)
     return request.out / PAGE_FILE
+
+
+def with_regenerators_alone(config: Config) -> Config:
+    """The configuration of a run whose other actors ask for nothing."""
+    fleet = config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": Learners()})
+    return config.model_copy(update={"fleet": fleet})
 
 
 def _images(evaluated: Evaluated) -> torch.Tensor:

@@ -32,7 +32,7 @@ from actors.regenerator import Evaluated
 from actors.roles import namespace, on_this_node
 from actors.termination import Leaving
 from solrl_ray.config.continuation import stored
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.schema import Config, Learners
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation import HOLDERS, evaluation_units
 from solrl_ray.evaluation_request import obstacle
@@ -142,7 +142,7 @@ class _Borrower:
     def _merged(self) -> dict[str, Revision]:
         """Every policy as a revision: to the same bits on the CPU, and off the run's GPUs."""
         threads = max(1, (os.cpu_count() or 1) // 2)  # no part of what is merged
-        fleet = self._config.fleet.model_copy(update={"learners": Worker(threads=threads)})
+        fleet = self._config.fleet.model_copy(update={"learners": Learners(threads=threads)})
         config = self._config.model_copy(update={"fleet": fleet})
         merger = on_this_node(Merger, "merger", self._name).remote(config, 0)
         try:

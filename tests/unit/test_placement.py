@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from solrl_ray.config.schema import Config
+from actors.evaluation import with_regenerators_alone
+from solrl_ray.config.schema import Config, WorkerPool
 from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
 from tests.learning import config
 
@@ -73,6 +74,18 @@ def test_the_placement_that_leaves_no_room_is_named() -> None:
     explorers, _, ranks = requests(settings)
     assert explorers.words == "1 GPU each"
     assert ranks.words == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
+
+
+def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:
+    settings = run_with({"num_gpus": 1, "placement": "STRICT_PACK"}, {"num_gpus": 1}, ranks=2)
+    fleet = settings.fleet.model_copy(update={"regenerators": WorkerPool(count=3, num_gpus=1)})
+    alone = requests(with_regenerators_alone(settings.model_copy(update={"fleet": fleet})))
+    assert {request.key: request.total("GPU") for request in alone} == {
+        "fleet.explorers": 0,
+        "fleet.regenerators": 3,
+        "fleet.learners": 0,
+    }
+    assert missing(alone, [LEARNERS])["fleet.learners"] == 0
 
 
 def test_ten_tenths_of_a_gpu_are_one() -> None:
