@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solrl_ray.config.families import UNQUANTIZED_TIERS
 from solrl_ray.config.schema import Compile
 from solrl_ray.errors import UserError
+from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
 SHAPES = 64
 """Compiled variants of one block class (kinds of block × shapes of a forward) before it is an error."""
@@ -36,6 +38,8 @@ def compiles(settings: Compile, device: torch.device, tier: str) -> bool:
 def compile_(transformer: nn.Module, settings: Compile, device: torch.device, tier: str) -> str:
     """Has the blocks of a transformer compiled when they are first called; returns what was done, in words.
 
+    A quantised one gets GELUs that compile to less (`use_sigmoid_gelu_`).
+
     Fixed shapes only: each new batch size or text length compiles anew. Call it after `quantize_`.
 
     Raises:
@@ -49,6 +53,8 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     if not found:
         raise UserError(f"compile.enabled is true, but {type(transformer).__name__} has no list of blocks to compile")
     mode = _prepare(settings)
+    if tier not in UNQUANTIZED_TIERS:
+        use_sigmoid_gelu_(transformer)
     for block in found:
         # A variant too many is an error and no silent fall-back, because of fullgraph.
         block.compile(fullgraph=tier != "nvfp4", dynamic=False, mode=mode)
