@@ -17,7 +17,7 @@ import torch
 from actors.exporter import Exporter
 from solrl_ray.config.schema import Config
 from solrl_ray.files import replace_file
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, Progress
+from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
@@ -36,6 +36,8 @@ class Telemetry:
         self._folder = folder
         self._lock = threading.Lock()
         self._started = time.monotonic()
+        self._before = 0.0
+        """Wall seconds that the run had taken before this process."""
         self._state = "starting"
         self._iteration = 0
         self._stages: dict[str, tuple[int, int]] = {}
@@ -59,6 +61,7 @@ class Telemetry:
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
+        self._before = measured_seconds(iterations, evaluations)
         self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         self._iteration = len(iterations)
         self._spans = SpanWriter(self._folder.path)
@@ -200,7 +203,7 @@ class Telemetry:
                 spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
                 workers=dict(self._workers),
                 messages=tuple(self._messages),
-                elapsed=time.monotonic() - self._started,
+                elapsed=self._before + time.monotonic() - self._started,
                 remaining=self._remaining(),
             )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -125,5 +126,11 @@ class Progress:
     messages: tuple[str, ...] = ()
     """Last notable events, newest last: a lost worker, a replaced one, a requeued unit."""
     elapsed: float = 0.0
+    """Wall seconds of the run, as `Summary.seconds`: those of before a resume by `measured_seconds`."""
     remaining: float | None = None
     """Seconds left by the measured pace; None before the first iteration has ended."""
+
+
+def measured_seconds(iterations: Iterable[IterationMetrics], evaluations: Iterable[EvaluationMetrics]) -> float:
+    """Wall seconds that a run has taken, as far as its records tell: without its starts and what was lost."""
+    return sum(record.seconds["total"] for record in iterations) + sum(record.seconds for record in evaluations)

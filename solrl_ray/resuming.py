@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from solrl_ray.checkpoints import newest_state
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, measured_seconds
 from solrl_ray.run_folder import RunFolder
 
 
@@ -45,7 +45,7 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: in
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
     folder.drop_beyond(updates, lead=lead)
-    seconds = sum(m.seconds["total"] for m in measured) + sum(e.seconds for e in evaluations)
+    seconds = measured_seconds(measured, evaluations)
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from solrl_ray.metrics import Progress
+from solrl_ray.metrics import Progress, measured_seconds
 from solrl_ray.report.data import read_run
 
 
@@ -21,5 +21,5 @@ def stored_progress(folder: Path) -> Progress:
         train_rewards=tuple(record.reward_mean for record in run.iterations),
         heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
         spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
-        elapsed=sum(record.seconds["total"] for record in run.iterations),
+        elapsed=run.summary.seconds if run.summary else measured_seconds(run.iterations, run.evaluations),
     )

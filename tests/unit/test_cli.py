@@ -312,11 +312,14 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert solrl("status", made_runs.write_run(tmp_path / "ended")) == 0
-    assert "iteration 3 of 3   done" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "iteration 3 of 3   done" in shown
+    assert "elapsed 0:36" in shown  # 36.5 s, as in its summary
     assert solrl("status", made_runs.write_run(tmp_path / "open", done=2, finished=False)) == 0
     shown = capsys.readouterr().out
     assert "iteration 3 of 3   not running; --resume goes on with it" in shown
     assert "0.300 → 0.310" in shown
+    assert "elapsed 0:24" in shown  # two iterations of 10 s and three evaluations of 1.5 s: 24.5 s
     assert refusal(capsys, "status", tmp_path).startswith(f"{tmp_path} is not the folder of a run")
     assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
 

@@ -45,3 +45,11 @@ def test_a_new_run_has_no_attestations_but_its_own(tmp_path: Path) -> None:
     made.attested(explorer)
     made.close()
     assert stored(tmp_path) == [explorer]
+
+
+def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:
+    made = Telemetry(made_runs.config(), RunFolder(tmp_path))
+    assert made.progress().elapsed < 20
+    made.resume([made_runs.iteration(0), made_runs.iteration(1)], made_runs.evaluations()[:2])
+    assert 23 < made.progress().elapsed < 40  # 2 iterations of 10 s, 2 evaluations of 1.5 s, and what passed here
+    made.close()
