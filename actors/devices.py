@@ -9,7 +9,9 @@ import torch
 import torch.utils.deterministic
 
 from solrl_ray.config.families import pool_sampling, previews
-from solrl_ray.config.schema import Config, Fleet, Worker
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.sharing import shares as shares
+from solrl_ray.config.sharing import takes_turns as takes_turns
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
@@ -48,16 +50,6 @@ def free_cache() -> int:
     before = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
     return before - torch.cuda.memory_reserved()
-
-
-def shares(worker: Worker) -> bool:
-    """Whether a worker has part of a GPU, the rest of which is others'."""
-    return 0 < worker.num_gpus < 1
-
-
-def takes_turns(fleet: Fleet) -> bool:
-    """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
-    return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
 
 
 def settle_tier(config: Config) -> tuple[str, str]:

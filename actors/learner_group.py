@@ -20,9 +20,9 @@ import ray
 
 from actors import cluster, waiting
 from actors.budget import Budget
-from actors.devices import takes_turns
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
+from solrl_ray.config.sharing import takes_turns
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics

@@ -16,6 +16,7 @@ from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config, Preview
+from solrl_ray.config.sharing import shares
 from solrl_ray.errors import UserError
 
 
@@ -196,7 +197,7 @@ def lead_problems(config: Config) -> Iterator[Problem]:
             f"0 with rollout.family {config.rollout.family}, whose samples are learned from: only previews may be of "
             "an older revision",
         )
-    if 0 < config.fleet.explorers.num_gpus < 1 and 0 < config.fleet.learners.num_gpus < 1:
+    if shares(config.fleet.explorers) and shares(config.fleet.learners):
         yield Problem(
             "rollout.max_lead",
             "0 where explorers and learners share GPUs (fleet.explorers.num_gpus and fleet.learners.num_gpus below 1): "
@@ -307,6 +308,10 @@ def _fleet(config: Config) -> Iterator[Problem]:
             "smaller shares, and NCCL refuses two ranks on a card; 0.51 leaves 0.26 to an explorer and 0.23 to a "
             "regenerator",
         )
+    for role in ("explorers", "regenerators", "learners"):
+        gpus = value_of(config, f"fleet.{role}.num_gpus")
+        if gpus > 1 and not float(gpus).is_integer():
+            yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")
     if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
         yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
 

@@ -1,18 +1,24 @@
 """What the actors of a run ask for beside what the nodes of a cluster have. Pure.
 
 Actors are placed one by one, in the order in which a run makes them and of those the largest first, on the first node
-that matches their labels and has room: if that works, Ray can place them too. Label selectors are Ray's: ``value``,
-``!value``, ``in(a,b)``, ``!in(a,b)``.
+that matches their labels and has room: if that works, Ray can place them too. A share of a GPU comes from one card, as
+with Ray: of those with room for it from the one that has least. Label selectors are Ray's: ``value``, ``!value``,
+``in(a,b)``, ``!in(a,b)``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from solrl_ray.config.schema import Config
+from solrl_ray.config.sharing import shares
 
 RESOURCES = ("GPU", "CPU")
+_ROUNDING = 1e-9
+"""Ten tenths are one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +48,11 @@ class Request:
 
     @property
     def words(self) -> str:
-        """What each of them asks for: ``1 GPU each``."""
+        """What each of them asks for: ``1 GPU each``, ``0.5 GPU each, of one card``."""
         where = {"STRICT_PACK": "all on one node", "STRICT_SPREAD": "each on another node"}.get(self.placement)
-        return f"{amounts(self.each)} each" + (f", {where}: {self.key}.placement {self.placement}" if where else "")
+        card = ", of one card" if 0 < self.each.get("GPU", 0.0) < 1 else ""
+        place = f", {where}: {self.key}.placement {self.placement}" if where else ""
+        return f"{amounts(self.each)} each{card}{place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +76,7 @@ def ranks_first(config: Config) -> bool:
     Of a GPU that is shared two of a pool's workers could take what a rank needs. Else the pools come first: ranks with
     no labels could take the nodes that alone have theirs.
     """
-    return 0 < config.fleet.learners.num_gpus < 1
+    return shares(config.fleet.learners)
 
 
 def requests(config: Config) -> list[Request]:
@@ -79,16 +87,19 @@ def requests(config: Config) -> list[Request]:
         ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
         ("fleet.learners", learners, config.learner.world_size),
     )
-    *pools, ranks = (
+    explorers, regenerators, ranks = (
         Request(key=key, count=count, each={"GPU": kind.num_gpus, "CPU": kind.num_cpus}, labels=kind.labels)
         for key, kind, count in kinds
     )
-    return [*pools, replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 1)]
+    # Of cards that both pools share, what is left for one depends on who was there before.
+    later = int(shares(fleet.explorers) and shares(fleet.regenerators))
+    ranks = replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 2)
+    return [explorers, replace(regenerators, turn=later), ranks]
 
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
     """Place what is wanted; the result is in the order of `wanted`."""
-    free = [{name: node.resources.get(name, 0.0) for name in RESOURCES} for node in nodes]
+    free = [_Room.of(node) for node in nodes]
     placed: dict[str, int] = {}
     for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
         rooms = [room for room, node in zip(free, nodes, strict=True) if matches(node.labels, request.labels)]
@@ -101,24 +112,42 @@ def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
     return found
 
 
-def _place_all(request: Request, rooms: Sequence[dict[str, float]]) -> int:
+@dataclass(slots=True)
+class _Room:
+    """What is free of a node."""
+
+    cpus: float
+    cards: list[float]
+    """Of each GPU."""
+
+    @classmethod
+    def of(cls, node: Node) -> _Room:
+        return cls(cpus=node.resources.get("CPU", 0.0), cards=[1.0] * int(node.resources.get("GPU", 0.0)))
+
+    def take(self, each: Mapping[str, float]) -> bool:
+        """Take what an actor asks for; nothing if it is not there."""
+        cpus, gpus = each.get("CPU", 0.0), each.get("GPU", 0.0)
+        share = min(gpus, 1.0)
+        fitting = [card for card, left in enumerate(self.cards) if left + _ROUNDING >= share]
+        fitting.sort(key=self.cards.__getitem__)
+        wanted = math.ceil(gpus)
+        if self.cpus + _ROUNDING < cpus or len(fitting) < wanted:
+            return False
+        self.cpus -= cpus
+        for card in fitting[:wanted]:
+            self.cards[card] -= share
+        return True
+
+
+def _place_all(request: Request, rooms: Sequence[_Room]) -> int:
     """How many of them have room, which is taken."""
     if request.placement == "STRICT_SPREAD":
-        fitting = [room for room in rooms if _place(request, [dict(room)])]
-        return sum(_place(request, [room]) for room in fitting[: request.count])
+        fitting = [room for room in rooms if deepcopy(room).take(request.each)]
+        return sum(room.take(request.each) for room in fitting[: request.count])
     if request.placement == "STRICT_PACK":
-        most = [sum(_place(request, [left]) for _ in range(request.count)) for left in map(dict, rooms)]
+        most = [sum(left.take(request.each) for _ in range(request.count)) for left in deepcopy(list(rooms))]
         rooms = [rooms[most.index(max(most))]] if rooms else []
-    return sum(_place(request, rooms) for _ in range(request.count))
-
-
-def _place(request: Request, rooms: Sequence[dict[str, float]]) -> bool:
-    for room in rooms:
-        if all(room[name] + 1e-9 >= request.each.get(name, 0.0) for name in RESOURCES):
-            for name in RESOURCES:
-                room[name] -= request.each.get(name, 0.0)
-            return True
-    return False
+    return sum(any(room.take(request.each) for room in rooms) for _ in range(request.count))
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

@@ -42,6 +42,10 @@ from solrl_ray.errors import UserError
             ["run.deterministic=true", "compile.mode=max-autotune-no-cudagraphs"],
             'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
         ),
+        (
+            ["fleet.explorers.num_gpus=1.5"],
+            "fleet.explorers.num_gpus is 1.5 (--set); it must be a share of one GPU, at most 1, or a whole number",
+        ),
         (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
         (
             ["evaluation.pictures=65"],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actors.devices import prepare, settle_tier, takes_turns
+from actors.devices import prepare, settle_tier
 from solrl_ray.config.schema import Fidelity, Fleet, Worker
+from solrl_ray.config.sharing import takes_turns
 from solrl_ray.errors import UserError
 from tests.unit import made_runs
 

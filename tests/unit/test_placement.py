@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,10 @@ def test_the_largest_actors_are_placed_first_whatever_the_order() -> None:
     assert missing([small, large], [LEARNERS, EXPLORER, EXPLORER]) == {"explorers": 0, "learners": 0}
 
 
-def run_with(learners: dict[str, Any], explorers: dict[str, Any], *, ranks: int) -> Config:
-    fleet = {"learners": learners, "explorers": {"count": 2} | explorers, "regenerators": {"num_gpus": 0}}
+def run_with(
+    learners: dict[str, Any], explorers: dict[str, Any], regenerators: dict[str, Any] | None = None, *, ranks: int
+) -> Config:
+    fleet = {"learners": learners, "explorers": {"count": 2} | explorers, "regenerators": regenerators or {}}
     return config(Path("unused"), learner={"world_size": ranks}, fleet=fleet)
 
 
@@ -73,6 +76,7 @@ def test_the_placement_that_leaves_no_room_is_named() -> None:
     settings = run_with({"num_gpus": 1, "num_cpus": 2, "placement": "STRICT_SPREAD"}, {"num_gpus": 1}, ranks=2)
     explorers, _, ranks = requests(settings)
     assert explorers.words == "1 GPU each"
+    assert replace(explorers, each={"GPU": 0.5}).words == "0.5 GPU each, of one card"
     assert ranks.words == "1 GPU, 2 CPU each, each on another node: fleet.learners.placement STRICT_SPREAD"
 
 
@@ -91,6 +95,40 @@ def test_an_evaluation_by_itself_asks_for_regenerators_alone() -> None:
 def test_ten_tenths_of_a_gpu_are_one() -> None:
     tenths = Request(key="explorers", count=10, each={"GPU": 0.1})
     assert missing([tenths], [EXPLORER]) == {"explorers": 0}
+
+
+TWO = Node(resources={"CPU": 8.0, "GPU": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "lacking"),
+    [(0.6, 2, 0), (0.6, 3, 1), (0.5, 4, 0), (0.4, 5, 1), (0.34, 5, 1), (1.0, 2, 0), (2.0, 1, 0), (3.0, 1, 1)],
+)
+def test_a_share_of_a_gpu_is_of_one_card(share: float, count: int, lacking: int) -> None:
+    workers = Request(key="explorers", count=count, each={"GPU": share})
+    assert missing([workers], [TWO]) == {"explorers": lacking}
+
+
+def test_whole_cards_are_those_of_which_nobody_has_a_share() -> None:
+    share, whole = Request(key="share", count=1, each={"GPU": 0.1}), Request(key="whole", count=2, each={"GPU": 1.0})
+    assert missing([share, whole], [TWO]) == {"share": 1, "whole": 0}  # the largest first
+    assert missing([share, replace(whole, turn=1)], [TWO]) == {"share": 0, "whole": 1}
+
+
+@pytest.mark.parametrize(
+    ("explorers", "regenerators", "lacking"),
+    [
+        (0.26, 0.23, {"fleet.explorers": 0, "fleet.regenerators": 0, "fleet.learners": 0}),
+        # As Ray 2.60 places them: both explorers beside one rank, which leaves 0.03 of that card and 0.49 of the other.
+        (0.23, 0.26, {"fleet.explorers": 0, "fleet.regenerators": 1, "fleet.learners": 0}),
+        (0.5, 0.26, {"fleet.explorers": 2, "fleet.regenerators": 0, "fleet.learners": 0}),  # 0.49 is left of a card
+    ],
+)
+def test_shares_have_room_if_they_have_it_in_the_order_in_which_a_run_makes_them(
+    explorers: float, regenerators: float, lacking: dict[str, int]
+) -> None:
+    pools = {"num_gpus": explorers}, {"num_gpus": regenerators, "count": 2}
+    assert missing(requests(run_with({"num_gpus": 0.51}, *pools, ranks=2)), [TWO]) == lacking
 
 
 @pytest.mark.parametrize(
