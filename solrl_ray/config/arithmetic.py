@@ -11,19 +11,20 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.families import is_one_stage, pool_sampling, previews
-from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.update import (
+    FLOAT32_BYTES,
+    forwards_without_gradient,
+    latents_a_sample,
+    prepared_bytes,
+    references,
+    trained_timesteps,
+    training_bytes,
+)
 
-FLOAT32_BYTES = 4
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-POLICIES = 3
-"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA; AWM's anchor
-makes a fourth."""
-MOMENTS = 2
-"""AdamW's, a trained parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,9 @@ class Arithmetic:
     training_bytes: int | None
     """A learner rank's LoRA policies and gradient, and its share of what AdamW keeps: a copy of the factors and two
     moments, all in float32."""
+    prepared_bytes: int | None
+    """The most that a learner rank keeps in main memory of micro-batches that wait for their gradient while samples
+    come in: see `update.prepared_bytes`."""
     train_prompts: int | None
     heldout_prompts: int | None
 
@@ -212,7 +216,7 @@ class Arithmetic:
 
     def _targets(self) -> str:
         """What the forwards without gradient are for."""
-        kinds = [f"v_{name}" for name in _references(self.config)]
+        kinds = [f"v_{name}" for name in references(self.config)]
         copied = self.config.objective.old_decay.kind == "copy"
         where = " in the first optimiser step" if copied and self.config.learner.updates > 1 else ""
         same = f"; v_old is v_theta{where}" if copied else ""
@@ -223,11 +227,14 @@ class Arithmetic:
         if self.weights_bytes is None or self.training_bytes is None or self.latents_bytes is None:
             return ""
         workers = sum(count for _, count, _ in _workers(self.config))
+        waiting = ""
+        if self.prepared_bytes:
+            waiting = f", and in main memory {_size(self.prepared_bytes)} of what waits for its gradient"
         return (
             f"{_size(self.weights_bytes)} of transformer weights ({self.config.model.dtype}) on each of "
             f"{workers} workers · {_size(self.training_bytes)} of LoRA policies, gradient and AdamW state on each "
-            f"learner rank · {_size(self.latents_bytes)} of samples an iteration · not counted: packed previews, "
-            "activations, text encoders, autoencoder, rewards"
+            f"learner rank{waiting} · {_size(self.latents_bytes)} of samples an iteration · not counted: packed "
+            "previews, activations, text encoders, autoencoder, rewards"
         )
 
     def _fleet(self) -> str:
@@ -267,40 +274,6 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
 def _sampler(config: Config) -> str:
     sampler = config.rollout.sampler
     return config.rollout.solver if isinstance(sampler, Ode) else sampler.kind
-
-
-def _references(config: Config) -> list[str]:
-    """Policies whose velocities are taken without gradient, in whatever optimiser step."""
-    objective = config.objective
-    names = ["reference"] * (objective.kl != 0)
-    names += ["anchor"] * (isinstance(objective, Awm) and objective.anchor.weight != 0)
-    return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
-
-
-def _forwards_without_gradient(config: Config, backwards: int) -> int:
-    """Each reference is taken once a pass; a copied sampling policy is v_theta until the first optimiser step."""
-    updates = config.learner.updates
-    old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
-    return backwards * sum(name != "old" for name in _references(config)) + old
-
-
-def _latents_a_sample(config: Config) -> int:
-    """Latents that a sample brings to the learner: its clean one, and the states of a stored trajectory."""
-    sampler = config.rollout.sampler
-    if isinstance(sampler, Ode) or not needs_trajectory(config):
-        return 1
-    return 1 + sampler.recorded(config.rollout.full.steps) + 1
-
-
-def trained_timesteps(config: Config) -> int:
-    """Noise levels or stored transitions on which each sample is trained, one pass each."""
-    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.full.steps
-    if isinstance(objective, Awm):
-        return objective.timesteps
-    if isinstance(objective, DiffusionNft):
-        return share_of(steps, objective.timestep_fraction)
-    stored = 0 if isinstance(sampler, Ode) else sampler.recorded(steps)
-    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpo) else stored
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:
@@ -345,34 +318,24 @@ def describe(
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,
-        forwards_without_gradient=_forwards_without_gradient(config, backwards),
+        forwards_without_gradient=forwards_without_gradient(config, backwards),
         backwards=backwards,
         evaluations=evaluation_points(config),
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
-        latents_bytes=samples * _latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+        latents_bytes=samples * latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
         if facts
         else None,
-        pool_bytes=rollout.pool * _latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+        pool_bytes=rollout.pool * latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
         if facts and one_stage
         else None,
         lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
         packed_bytes=facts.packed_bytes if facts else None,
         weights_bytes=facts.parameters * DTYPE_BYTES[config.model.dtype] if facts else None,
-        training_bytes=_training_bytes(facts.lora_parameters, learner.world_size, POLICIES + _anchored(config))
-        if facts
-        else None,
+        training_bytes=training_bytes(config, facts.lora_parameters) if facts else None,
+        prepared_bytes=prepared_bytes(config, facts.latent_shape) if facts else None,
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
     )
-
-
-def _anchored(config: Config) -> int:
-    return int("anchor" in _references(config))
-
-
-def _training_bytes(factors: int, world_size: int, policies: int) -> int:
-    """Bytes on one rank for `factors` trained parameters; ZeRO gives each rank its share of AdamW's tensors."""
-    return FLOAT32_BYTES * ((policies + 1) * factors + (1 + MOMENTS) * math.ceil(factors / world_size))
 
 
 def _s(count: int) -> str:

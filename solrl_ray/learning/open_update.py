@@ -65,16 +65,19 @@ class Prepared:
     def to(self, device: torch.device | str) -> Prepared:
         """The same with its tensors elsewhere; bits do not change."""
         references = {name: [v.to(device) for v in all_passes] for name, all_passes in self.references.items()}
-        return replace(self, passes=[_moved(one, device) for one in self.passes], references=references)
+        there: dict[int, torch.Tensor] = {}
+        return replace(self, passes=[_moved(one, device, there) for one in self.passes], references=references)
 
 
-def _moved(value: Any, device: torch.device | str) -> Any:
-    """A dataclass of tensors and of such dataclasses."""
+def _moved(value: Any, device: torch.device | str, there: dict[int, torch.Tensor]) -> Any:
+    """A dataclass of tensors and of such dataclasses; `there` keeps what several share one tensor there, too."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        if id(value) not in there:
+            there[id(value)] = value.to(device)
+        return there[id(value)]
     if not hasattr(value, "__dataclass_fields__"):
         return value
-    return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value)})
+    return replace(value, **{f.name: _moved(getattr(value, f.name), device, there) for f in fields(value)})
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points, trained_timesteps
+from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
+from solrl_ray.config.update import trained_timesteps
 from solrl_ray.objectives.timesteps import timestep_count
 from tests.unit.made_configs import MODEL
 
@@ -89,6 +90,35 @@ def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(conf
     text = " ".join(four.table().split())
     assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 workers · 710 MB of LoRA policies" in text
     assert "302 MB of samples an iteration · not counted: packed previews, activations" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "micro_batches"),
+    [
+        ((), 94),  # of 96: 47 prompts × 24 samples in twelves; the last prompt's complete the iteration
+        (("learner.world_size=8",), 12),  # a rank with one more than others: 94 / 8
+        (("learner.updates=2",), 48),  # the first step's
+        (("objective.advantage.std=group",), 0),
+        (("objective.advantage.std=group", "learner.updates=2"), 1),  # its gradient is reduced over ranks
+        (("objective.advantage.std=group", "learner.zero_stage=2"), 94),
+        (("fleet.learners.num_gpus=0.5", "fleet.explorers.num_gpus=0.5"), 0),  # they take turns
+    ],
+)
+def test_micro_batches_wait_for_what_their_gradient_needs(
+    configure, overrides: tuple[str, ...], micro_batches: int
+) -> None:  # type: ignore[no-untyped-def]
+    # Per sample its clean latent, and at 6 noise levels x_t, noise, v_reference and v_old.
+    expected = micro_batches * 12 * (1 + 6 * 4) * 1024 * 64 * 4
+    assert describe(configure(*overrides), FLUX).prepared_bytes == expected
+
+
+def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("fleet.learners.num_gpus=1", "objective.timestep_fraction=0.4"), FLUX)
+    assert numbers.prepared_bytes == 94 * 12 * (2 + 4 * 4) * 1024 * 64 * 4 == 5_322_571_776
+    assert "each learner rank, and in main memory 5.32 GB of what waits for its gradient" in " ".join(
+        numbers.table().split()
+    )
+    assert "waits for" not in describe(configure("objective.advantage.std=group"), FLUX).table()
 
 
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]

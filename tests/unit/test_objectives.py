@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from solrl_ray import models
+from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.checks import check, needs_trajectory
 from solrl_ray.config.loading import load
 from solrl_ray.config.samplers import Ode
@@ -249,3 +250,28 @@ def test_samples_that_lost_their_trajectory_are_refused(bench: Callable[..., Ben
     ):
         with pytest.raises(RunError, match=message):
             one.learner.update(0, [groups[0], dataclasses.replace(groups[1], trajectory=broken)], one.embeddings)
+
+
+def latents_of(value: Any, shape: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    """Tensors of latents in nested dataclasses and containers, by their memory."""
+    if isinstance(value, torch.Tensor):
+        return {value.data_ptr(): value} if value.shape[-len(shape) :] == shape else {}
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return {place: tensor for part in parts for place, tensor in latents_of(part, shape).items()}
+
+
+@pytest.mark.parametrize("method", ["sol_rl", "awm", "dance_grpo"])
+def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
+    method: str, bench: Callable[..., Bench]
+) -> None:
+    one = bench(method)
+    one.iterate(0)  # so that no policy is another's copy
+    one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
+    one.learner.take([one.group(1, PROMPTS[0])], one.embeddings)
+    shape = one.model.latent_shape
+    waiting = [prepared for part in one.learner._opened().parts for prepared in part.prepared]
+    facts = ModelFacts(latent_shape=shape, parameters=0, lora_modules=0, lora_parameters=0, packed_bytes=0)
+    held = sum(tensor.nbytes for tensor in latents_of(waiting, shape).values())
+    assert held == describe(one.config, facts).prepared_bytes > 0

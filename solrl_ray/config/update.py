@@ -1,0 +1,94 @@
+"""What one update of the learner consists of, from the configuration: passes, policies and their memory."""
+
+from __future__ import annotations
+
+import math
+
+from solrl_ray.config.checks import needs_trajectory
+from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
+from solrl_ray.config.samplers import Ode
+from solrl_ray.config.schema import Config
+from solrl_ray.config.sharing import takes_turns
+
+FLOAT32_BYTES = 4
+POLICIES = 3
+"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA; AWM's anchor
+makes a fourth."""
+MOMENTS = 2
+"""AdamW's, a trained parameter."""
+
+
+def trained_timesteps(config: Config) -> int:
+    """Noise levels or stored transitions on which each sample is trained, one pass each."""
+    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.full.steps
+    if isinstance(objective, Awm):
+        return objective.timesteps
+    if isinstance(objective, DiffusionNft):
+        return share_of(steps, objective.timestep_fraction)
+    stored = 0 if isinstance(sampler, Ode) else sampler.recorded(steps)
+    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpo) else stored
+
+
+def references(config: Config) -> list[str]:
+    """Policies whose velocities are taken without gradient, in whatever optimiser step."""
+    objective = config.objective
+    names = ["reference"] * (objective.kl != 0)
+    names += ["anchor"] * (isinstance(objective, Awm) and objective.anchor.weight != 0)
+    return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
+
+
+def forwards_without_gradient(config: Config, backwards: int) -> int:
+    """Each reference is taken once a pass; a copied sampling policy is v_theta until the first optimiser step."""
+    updates = config.learner.updates
+    old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
+    return backwards * sum(name != "old" for name in references(config)) + old
+
+
+def latents_a_sample(config: Config) -> int:
+    """Latents that a sample brings to the learner: its clean one, and the states of a stored trajectory."""
+    sampler = config.rollout.sampler
+    if isinstance(sampler, Ode) or not needs_trajectory(config):
+        return 1
+    return 1 + sampler.recorded(config.rollout.full.steps) + 1
+
+
+def training_bytes(config: Config, factors: int) -> int:
+    """Bytes on one rank for `factors` trained parameters; ZeRO gives each rank its share of AdamW's tensors."""
+    policies = POLICIES + ("anchor" in references(config))
+    shared = (1 + MOMENTS) * math.ceil(factors / config.learner.world_size)
+    return FLOAT32_BYTES * ((policies + 1) * factors + shared)
+
+
+def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
+    """The most that a rank holds of micro-batches which wait for their gradient while samples come in.
+
+    Samples of `_prepared` micro-batches × (S + P (2 + R)) float32 latents; what is one number a sample is left out.
+    S: what the sample came with (clean latent, trajectory); of objectives that noise it again also the clean latent as
+    it was on a GPU. P: trained timesteps, each with two latents (x_t and its noise, or x_t and what followed it) and R:
+    the velocities of the policies that are compared with, `old` among them unless it is a copy.
+    """
+    objective = config.objective
+    copied = isinstance(objective, DiffusionNft | Awm) and config.fleet.learners.num_gpus > 0
+    compared = sum(name != "old" for name in references(config)) + (objective.old_decay.kind != "copy")
+    latents = latents_a_sample(config) + copied + trained_timesteps(config) * (2 + compared)
+    samples = _prepared(config) * config.learner.micro_batch
+    return samples * latents * math.prod(latent_shape) * FLOAT32_BYTES
+
+
+def _prepared(config: Config) -> int:
+    """The most micro-batches of a rank that wait for their gradient while samples come in.
+
+    Those of the first optimiser step whose samples are there before the last prompt's are; all of them if advantages
+    or the gradient's reduction (ZeRO-2) must wait, else the step's last one alone. None where learners take turns with
+    others on a GPU, for then nothing is done early. What is done early: `learning.open_update`.
+    """
+    rollout, learner = config.rollout, config.learner
+    if takes_turns(config.fleet):
+        return 0
+    step = (rollout.prompts // learner.updates) * rollout.keep
+    all_in_step = math.ceil(step / (learner.micro_batch * learner.world_size))
+    there = (rollout.prompts - 1) * rollout.keep
+    early = all_in_step if step <= there else math.ceil(there // learner.micro_batch / learner.world_size)
+    if config.objective.advantage.std != "global" and learner.zero_stage == 1:
+        return int(early == all_in_step)
+    return early
