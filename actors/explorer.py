@@ -6,7 +6,6 @@ were made, until their prompt's selection: the chosen ones are learned from.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,7 +33,7 @@ from solrl_ray.records import (
 )
 from solrl_ray.revisions import base_pack
 from solrl_ray.revisions.container import Buffer
-from solrl_ray.rollout import Sampled, Sampler
+from solrl_ray.rollout import Sampled, Sampler, scored
 from solrl_ray.scheduling.book import group_digest
 
 
@@ -145,15 +144,5 @@ class Explorer:
         return replace(result, samples_digest=group_digest(group)), group
 
     def _sampled(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, Sampled]:
-        began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
-        sampled = self._sampler(unit, prompt, embedding)
-        result = UnitResult(
-            unit=unit,
-            rewards=tuple(sampled.rewards.tolist()),
-            worker=self._name,
-            score_class=self._score_class,
-            seconds=time.perf_counter() - started,
-            started=began,
-        )
-        return result, sampled
+        return scored(self._sampler, unit, prompt, embedding, worker=self._name, score_class=self._score_class)

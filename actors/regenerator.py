@@ -23,7 +23,7 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Ref
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.columns import Columns
-from solrl_ray.rollout import Sampler
+from solrl_ray.rollout import Sampler, scored
 from solrl_ray.scheduling.lending import LoanEnded
 
 
@@ -139,17 +139,8 @@ class Regenerator:
 
     def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score seeds that were not selected as if they had been; their samples do not leave this method."""
-        began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
-        sampled = self._full(unit, prompt, embedding)
-        return UnitResult(
-            unit=unit,
-            rewards=tuple(sampled.rewards.tolist()),
-            worker=self._name,
-            score_class=self._score_class,
-            seconds=time.perf_counter() - started,
-            started=began,
-        )
+        return scored(self._full, unit, prompt, embedding, worker=self._name, score_class=self._score_class)[0]
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""

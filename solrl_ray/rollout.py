@@ -8,6 +8,7 @@ takes that of the full trajectory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ from solrl_ray.config.samplers import Sampler as SamplerSection
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.noise import initial_noise
-from solrl_ray.records import Address, Prompt, PromptEmbedding, Trajectory, WorkUnit
+from solrl_ray.records import Address, Prompt, PromptEmbedding, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.increments import increment_address, initial_address, window_start
@@ -170,3 +171,20 @@ class Sampler:
         if isinstance(self._sampler, Ode):
             return 0
         return window_start(self._sampler, run_seed=self._run_seed, iteration=unit.iteration, prompt_id=unit.prompt_id)
+
+
+def scored(
+    sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, *, worker: str, score_class: str
+) -> tuple[UnitResult, Sampled]:
+    """A unit's rewards as they are reported, with the seconds that it took, and its samples."""
+    began, started = time.time(), time.perf_counter()
+    sampled = sampler(unit, prompt, embedding)
+    result = UnitResult(
+        unit=unit,
+        rewards=tuple(sampled.rewards.tolist()),
+        worker=worker,
+        score_class=score_class,
+        seconds=time.perf_counter() - started,
+        started=began,
+    )
+    return result, sampled

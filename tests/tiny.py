@@ -119,22 +119,27 @@ def _vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
     )
 
 
+def flux_transformer(*, guidance_embeds: bool = False) -> FluxTransformer2DModel:
+    """Of one block of each kind; weights from the global generator."""
+    return FluxTransformer2DModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        guidance_embeds=guidance_embeds,
+        axes_dims_rope=(4, 4, 8),
+    )
+
+
 def build_pipeline(folder: Path, *, guidance_embeds: bool = False, tiny_vae: bool = False, seed: int = 0) -> Path:
     """Write a FLUX-class pipeline of about 80 thousand parameters in float32 and return its folder."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
-        transformer = FluxTransformer2DModel(
-            in_channels=16,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
-            pooled_projection_dim=32,
-            guidance_embeds=guidance_embeds,
-            axes_dims_rope=(4, 4, 8),
-        )
+        transformer = flux_transformer(guidance_embeds=guidance_embeds)
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
             vae=_vae(tiny_vae),

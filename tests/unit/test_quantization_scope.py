@@ -12,6 +12,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.policy import adapters
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
+from tests import tiny
 
 SKIP = ["x_embedder", "context_embedder", "time_text_embed", "norm", "^proj_out"]
 
@@ -19,16 +20,7 @@ SKIP = ["x_embedder", "context_embedder", "time_text_embed", "norm", "^proj_out"
 def transformer() -> FluxTransformer2DModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return FluxTransformer2DModel(
-            in_channels=16,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
-            pooled_projection_dim=32,
-            axes_dims_rope=(4, 4, 8),
-        ).eval()
+        return tiny.flux_transformer().eval()
 
 
 def inputs() -> dict[str, torch.Tensor]:
