@@ -67,7 +67,8 @@ class LearnerGroup:
         """
         self._config = config
         self._spawn = spawn
-        self._last_state = self._beginning = last_state
+        self._last_state = last_state
+        self._begin_with("the last checkpoint", last_state)
         self._budget = budget
         self._tell = tell
         self._supply = supply
@@ -91,8 +92,8 @@ class LearnerGroup:
         self._ranks = self._spawn_all()
 
     def start(self, state: LearnerState | None) -> None:
-        """Bring the ranks together, at `state` or at revision 0."""
-        self._beginning = lambda: state
+        """Bring the ranks together, at `state` of a checkpoint or at revision 0."""
+        self._begin_with(_checkpoint(state), lambda: state)
         try:
             self._join(state)
         except waiting.WorkerGone as error:
@@ -108,8 +109,8 @@ class LearnerGroup:
             self._ask("load", ray.put(state), seconds=seconds)
 
     def load(self, state: LearnerState) -> None:
-        """Go to another state."""
-        self._beginning = lambda: state
+        """Go to the state of another checkpoint."""
+        self._begin_with(_checkpoint(state), lambda: state)
         self._all("load", ray.put(state), seconds=self._config.fleet.deadlines.start)
 
     def offer(
@@ -144,12 +145,13 @@ class LearnerGroup:
         """The whole state after an update. A group that is rebuilt from now on begins with it: done again, the update
         might differ on a GPU from what is saved and from what was published."""
         state: LearnerState = self._all("state", seconds=self._config.fleet.deadlines.update)[0]
-        self._meal, self._beginning = None, lambda: state
+        self._meal = None
+        self._begin_with("its last state, which no checkpoint holds yet", lambda: state)
         return state
 
     def saved(self) -> None:
         """Note that `last_state` is what the group holds now, which need not be kept in memory."""
-        self._beginning = self._last_state
+        self._begin_with("the last checkpoint", self._last_state)
 
     def leave(self, nodes: Collection[str]) -> None:
         """If a rank is on one of these nodes, which are about to go, go elsewhere with all of them, if there is room.
@@ -211,7 +213,7 @@ class LearnerGroup:
         """
         while True:
             self._budget.spend("the learner group", str(error))
-            self._tell(f"the learner group is rebuilt from the last checkpoint ({error})")
+            self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
             self._renew()
             try:
                 self._join(self._beginning())
@@ -220,6 +222,10 @@ class LearnerGroup:
                 return
             except waiting.WorkerGone as again:
                 error = again
+
+    def _begin_with(self, origin: str, state: Callable[[], LearnerState | None]) -> None:
+        """Note what a group that is rebuilt from now on begins with; `origin` is what the user is told of it."""
+        self._origin, self._beginning = origin, state
 
     def _renew(self) -> None:
         for rank in self._ranks:
@@ -247,3 +253,7 @@ class LearnerGroup:
     def _ask(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
         refs = [getattr(rank, method).remote(*arguments) for rank in self._ranks]
         return waiting.gather(refs, what=f"{method} of the learner group", seconds=seconds)
+
+
+def _checkpoint(state: LearnerState | None) -> str:
+    return "revision 0" if state is None else f"the checkpoint after {state.updates} updates"
