@@ -1,6 +1,7 @@
 """Driver, controller and encoder are killed in chosen states; resuming ends with the bytes of an undisturbed run.
 
-Meanwhile the machine's clock jumps to and fro, as one whose time is set.
+Meanwhile the machine's clock jumps to and fro, as one whose time is set, and its disk takes as long for a checkpoint as
+the test wants.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ from solrl_ray.report.trace import read_spans
 from tests.small import digests, folder, small_config
 
 PATIENCE = 240.0
-JUMPING_CLOCK = """
-import itertools, sys, time
+MACHINE = """
+import itertools, os, sys, time
+
+def rename(source, target):
+    while os.path.exists(os.path.join(os.path.dirname(__file__), "held-" + os.path.basename(target))):
+        time.sleep(0.01)
+    renamed(source, target)
 
 if any(part.endswith("default_worker.py") for part in sys.orig_argv):  # an actor's process
     real, jumps = time.time, itertools.cycle((0.0, 7200.0, -86400.0))
     time.time = lambda: real() + next(jumps)
+    renamed, os.rename = os.rename, rename
 """
-"""Python imports it into each process that finds it as ``sitecustomize``."""
+"""Python imports it into each process that finds it as ``sitecustomize``. What the test holds gets its name later."""
 
 
-def solrl(*arguments: str, clock: Path) -> subprocess.Popen[str]:
-    path = os.pathsep.join(filter(None, (str(clock), os.environ.get("PYTHONPATH"))))
+def solrl(*arguments: str, machine: Path) -> subprocess.Popen[str]:
+    path = os.pathsep.join(filter(None, (str(machine), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         [sys.executable, "-m", "solrl_ray", "train", *arguments, "--no-live"],
         env=os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
@@ -45,12 +52,19 @@ def solrl(*arguments: str, clock: Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+def wait_for(what: str, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not reached():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "the wanted state never came"
+        assert time.monotonic() < deadline, f"{what} never came"
         time.sleep(0.005)
+
+
+def wait_until(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+    def told() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return reached()
+
+    wait_for("the wanted state", told)
 
 
 def lines(path: Path) -> int:
@@ -70,12 +84,12 @@ def iterations(run: Path) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, measured(run).splitlines()) if record["event"] == "iteration"]
 
 
-def pids(role: str, clock: Path) -> list[int]:
+def pids(role: str, machine: Path) -> list[int]:
     """Processes of this test that play a role: by Ray's title of theirs, and their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            mine = str(clock).encode() in process.joinpath("environ").read_bytes()
+            mine = str(machine).encode() in process.joinpath("environ").read_bytes()
             if mine and process.joinpath("cmdline").read_bytes().startswith(f"ray::{role}".encode()):
                 found.append(int(process.name))
         except OSError:  # not ours, or gone
@@ -90,6 +104,8 @@ class Death(NamedTuple):
     """Is given the run folder when the driver starts; says whether the state has come."""
     sentence: str = ""
     """How the driver ends, unless it is what is killed."""
+    unsaved: str = ""
+    """A checkpoint that the disk does not finish meanwhile."""
 
 
 def more_of(iteration: int) -> Callable[[Path], Callable[[], bool]]:
@@ -116,24 +132,32 @@ DEATHS = (
     Death(
         "driver",
         "iteration 2 is begun, while the checkpoint of iteration 1 is written",
-        lambda run: lambda: journaled(run, 2) >= 1,
+        lambda run: lambda: journaled(run, 2) >= 1 and (run / "checkpoints/.iteration-000002.partial").exists(),
+        unsaved="iteration-000002",
     ),
     Death(
         "driver",
         "iteration 2 is measured, its checkpoint is not there",
         lambda run: lambda: '"iteration": 2, "revision": 2' in measured(run),
+        unsaved="iteration-000003",
     ),
 )
 
 
-def kill(death: Death, process: subprocess.Popen[str], run: Path, clock: Path) -> None:
+def kill(death: Death, process: subprocess.Popen[str], run: Path, machine: Path) -> None:
     """SIGKILL who is to die once the run folder shows the wanted state, and wait for the driver's end."""
+    if death.unsaved:
+        machine.joinpath(f"held-{death.unsaved}").touch()
     wait_until(process, death.reached(run))
     if death.who == "driver":
         os.kill(process.pid, signal.SIGKILL)
         process.wait(PATIENCE)
+        if death.unsaved:
+            wait_for("the end of the controller", lambda: not pids("Controller", machine))
+            assert not (run / "checkpoints" / death.unsaved).exists()
+            machine.joinpath(f"held-{death.unsaved}").unlink()
         return
-    [victim] = pids(death.who, clock)
+    [victim] = pids(death.who, machine)
     os.kill(victim, signal.SIGKILL)
     said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1, said
@@ -141,23 +165,21 @@ def kill(death: Death, process: subprocess.Popen[str], run: Path, clock: Path) -
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("deaths", [DEATHS[::3], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["driver", "all"])
-def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
-    deaths: tuple[Death, ...], calm: Config, tmp_path: Path
-) -> None:
+@pytest.mark.faults
+def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "killed")
     run = folder(config)
     path = tmp_path / "config.yaml"
     path.write_text(folder(calm).joinpath("config.yaml").read_text())
-    clock = tmp_path / "clock"
-    clock.mkdir()
-    clock.joinpath("sitecustomize.py").write_text(JUMPING_CLOCK)
+    machine = tmp_path / "machine"
+    machine.mkdir()
+    machine.joinpath("sitecustomize.py").write_text(MACHINE)
     start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
-    for death in deaths:
-        kill(death, solrl(*start, clock=clock), run, clock)
+    for death in DEATHS:
+        kill(death, solrl(*start, machine=machine), run, machine)
         assert not (run / "summary.json").exists(), death.state
         start = ["--resume", str(run)]
-    last = solrl(*start, clock=clock)
+    last = solrl(*start, machine=machine)
     said, _ = last.communicate(timeout=PATIENCE)
     assert last.returncode == 0, said
     assert digests(config) == digests(calm)

@@ -17,6 +17,7 @@ from actors.learner_group import LearnerGroup
 from actors.roles import Cast, Roles
 from actors.waiting import InputGone
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.policy.digest import lora_digest
@@ -129,7 +130,7 @@ def light_group(settings: Config, cast: Cast, said: list[str]) -> LearnerGroup:
     )
 
 
-@pytest.mark.parametrize(("share", "room"), [(0.5, True), pytest.param(0.75, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("share", "room"), [(0.5, True), pytest.param(0.75, False, marks=pytest.mark.faults)])
 def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_there_is_room(
     tmp_path: Path, share: float, room: bool
 ) -> None:
@@ -153,6 +154,16 @@ def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_ther
     for rank in learners._ranks:
         ray.kill(rank)
     remove_placement_group(cast._seats)
+
+
+def test_ranks_without_room_together_end_the_run_with_what_they_asked_for(tmp_path: Path) -> None:
+    fleet = {"learners": {"num_cpus": 1.5}, "deadlines": {"resources": 0.5, "start": 0.5}}  # there are two CPUs
+    settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
+    cast = Cast(settings, tmp_path, Roles(learner=Light))
+    wanted = r"2 learner ranks \(1\.5 CPU each, fleet\.learners\.placement PACK\)"
+    with pytest.raises(RunError, match=rf"^{wanted} found no room together within 1 s \(fleet\.deadlines\.resources"):
+        light_group(settings, cast, [])
+    assert cast._seats is None
 
 
 def train(learners: LearnerGroup, folder: Path) -> list[list[bytes]]:
@@ -212,13 +223,17 @@ def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest
     ray.kill(rank)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 @pytest.mark.parametrize(
-    ("zero_stage", "role"),
-    [(1, KilledWhileUpdating), (2, KilledBeforeItsStateIsSaved), (2, KilledWhileStarting)],
+    ("zero_stage", "role", "origin"),
+    [
+        (1, KilledWhileUpdating, "the last checkpoint"),
+        (2, KilledBeforeItsStateIsSaved, "the last checkpoint"),
+        (2, KilledWhileStarting, "revision 0"),
+    ],
 )
 def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
-    tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type
+    tiny_pipeline: Path, tmp_path: Path, zero_stage: int, role: type, origin: str
 ) -> None:
     settings = two_ranks(tiny_pipeline, zero_stage)
     said: list[str] = []
@@ -227,10 +242,10 @@ def test_a_group_that_lost_a_rank_is_rebuilt_to_the_same_bytes(
     assert said == []
     assert train(group(settings, hurt, role, said), hurt) == expected
     assert len(said) == 1
-    assert said[0].startswith("the learner group is rebuilt from the last checkpoint (")
+    assert said[0].startswith(f"the learner group is rebuilt from {origin} (")
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_what_is_published_after_a_loss_is_what_will_be_saved(tiny_pipeline: Path, tmp_path: Path) -> None:
     settings = config(tiny_pipeline, run={"seed": 7, "root": str(tmp_path)}, fleet={"learners": {"threads": 1}})
     said: list[str] = []
@@ -240,6 +255,7 @@ def test_what_is_published_after_a_loss_is_what_will_be_saved(tiny_pipeline: Pat
     state = learners.state()
     revision = learners.revision("old")
     assert len(said) == 1
+    assert said[0].startswith("the learner group is rebuilt from its last state, which no checkpoint holds yet (")
     assert lora_digest(revision.factors) == lora_digest(state.old)
     # Done again, an update might come out otherwise where kernels are not deterministic.
     assert tmp_path.joinpath("updates").read_text() == "0\n"

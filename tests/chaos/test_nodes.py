@@ -42,11 +42,11 @@ def cluster() -> Iterator[Cluster]:
     made.shutdown()
 
 
-def wait_for(process: subprocess.Popen[str], reached: Callable[[], bool]) -> None:
+def wait_for(process: subprocess.Popen[str], said: Path, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not reached():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
+        assert process.poll() is None, said.read_text()
+        assert time.monotonic() < deadline, said.read_text()
         time.sleep(0.1)
 
 
@@ -61,8 +61,8 @@ def attested(run: Path) -> set[str]:
     return {entry["worker"] for entry in json.loads(file.read_text())} if file.exists() else set()
 
 
-@pytest.mark.slow
-def test_workers_leave_a_node_that_is_about_to_go_for_one_that_joins_late(
+@pytest.mark.faults
+def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_the_run_folders_node_is_told(
     calm: Config, cluster: Cluster, tmp_path: Path
 ) -> None:
     config = small_config(
@@ -72,30 +72,39 @@ def test_workers_leave_a_node_that_is_about_to_go_for_one_that_joins_late(
         "fleet.max_replacements=0",  # who leaves in time is no failure
         "fleet.deadlines.preview=600",
     )
-    run, file = folder(config), tmp_path / "config.yaml"
+    run, file, said = folder(config), tmp_path / "config.yaml", tmp_path / "said"
     file.write_text(to_yaml(config))
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from tests.gated import main; main()", cluster.address, str(file)],
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    wait_for(process, lambda: len(list(tmp_path.glob("at-gate-1-explorer-?"))) == 2)
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from tests.gated import main; main()", cluster.address, str(file)],
+            env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    wait_for(process, said, lambda: len(list(tmp_path.glob("at-gate-1-explorer-?"))) == 2)
     (old,) = cluster.worker_nodes
     drain(cluster.address, old.node_id)
 
     # Room for one of the two who take their place; the other one goes on waiting for a node.
     cluster.add_node(num_cpus=1, labels=PLACE)
-    wait_for(process, lambda: bool({"explorer-0.1", "explorer-1.1"} & attested(run)))
+    wait_for(process, said, lambda: bool({"explorer-0.1", "explorer-1.1"} & attested(run)))
     (tmp_path / "gate-1").touch()
-    wait_for(process, lambda: any(tmp_path.glob("at-gate-2-explorer-?.1")))
+    wait_for(process, said, lambda: any(tmp_path.glob("at-gate-2-explorer-?.1")))
+
+    # The head is the run folder's node: who may leaves it, and the others work as long as it is there.
+    drain(cluster.address, cluster.head_node.node_id)
+    going = (
+        "the node of the run folder is about to go, and with it controller, selector and encoder: go on with --resume"
+    )
+    wait_for(process, said, lambda: going in said.read_text())
     (tmp_path / "gate-2").touch()
-    output, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, output
+    process.wait(PATIENCE)
+    assert process.returncode == 0, said.read_text()
     assert digests(config) == digests(calm)
-    assert "the node of explorer-0 is about to go: it leaves, explorer-0.1 takes its place" in output
-    assert "explorer-0 has left" in output
+    assert "the node of explorer-0 is about to go: it leaves, explorer-0.1 takes its place" in said.read_text()
+    assert "explorer-0 has left" in said.read_text()
+    assert "the node of regenerator-0 is about to go: it leaves, regenerator-0.1 takes its place" in said.read_text()
 
 
 @contextmanager
@@ -129,7 +138,7 @@ def leave_for_a_node_that_joins(address: str, folder: Path) -> None:
     assert said[-1] == "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     with elsewhere(leave_for_a_node_that_joins, cluster.address, tmp_path):
@@ -156,7 +165,7 @@ def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
         ray.kill(worker)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
     try:

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from actors import commands
+from actors.controller import Controller
 from actors.explorer import Explorer
 from actors.learner import LearnerRank
 from actors.roles import Roles
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import Span, read_spans
@@ -102,20 +104,42 @@ class KillsTheController(LearnerRank):
         return super().update(iteration)
 
 
+class DiesWithItsCheckpoint(Controller):
+    """When revision 2 is published, and samples were made with it, but what it was made from is not on the disk."""
+
+    def _save(self, state: LearnerState, updates: int) -> float:
+        if updates == 2:
+            deadline = time.monotonic() + 60.0
+            while not sampled(folder(self._config)) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._save(state, updates)
+
+
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_a_controller_killed_while_the_next_iteration_is_explored_resumes_to_the_same_bytes(
-    local_ray: None, expected: tuple[str, str], tmp_path: Path
+def sampled(run: Path) -> list[Path]:
+    """What there is to learn from in iteration 2; made with revision 2."""
+    return list((run / "samples/iteration-000002").glob("*.safetensors"))
+
+
+def test_a_controller_killed_while_it_explores_ahead_and_before_a_checkpoint_resumes_to_the_same_bytes(
+    local_ray: None, expected: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(tmp_path, "killed", *AHEAD)
     run = folder(config)
     with pytest.raises(RunError, match="the controller is gone"):
         commands.train(config, live=False, roles=Roles(learner=KillsTheController))
-    assert not (run / "checkpoints/iteration-000002").exists()
     before = (run / AHEAD_OF).read_bytes()
     assert before.count(b"\n") >= 3
+    monkeypatch.setattr(commands, "Controller", DiesWithItsCheckpoint)
+    with pytest.raises(RunError, match="the controller is gone"):
+        commands.train(config, live=False, resume=True)
+    assert sampled(run)
+    assert not (run / "checkpoints/iteration-000002").exists()
+    monkeypatch.undo()
     commands.train(config, live=False, resume=True)
     assert digests(config) == expected
     assert (run / AHEAD_OF).read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was explored is kept
