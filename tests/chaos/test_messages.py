@@ -54,7 +54,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_lost_messages_cost_time_and_no_bytes(calm: Config, tmp_path: Path, place: Path) -> None:
     stored = str(folder(calm) / "config.yaml")
     command = [sys.executable, "-m", "solrl_ray", "train", stored, "--continue", "--no-live"]

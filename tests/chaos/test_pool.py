@@ -336,7 +336,7 @@ class Guest(Worker):
         return super().load_revision(full)
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
 def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_is_missed(killed: bool) -> None:
     pool = pool_of(Guest, deadlines=Deadlines(start=100.0, publish=10.0))
     pool.open("regenerator-0")

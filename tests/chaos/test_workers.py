@@ -213,7 +213,7 @@ class KilledWhileEvaluating(Regenerator):
         return evaluated
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_regenerator_killed_in_evaluations_does_not_change_them(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "measured")
     commands.train(config, live=False, roles=Roles(regenerator=KilledWhileEvaluating))

@@ -37,7 +37,7 @@ def solrl(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_run_on_a_cluster_that_loses_a_node_and_gets_another_has_the_same_bytes(
     calm: Config, two_nodes: Cluster, tmp_path: Path
 ) -> None:

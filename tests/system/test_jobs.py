@@ -97,7 +97,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(1800)  # two jobs, each with the start of a run
-@pytest.mark.slow
+@pytest.mark.faults
 def test_a_submitted_run_is_stopped_and_resubmitted_to_the_same_bytes(
     calm: Config, head: Head, checkout: Path, tmp_path: Path
 ) -> None:

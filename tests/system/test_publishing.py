@@ -52,7 +52,7 @@ def publications(config: Config) -> list[dict[str, float]]:
     ("mode", "role", "snapshots"),
     [
         ("packed", LosesTheEnd, [1, 0, 0]),
-        pytest.param("lora", Miscopies, [0, 0, 0], marks=pytest.mark.slow),
+        pytest.param("lora", Miscopies, [0, 0, 0], marks=pytest.mark.faults),
     ],
 )
 def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(

@@ -87,7 +87,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         seen.url = f"http://127.0.0.1:{server.server_port}/score"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         servers.append((server, seen))
         return seen
 
