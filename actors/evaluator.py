@@ -14,7 +14,7 @@ from actors.regenerator import Evaluated
 from actors.rollout import Rollout
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
-from solrl_ray.evaluation import evaluation_metrics, evaluation_units
+from solrl_ray.evaluation import HELD_AS, evaluation_metrics, evaluation_units
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
@@ -84,14 +84,12 @@ class Evaluator:
         Args:
             updates: updates done so far; also the revision that the regenerators hold.
             embeddings: prompt id → reference of its embedding.
-            holder: the policy that the regenerators were given; else EMA's, or the sampling policy, whose revision 0
-                is the base.
+            holder: the policy that the regenerators were given, if not that of `HELD_AS`.
         """
         started = time.monotonic()
         self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
-        holder = holder or ("ema" if policy == "ema" else "old")
-        units = evaluation_units(self._config, prompts, updates=updates, policy=holder)
+        units = evaluation_units(self._config, prompts, updates=updates, policy=holder or HELD_AS[policy])
         pictured = self._pictured(prompts)
 
         def arguments(unit: WorkUnit) -> tuple[Any, ...]:

@@ -124,9 +124,12 @@ class Cast:
 
 
 def namespace(folder: Path) -> str:
-    """Ray namespace of the run in `folder`: two runs never share one, even under equal names."""
-    digest = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:8]
-    return f"solrl-{folder.name}-{digest}"
+    """Ray namespace of the run in `folder`: two runs never share one, even under equal names.
+
+    By whatever way the folder is named: the one who asks how a run is may know it by a link.
+    """
+    place = folder.resolve()
+    return f"solrl-{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
 
 
 def on_this_node(role: type, name: str, namespace: str, **options: Any) -> Any:

@@ -23,6 +23,11 @@ HOLDERS: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
 """Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
 
 
+HELD_AS = {"real": "real", "base": "old", "ema": "ema"}
+"""What a run's evaluations score → the policy of their units, which differ between any two that are made after as many
+updates: a late answer of one is then no answer to the other. The sampling policy's revision 0 is the base."""
+
+
 def policy_factors(state: LearnerState, policy: str) -> Tensors:
     """The factors of a policy in `HOLDERS`; the base's have B = 0."""
     if policy == "base":
@@ -46,7 +51,7 @@ def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int,
 
     Args:
         updates: updates done; also the revision.
-        policy: ``old`` or ``ema``.
+        policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; of real pictures ``real``.
     """
     indices = tuple(range(config.evaluation.samples))
     return [

@@ -52,8 +52,8 @@ def obstacle(config: Config, run: Config) -> str:
     Args:
         run: the run's own configuration.
     """
-    if run.evaluation.share == 0:
-        return "the run lends no regenerator (its evaluation.share is 0); evaluating alone"
+    if 0 in (run.evaluation.share, config.evaluation.share):
+        return "the run lends no regenerator (evaluation.share is 0); evaluating alone"
     key = first_difference(config, run, free=ASKED_FOR)
     if key is not None:
         return f"the live run's regenerators have another {key} than was asked for; evaluating alone"

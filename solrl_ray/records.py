@@ -61,7 +61,7 @@ class WorkUnit:
     prompt_id: str
     indices: tuple[int, ...]
     policy: str = "old"
-    """Whose revision it is: the sampling policy's, or ``ema`` in evaluations."""
+    """Whose revision it is: the sampling policy's, or in evaluations another one's; ``real`` of real pictures."""
     steps: int | None = None
     """Solver steps, if not those that its stage is configured with: of a preview on a rung of the fallback ladder."""
 

@@ -48,7 +48,9 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
     if arguments.resume:
         folder = Path(arguments.resume)
         # The folder may have been moved: where it is now counts, not where it was begun.
-        place = [f"run.root='{folder.absolute().parent}'", f"run.name='{folder.absolute().name}'"]
+        here = folder.absolute()
+        places = {"run.root": str(here.parent), "run.name": here.name}
+        place = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in places.items()]
         continuation.stored(folder)
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
     elif arguments.config:

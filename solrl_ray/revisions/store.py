@@ -27,8 +27,10 @@ class RevisionStore:
         self._folder = folder
 
     def save(self, publication: Publication) -> Path:
-        """Writes a revision, packed weights as snapshot or delta as they are published; the same revision again is
-        nothing to do.
+        """Writes a revision, packed weights as snapshot or delta as they are published.
+
+        The same revision again is nothing to do, unless what is stored of it is damaged, or packed for explorers of
+        another tier, as of a run that is resumed elsewhere: then it is written anew.
 
         Raises:
             RunError: another revision of this name is stored, because a revision never changes; or the one that
@@ -36,10 +38,11 @@ class RevisionStore:
         """
         revision = publication.revision
         folder, manifest = self._folder / revision.name, revision.manifest
-        if (folder / _MANIFEST).is_file():
-            if (folder / _MANIFEST).read_text() != manifest.to_json():
-                raise RunError(f"{folder} holds a different {revision.name}: a revision never changes")
+        stored = self._stored(manifest.revision)
+        if stored is not None and stored.manifest == manifest:
             return folder
+        if stored is not None and (stored.manifest.formats == manifest.formats or not _same_policy(stored, revision)):
+            raise RunError(f"{folder} holds a different {revision.name}: a revision never changes")
         if publication.deltas and manifest.parent not in self.revisions():
             raise RunError(f"{revision.name} is a delta, but {self._folder} does not hold revision {manifest.parent}")
         packed = payload.encode(manifest, publication.whole(), publication.deltas, parent=publication.parent)
@@ -82,12 +85,26 @@ class RevisionStore:
         The manifest goes first, so that a half-removed one is ignored.
         """
         numbers = self.revisions()
-        kept = {needed for number in numbers[-max(keep, 1) :] for needed in self._chain(number)}
+        kept = {needed for number in numbers[-max(keep, 1) :] for needed in self._needed(number)}
         for number in numbers:
             if number not in kept:
                 folder = self._path(number)
                 (folder / _MANIFEST).unlink()
                 shutil.rmtree(folder)
+
+    def _stored(self, revision: int) -> Revision | None:
+        """A revision that is stored and whole."""
+        try:
+            return self.load(revision) if (self._path(revision) / _MANIFEST).is_file() else None
+        except RunError:
+            return None
+
+    def _needed(self, revision: int) -> list[int]:
+        """The stored revisions without which this one cannot be read; of a damaged one itself alone."""
+        try:
+            return self._chain(revision)
+        except RunError:
+            return [revision]
 
     def _chain(self, revision: int) -> list[int]:
         """The revisions that have to be read for this one: a snapshot, then deltas, itself last."""
@@ -129,3 +146,9 @@ class RevisionStore:
 
     def _path(self, revision: int) -> Path:
         return self._folder / f"{_PREFIX}{revision:06d}"
+
+
+def _same_policy(one: Revision, other: Revision) -> bool:
+    """Whether two revisions have the same factors, bit for bit."""
+    stamps = [{name: revision.manifest.tensors[name] for name in revision.factors} for revision in (one, other)]
+    return stamps[0] == stamps[1]

@@ -260,6 +260,13 @@ def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(
     )
 
 
+def test_a_resumed_run_may_be_in_any_folder(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "it's here: \U0001f5bf" / 'the "small" one'
+    begin(path, config)
+    assert solrl("train", "--dry-run", "--resume", path) == 0
+    assert f"{path.name} · 3 iterations" in capsys.readouterr().out
+
+
 def test_a_run_folder_that_cannot_be_made_is_refused(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -299,6 +299,29 @@ def test_a_delta_is_small_where_weights_change_little() -> None:
 # The store
 
 
+def test_a_run_that_is_resumed_with_explorers_of_another_tier_stores_its_revision_anew(tmp_path: Path) -> None:
+    store = RevisionStore(tmp_path)
+    store.save(publication(publisher().build(3, factors())))
+    elsewhere = publisher(tier="fp8").build(3, factors())
+    store.save(publication(elsewhere))
+    assert same(store.load(3), elsewhere)
+    with pytest.raises(RunError, match="holds a different revision-000003: a revision never changes"):
+        store.save(publication(publisher().build(3, factors(scale=0.2))))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "packed.safetensors"])
+def test_a_damaged_revision_is_no_obstacle_to_a_run_that_makes_it_again(tmp_path: Path, name: str) -> None:
+    store, chain = RevisionStore(tmp_path), published(range(4))
+    for one in chain[:3]:
+        store.save(one)
+    for damaged in (tmp_path / "revision-000001", tmp_path / "revision-000002"):
+        (damaged / name).write_bytes((damaged / name).read_bytes()[:50])
+    store.save(publication(chain[2].revision))  # as a resumed run publishes it: whole
+    store.save(chain[3])
+    store.prune(keep=3)
+    assert same(store.load(3), chain[3].revision)
+
+
 def test_a_stored_revision_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     store, revision = RevisionStore(tmp_path / "revisions"), publisher().build(20, factors())
     folder = store.save(publication(revision))
