@@ -51,8 +51,8 @@ def train(
     if config.run.init and not resume:
         config, first = warm_start(config)
     folder.create(config, resume=resume, first=first)
-    folder.unlock()  # the controller claims it: the process that writes
     with ExitStack() as stack:
+        stack.callback(folder.unlock)
         if connect(address):
             stack.callback(ray.shutdown)
         cluster.await_resources(config)
@@ -60,6 +60,7 @@ def train(
         view = stack.enter_context(LiveView(plain=not live))
         path = folder.path.absolute()
         folder.note_cluster(ray.get_runtime_context().gcs_address)
+        folder.unlock()  # the controller claims it: the process that writes
         actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
         controller = actor.remote(located(config), path, roles or Roles())
         stack.callback(ray.kill, controller)  # and with it all that it owns

@@ -65,7 +65,6 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
             f"The LoRA file {file} does not say its alpha (no {METADATA_KEY} in the header); "
             "save it with the pipeline's save_lora_weights and transformer_lora_adapter_metadata."
         )
-    adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
     factors = {}
     for key in sorted(tensors):
         name = key.removeprefix(PREFIX).removesuffix(".weight")
@@ -73,5 +72,16 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
             raise UserError(f"The LoRA file {file} holds {key}, which is not a LoRA factor of a transformer.")
         tensor = tensors[key]
         factors[name] = tensor[:, :, 0, 0] if tensor.shape[2:] == (1, 1) else tensor
-    lora = Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))
-    return factors, lora
+    return factors, _adapter(header, file)
+
+
+def _adapter(header: str, file: Path) -> Lora:
+    """What a LoRA file says of itself. Raises UserError if that is no adapter of a transformer."""
+    try:
+        adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
+        return Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"The header of the LoRA file {file} ({METADATA_KEY}) does not state r, lora_alpha and target_modules of "
+            f"a transformer's adapter: {header[:60]}"
+        ) from error

@@ -90,5 +90,5 @@ def read_metadata(path: Path) -> dict[str, str]:
     """The metadata of a file alone; its tensors are not read. Raises `Unusable` and OSError."""
     with path.open("rb") as file:
         size = file.read(8)
-        head = size + file.read(int.from_bytes(size, "little"))
+        head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
     return _header(memoryview(head), str(path))[2]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.errors import UserError
+from solrl_ray.run_folder import RunFolder
 from tests.small import folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -29,3 +33,19 @@ def test_a_reward_that_fails_ends_the_command_with_one_sentence_before_anything_
     assert "Traceback" not in message
     assert not (folder(config) / "checkpoints").exists()
     assert not list((folder(config) / "journal").glob("*"))
+
+
+def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config(tmp_path, "waiting", "fleet.explorers.num_gpus=1", "fleet.deadlines.resources=3")
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(config))
+    with ThreadPoolExecutor() as aside:
+        waits = aside.submit(main, ["train", str(file), "--no-live"])
+        while "waiting for nodes" not in capsys.readouterr().out:
+            assert not waits.done(), waits.result()
+            time.sleep(0.05)
+        with pytest.raises(UserError, match="is in use by process"):
+            RunFolder(folder(config)).lock(seconds=0.0)
+        assert waits.result(timeout=60) == 2
+    assert "the actors ask for 1 GPUs" in capsys.readouterr().err
+    RunFolder(folder(config)).lock(seconds=0.0)

@@ -394,6 +394,13 @@ def test_a_lora_file_without_alpha_is_refused(tmp_path: Path) -> None:
         load_lora(tmp_path / "missing.safetensors")
 
 
+@pytest.mark.parametrize("said", ["{}", "[]", "{", '{"transformer.r": 4, "transformer.lora_alpha": 8.0}'])
+def test_a_lora_file_that_says_too_little_of_itself_is_refused(said: str, tmp_path: Path) -> None:
+    save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": said})
+    with pytest.raises(UserError, match=r"does not state r, lora_alpha and target_modules of a transformer's adapter"):
+        load_lora(tmp_path)
+
+
 def test_a_lora_file_of_a_text_encoder_is_refused(tmp_path: Path) -> None:
     header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
     save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)

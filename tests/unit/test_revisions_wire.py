@@ -14,7 +14,7 @@ import zstandard
 
 from solrl_ray.config.schema import Lora, Publish
 from solrl_ray.errors import RunError
-from solrl_ray.revisions import payload
+from solrl_ray.revisions import container, payload
 from solrl_ray.revisions.checksums import DTYPES, Stamp, stamp, stamps_digest, tensors_digest
 from solrl_ray.revisions.container import Unusable
 from solrl_ray.revisions.manifest import Manifest, canonical, sha256
@@ -307,6 +307,12 @@ def test_a_run_that_is_resumed_with_explorers_of_another_tier_stores_its_revisio
     assert same(store.load(3), elsewhere)
     with pytest.raises(RunError, match="holds a different revision-000003: a revision never changes"):
         store.save(publication(publisher().build(3, factors(scale=0.2))))
+
+
+def test_a_header_of_impossible_length_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xff" * 8 + b"{}")
+    with pytest.raises(Unusable, match="of 10 bytes is cut off inside its header"):
+        container.read_metadata(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "packed.safetensors"])
