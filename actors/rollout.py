@@ -143,6 +143,7 @@ class Rollout:
         What the folder does not hold any more is made again.
         """
         iteration, this = next(iter(self._open.items()))
+        this.learned = False  # its update is done once more
         stored = {prompt_id: self._selector.stored(iteration, prompt_id) for prompt_id in this.plan.prompt_ids}
         for prompt_id in [prompt_id for prompt_id, group in stored.items() if group is None]:
             del this.groups[prompt_id], stored[prompt_id]

@@ -1,0 +1,98 @@
+"""The rollout beside a selector in the same process, and a regenerator that answers at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.events import Done
+from actors.iteration import OpenIteration
+from actors.regenerator import GroupReport
+from actors.rollout import Rollout
+from actors.selector import Opened, Selector
+from solrl_ray.errors import RunError
+from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.book import IterationPlan
+
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=2, keep=2, micro_batch=2)
+
+
+def regenerated(unit: WorkUnit) -> SampleGroup:
+    return SampleGroup(
+        iteration=4,
+        revision=4,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=(0.9, 0.1),
+        latents=torch.tensor([[1.0], [2.0]]),
+    )
+
+
+class Near(Selector):
+    """A selector that is asked without messages."""
+
+    restarts = 0
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return getattr(self, method)(*arguments)
+
+    def stored(self, iteration: int, prompt_id: str) -> Any:
+        return super().stored(iteration, prompt_id)[1]
+
+
+@dataclass
+class Workers:
+    """A pool of one, and a fleet of such pools."""
+
+    name: str = ""
+    given: list[WorkUnit] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.explorers, self.regenerators = self, self
+
+    def slots(self) -> list[str]:
+        return [self.name] if self.name else []
+
+    def give(self, worker: str, unit: WorkUnit, method: str, *inputs: Any, parts: int) -> None:
+        self.given.append(unit)
+
+    def hedges(self, pool: Any) -> list[Any]:
+        return []
+
+    def events(self, *, seconds: float, needed: bool = True) -> list[Done]:
+        if not self.given:
+            raise RunError("no worker has a call in flight, yet the work is not done")
+        done, self.given = self.given, []
+        groups = [regenerated(unit) for unit in done]
+        reports = [GroupReport(prompt_id=g.prompt_id, rewards=g.rewards, seconds=0.1, started=0.0) for g in groups]
+        return [Done(self.name, *each) for each in zip(done, reports, groups, strict=True)]
+
+
+class Quiet:
+    def message(self, text: str) -> None: ...
+
+    def stage(self, name: str, done: int, total: int) -> None: ...
+
+
+def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(tmp_path: Path) -> None:
+    """The learners are lost with their samples after the update, and before its state is saved."""
+    selector, workers = Near(tmp_path), Workers()
+    workers.regenerators = Workers("regenerator-0")
+    workers.events = workers.regenerators.events  # type: ignore[method-assign]
+    selector.open(PLAN)
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 2):
+        full = selector.fold(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
+        assert full is not None
+        selector.store(regenerated(full))
+    rollout = Rollout(workers, selector, Quiet())  # type: ignore[arg-type]
+    prompts = [Prompt(id=prompt_id, text="") for prompt_id in PLAN.prompt_ids]
+    this = OpenIteration(PLAN, prompts, dict.fromkeys(PLAN.prompt_ids), Opened(groups=(), candidates=4))
+    this.groups = dict.fromkeys(PLAN.prompt_ids, "gone with its node")
+    rollout._open[4] = this
+    rollout.learned(4)
+    next(tmp_path.rglob("beef.safetensors")).write_bytes(b"damaged")
+    assert [group.prompt_id for group in rollout.supply()] == ["beef", "cafe"]
+    assert this.groups["beef"].rewards == (0.9, 0.1)
