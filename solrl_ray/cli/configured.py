@@ -16,16 +16,26 @@ from solrl_ray.errors import UserError
 
 def fresh(arguments: argparse.Namespace) -> Loaded:
     """The checked configuration of a run that begins: CONFIG, --set and --from."""
+    loaded = _given(arguments)
+    if loaded is None:
+        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
+    checks.check(loaded.config, loaded.sources)
+    return loaded
+
+
+def _given(arguments: argparse.Namespace) -> Loaded | None:
+    """CONFIG, --set and --from; None without CONFIG and --from."""
     files, overrides = arguments.config, arguments.set
     init: str = getattr(arguments, "init", "")
     if init:
         files = files or [_configuration_of(Path(init))]
-        overrides = [f"run.init={json.dumps(init)}", "run.init_digest=''", *overrides]
-    if not files:
-        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
-    loaded = load_with_sources(files, overrides)
-    checks.check(loaded.config, loaded.sources)
-    return loaded
+        overrides = [f"run.init={_quoted(init)}", "run.init_digest=''", *overrides]
+    return load_with_sources(files, overrides) if files else None
+
+
+def _quoted(text: str) -> str:
+    """As a value for --set."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _configuration_of(init: Path) -> Path:
@@ -46,18 +56,20 @@ def begun(arguments: argparse.Namespace) -> bool:
 def resumed(arguments: argparse.Namespace) -> Loaded:
     """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
     if arguments.resume:
+        if getattr(arguments, "init", ""):
+            raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
         folder = Path(arguments.resume)
         # The folder may have been moved: where it is now counts, not where it was begun.
         here = folder.absolute()
-        places = {"run.root": str(here.parent), "run.name": here.name}
-        place = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in places.items()]
+        place = [f"run.root={_quoted(str(here.parent))}", f"run.name={_quoted(here.name)}"]
         continuation.stored(folder)
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
-    elif arguments.config:
-        loaded = load_with_sources(arguments.config, arguments.set)
-        folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
     else:
-        raise UserError("--resume needs a run folder or the run's configuration files.")
+        given = _given(arguments)
+        if given is None:
+            raise UserError("--resume needs a run folder or the run's configuration files.")
+        loaded = given
+        folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
     checks.check(loaded.config, loaded.sources)

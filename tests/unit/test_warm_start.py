@@ -171,3 +171,23 @@ def test_the_base_is_a_policy_whose_b_is_zero(source: Config) -> None:
     assert base.keys() == given.keys()
     assert all(not value.any() for name, value in base.items() if name.endswith("lora_B"))
     assert all(torch.equal(value, given[name]) for name, value in base.items() if name.endswith("lora_A"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_continue_begins_a_fork_and_resumes_it(named: bool, source: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that a queue repeats, whatever became of its first attempt."""
+    origin = RunFolder.of(source).path
+    files = [str(origin / "config.yaml")] if named else []
+    command = ["train", *files, "--from", str(origin), "--set", "run.name=fork", "--continue", "--dry-run"]
+    assert main(command) == 0
+    config, first = warm_start(forked(source, origin))
+    run = RunFolder.of(config)
+    run.create(config, resume=False, first=first)
+    run.unlock()
+    run.journal(0).append({"kind": "open"})
+    capsys.readouterr()
+    assert main(command) == 0
+    assert main([*command, "--set", "run.seed=9"]) == 2
+    assert "run.seed is 9 (--set), but the run in" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run.path), "--from", str(origin), "--dry-run"]) == 2
+    assert "but --resume goes on with the policy of" in capsys.readouterr().err
