@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -23,6 +24,10 @@ def join(address: str | None) -> Any:
     try:
         if address:
             _knock(address)
+        else:
+            # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
+            # samplers that work, then burn up to five times what they compute with.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return ray.init(address=address or "local", log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
