@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 
 import torch
-from diffusers.models import activations
 from torch import Tensor, nn
 
 _LINEAR = 2 * math.sqrt(2 / math.pi)
@@ -44,6 +43,8 @@ class ProjectedSigmoidGELU(nn.Module):
 
 def use_sigmoid_gelu_(model: nn.Module) -> int:
     """Replaces every tanh GELU of `model`, in place; returns how many. Paths of linears stay as they are."""
+    from diffusers.models import activations  # late: every process imports this module, and few load a model
+
     replaced = 0
     for path, module in list(model.named_modules()):
         if isinstance(module, nn.GELU) and module.approximate == "tanh":
