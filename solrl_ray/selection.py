@@ -110,14 +110,6 @@ def selection_digest(selections: Iterable[Selection]) -> str:
     return digest.hexdigest()
 
 
-def chain_digest(previous: str, selections: Iterable[Selection]) -> str:
-    """Digest of a run after one more iteration: SHA-256, hex, over `previous` and these selections' digest.
-
-    `previous` is the digest after the iteration before; the empty string before the first one.
-    """
-    return hashlib.sha256(f"{previous}{selection_digest(selections)}".encode()).hexdigest()
-
-
 def _push(heap: list[tuple[float, int]], item: tuple[float, int], size: int) -> None:
     if len(heap) < size:
         heapq.heappush(heap, item)

@@ -44,11 +44,6 @@ class CLIPReward(CheckpointReward):
         self._max_tokens: int = model.config.text_config.max_position_embeddings
         self._texts = Texts(name, self._text_features, self._count_tokens, self._max_tokens)
 
-    @property
-    def truncated_prompts(self) -> int:
-        """Distinct prompts that were cut so far."""
-        return self._texts.truncated
-
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
         folder, processor = _folders(config, keys)

@@ -79,7 +79,6 @@ def test_a_prompt_that_is_too_long_is_cut_warned_about_and_counted_once(
         scores = reward.score(pictures(1).expand(3, -1, -1, -1), ["7" * 40, "7" * kept, "7" * 40])
     assert torch.equal(scores[0], scores[1])
     assert torch.equal(scores[0], scores[2])
-    assert reward.truncated_prompts == 1
     (record,) = caplog.records
     assert "rewards[0] (clipscore): a prompt of 42 tokens is cut to 16 (1 prompts cut so far)" in record.message
 

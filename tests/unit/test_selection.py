@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solrl_ray.records import Candidate, Selection
-from solrl_ray.selection import PromptSelection, chain_digest, selection_digest
+from solrl_ray.selection import PromptSelection, selection_digest
 
 
 def choose(rewards: list[float], keep: int, order: list[int] | None = None) -> tuple[list[int], list[int]]:
@@ -142,11 +142,3 @@ def test_the_digest_sees_everything_that_was_chosen(other: Selection) -> None:
 def test_a_prompt_selected_twice_in_an_iteration_is_refused() -> None:
     with pytest.raises(ValueError, match="two selections of iteration 3, prompt cat"):
         selection_digest([CAT, DOG, CAT])
-
-
-def test_a_runs_digest_depends_on_every_iteration_and_their_order() -> None:
-    first, second = [CAT], [replace(DOG, iteration=4)]
-    forwards = chain_digest(chain_digest("", first), second)
-    assert forwards != chain_digest(chain_digest("", second), first)
-    assert forwards != chain_digest("", second)
-    assert forwards == chain_digest(chain_digest("", first), second)
