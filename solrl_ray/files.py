@@ -40,16 +40,18 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each of them on the disk; nothing to do if it is there.
+    """Make a folder and those above it, each of them on the disk; nothing to do if it is there. Others may
+    make it at the same time.
 
     Raises OSError if it cannot be made, NotADirectoryError if a file is in the way.
     """
     if folder.is_dir():
         return
-    if folder.exists():
-        raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(folder))
     make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(folder)) from None
     sync_folder(folder.parent)
 
 

@@ -2,8 +2,10 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -89,6 +91,21 @@ def test_a_stored_group_comes_back_bit_for_bit(tmp_path: Path) -> None:
         2,
         "regenerator-0",
     )
+
+
+def test_groups_of_an_iteration_may_be_stored_at_the_same_time(tmp_path: Path) -> None:
+    """The first ones make the iteration's folder together."""
+    together = Barrier(8)
+
+    def store(number: int) -> None:
+        group = replace(GROUP, iteration=number // 8, prompt_id=str(number))
+        together.wait(5)
+        folder.save_group(group)
+
+    folder = RunFolder(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(store, range(8 * 8)))
+    assert len(list((tmp_path / "samples").glob("*/*.safetensors"))) == 8 * 8
 
 
 def test_a_stored_group_that_is_cut_anywhere_or_gone_is_unreadable(tmp_path: Path) -> None:
