@@ -1,11 +1,12 @@
-"""How well do cheap previews rank, by tier, steps, solver, layers left unquantised, and age of the policy?
+"""How well do cheap previews rank, by tier, steps, solver, decoder, layers left unquantised, and age of the policy?
 
     python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo] [--only sync]
 
 Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
 steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
 folder: policies are then its last two checkpoints, and a stale preview is one by the older of them, beside the full
-sample of the newer. Sync modes are measured by what an explorer holds that was sent the newest policy so.
+sample of the newer. Small decoders are distilled from the testbed's VAE first (`small_decoder.py`). Sync modes are
+measured by what an explorer holds that was sent the newest policy so.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from small_decoder import distil
 from torch import nn
 
 from actors.weights import base_to_keep, make_room
@@ -40,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
 STEPS = (2, 3, 4, 6, 8, 10)
+DECODERS = (16, 8)
 SKIPPED = {
     "query and key as well": ["to_q", "to_k", "add_q_proj", "add_k_proj"],
     "the text stream as well": [".add_", "to_add_out", "ff_context"],
@@ -60,6 +64,8 @@ class Case:
     solver: str = "dpm2"
     skip: tuple[str, ...] = ()
     stale: bool = False
+    decoder: int = 0
+    """Channels of a small decoder; 0: the VAE."""
     sync: str = ""
     """The mode of publishing by which the policy comes; empty: merged before the model is quantised."""
 
@@ -71,6 +77,9 @@ def cases(policies: int) -> Iterator[Case]:
         yield Case(group="steps", name=f"{steps} steps", steps=steps)
     for solver in ("euler", "dpm2"):
         yield Case(group="solver", name=solver, solver=solver)
+    yield Case(group="decoder", name="the VAE")
+    for channels in DECODERS:
+        yield Case(group="decoder", name=f"small, {channels} channels", decoder=channels)
     yield Case(group="unquantised", name="as configured")
     for name, skip in SKIPPED.items():
         yield Case(group="unquantised", name=name, skip=tuple(skip))
@@ -96,6 +105,7 @@ class Bench:
             for prompt, tensors in zip(self._prompts, encoded, strict=True)
         ]
         self._known: dict[Case, np.ndarray] = {}
+        self._folder = tempfile.TemporaryDirectory()
 
     def pool(self, case: Case) -> np.ndarray:
         """Rewards [prompts, seeds]; each pool is one micro-batch."""
@@ -108,7 +118,10 @@ class Bench:
         model_section = self._config.model
         if case.tier == "bf16":
             model_section = model_section.model_copy(update={"dtype": "bfloat16"})
-        model = models.load(model_section, "cpu")
+        if case.decoder:
+            model_section = model_section.model_copy(update={"preview_decoder": self._small_decoder(case.decoder)})
+        components = {"transformer", "preview_decoder" if case.decoder else "vae"}
+        model = models.load(model_section, "cpu", components=components)
         if self._policies and not case.sync:
             factors = self._policies[0 if case.stale else -1]
             lora = model_section.lora
@@ -131,6 +144,12 @@ class Bench:
             )
             rows.append(sampler(unit, prompt, embedding).rewards.numpy())
         return np.stack(rows).astype(np.float64)
+
+    def _small_decoder(self, channels: int) -> str:
+        folder = Path(self._folder.name) / str(channels)
+        error = distil(self._config.model, channels, folder)
+        print(f"<!-- a decoder of {channels} channels is {error:.3f} from the VAE -->", flush=True)
+        return str(folder)
 
     def _receive(self, transformer: nn.Module, mode: str) -> None:
         """Make an explorer's transformer of the base, and have it take the newest policy as it is published."""
