@@ -48,14 +48,14 @@ def collect(
             rollout.hand_out()
         events = fleet.events(seconds=1.0)
         for event in events:
-            _take(event, fleet, ledger, found)
+            _take(event, fleet, telemetry, ledger, found)
         if rollout is not None:
             rollout.take(events)
         telemetry.stage("evaluate", ledger.done, len(ledger))
     return found
 
 
-def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]) -> None:
+def _take(event: Work, fleet: Fleet, telemetry: Telemetry, ledger: Ledger, found: dict[str, Evaluated]) -> None:
     if isinstance(event, Lost):
         ledger.release(event.worker)
     elif event.unit not in ledger:
@@ -64,8 +64,15 @@ def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]
         ledger.requeue(event.unit.id, event.worker)
         if fleet.refuse(event.worker, event.unit, event.reason) is not None:
             ledger.release(event.worker)
-    elif ledger.finish(event.unit.id, repr(event.value.rewards), event.worker) is Outcome.ACCEPTED:
-        found[event.unit.prompt_id] = event.value
+    else:
+        outcome = ledger.finish(event.unit.id, repr(event.value.rewards), event.worker)
+        if outcome is Outcome.ACCEPTED:
+            found[event.unit.prompt_id] = event.value
+        elif outcome is Outcome.VIOLATION:
+            first = ledger.finisher(event.unit.id)
+            telemetry.message(
+                f"{event.worker} has other rewards for {event.unit.id} than {first}; the first ones count"
+            )
 
 
 class Evaluator:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
+from actors.evaluator import collect
+from actors.events import Done
+from actors.regenerator import Evaluated
 from actors.roles import namespace
 from solrl_ray.evaluation import HELD_AS, HOLDERS, evaluation_units
-from solrl_ray.records import Prompt
+from solrl_ray.records import Prompt, WorkUnit
 from tests.unit import made_runs
 
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
@@ -27,3 +31,44 @@ def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: P
     (tmp_path / "link").symlink_to(run)
     assert namespace(tmp_path / "link") == namespace(tmp_path / "runs" / ".." / "runs" / "demo") == namespace(run)
     assert namespace(tmp_path / "elsewhere" / "demo") != namespace(run)
+
+
+class Two:
+    """A fleet of two regenerators, of which each does every unit; the second one's rewards are others."""
+
+    def __init__(self) -> None:
+        self.regenerators, self.given, self.said = self, list[tuple[str, WorkUnit]](), list[str]()
+
+    def slots(self) -> list[str]:
+        return ["regenerator-0"] * 2
+
+    def hedges(self, pool: Any) -> list[tuple[str, WorkUnit]]:
+        return [("regenerator-1", unit) for unit in UNITS]
+
+    def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any) -> None:
+        self.given.append((worker, unit))
+
+    def events(self, *, seconds: float) -> list[Done]:
+        return [Done(worker, unit, answer(worker, unit)) for worker, unit in self.given]
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+    def stage(self, name: str, done: int, total: int) -> None: ...
+
+
+UNITS = evaluation_units(made_runs.config(), PROMPTS, updates=0, policy="old")
+
+
+def answer(worker: str, unit: WorkUnit) -> Evaluated:
+    reward = 0.5 if worker == "regenerator-0" or unit.prompt_id == "aa" else 0.7
+    return Evaluated(unit=unit, rewards=(reward,), images=None, seconds=0.1, started=0.0)
+
+
+def test_of_two_answers_that_differ_the_first_counts_and_that_is_told() -> None:
+    fleet = Two()
+    found = collect(fleet, fleet, UNITS, "evaluate", lambda unit: (unit,))  # type: ignore[arg-type]
+    assert {prompt_id: evaluated.rewards for prompt_id, evaluated in found.items()} == {"aa": (0.5,), "bb": (0.5,)}
+    (said,) = fleet.said
+    assert said.startswith("regenerator-1 has other rewards for evaluate/0/bb/0-")
+    assert said.endswith(" than regenerator-0; the first ones count")
