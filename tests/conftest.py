@@ -30,26 +30,36 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def local_ray() -> Iterator[None]:
-    """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors.
+def forks() -> Iterator[str]:
+    """The command by which Ray's workers are forks of one process."""
+    with TemporaryDirectory(prefix="ray-", dir="/tmp") as place, forkserver.serving(Path(place)) as command:
+        yield command
 
-    Its workers are forks of one process. Commands that tests start in processes of their own start workers as users do.
-    """
+
+@pytest.fixture(scope="session")
+def local_ray(forks: str) -> Iterator[None]:
+    """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors."""
     import ray
 
-    with TemporaryDirectory(prefix="ray-", dir="/tmp") as place, forkserver.serving(Path(place)) as command:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="warning",
-            object_store_memory=200_000_000,
-            runtime_env={"py_executable": command},
-            _system_config={"prestart_worker_first_driver": False},  # it would start some that are not forks
-        )
-        yield
-        ray.shutdown()
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="warning",
+        object_store_memory=200_000_000,
+        runtime_env={"py_executable": forks},
+        _system_config={"prestart_worker_first_driver": False},  # it would start some that are not forks
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def forked_workers(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drivers that this test starts in processes of their own have forks as well; else they start as users' do."""
+    for name, value in forkserver.environment(forks).items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,8 @@ Most tests of the system start a handful of workers, and two cores would be busy
 libraries again. Ray is told to start its workers by `COMMAND` (``py_executable`` of a runtime environment), a bare
 interpreter that hands its arguments, environment, working folder and streams to the server and waits. The server
 forks; the fork goes on as the worker that would have been. It is a process of its own: it can be killed like any other.
+
+Drivers in processes of their own are told by `environment`, the way Ray's Job server tells those that it starts.
 """
 
 from __future__ import annotations
@@ -54,6 +56,14 @@ def serving(place: Path) -> Iterator[str]:
         server.wait()
 
 
+def environment(command: str) -> dict[str, str]:
+    """Variables that make a driver in a process of its own use `command`, as yielded by `serving`, for its workers."""
+    return {
+        "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": command}}),
+        "RAY_prestart_worker_first_driver": "0",  # it would start some that are not forks
+    }
+
+
 def serve(path: str) -> None:
     """Import, then fork a worker for each client, for ever."""
     import gc
@@ -97,10 +107,13 @@ def become(message: dict[str, Any], streams: list[int], client: socket.socket) -
     for stream, number in zip(streams, STREAMS, strict=True):
         os.dup2(stream, number)
         os.close(stream)
+    os.setpgid(0, 0)  # when a worker has ended Ray ends its group, which must not be the server's
     os.environ.clear()
     os.environ.update(message["environment"])
     os.chdir(message["folder"])
     sys.argv = message["arguments"]
+    sys.orig_argv = [sys.executable, *sys.argv]
+    customize(os.environ.get("PYTHONPATH", ""))
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit:
@@ -110,6 +123,19 @@ def become(message: dict[str, Any], streams: list[int], client: socket.socket) -
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what the server has open is not this process's to tear down
+
+
+def customize(folders: str) -> None:
+    """Import the first ``sitecustomize`` of these folders, as an interpreter that starts does."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    files = [os.path.join(folder, "sitecustomize.py") for folder in folders.split(os.pathsep) if folder]
+    for file in filter(os.path.exists, files):
+        spec = spec_from_file_location("sitecustomize", file)
+        assert spec is not None
+        assert spec.loader is not None
+        spec.loader.exec_module(module_from_spec(spec))
+        return
 
 
 def ask(path: str, arguments: list[str]) -> None:

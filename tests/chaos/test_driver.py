@@ -1,6 +1,6 @@
 """Driver, controller and encoder are killed in chosen states; resuming ends with the bytes of an undisturbed run.
 
-Meanwhile the machine's clock jumps to and fro, as one whose time is set, and its disk takes as long for a checkpoint as
+Meanwhile the machine's clock jumps to and fro, as one whose time is set, and its disk stops where
 the test wants.
 """
 
@@ -27,17 +27,39 @@ PATIENCE = 240.0
 MACHINE = """
 import itertools, os, sys, time
 
+def allowed(name):
+    try:
+        with open(os.path.join(os.path.dirname(__file__), name)) as file:
+            return int(file.read())
+    except OSError:
+        return float("inf")
+
+def fsync(descriptor):
+    path = os.readlink(f"/proc/self/fd/{descriptor}")
+    while (lines := allowed(os.path.basename(path))) < float("inf"):
+        with open(path, "rb") as file:
+            if file.read().count(b"\\n") <= lines:
+                break
+        time.sleep(0.01)
+    synced(descriptor)
+
 def rename(source, target):
-    while os.path.exists(os.path.join(os.path.dirname(__file__), "held-" + os.path.basename(target))):
+    while allowed("renamed-" + os.path.basename(target)) == 0:
         time.sleep(0.01)
     renamed(source, target)
 
 if any(part.endswith("default_worker.py") for part in sys.orig_argv):  # an actor's process
+    open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.pid"), "w").close()
     real, jumps = time.time, itertools.cycle((0.0, 7200.0, -86400.0))
     time.time = lambda: real() + next(jumps)
+    synced, os.fsync = os.fsync, fsync
     renamed, os.rename = os.rename, rename
 """
-"""Python imports it into each process that finds it as ``sitecustomize``. What the test holds gets its name later."""
+"""Python imports it into each process that finds it as ``sitecustomize``.
+
+A file beside it says how many lines the file of its name may have before the disk takes no more of it, and 0 in
+``renamed-<name>`` that the file or folder of that name does not get its name.
+"""
 
 
 def solrl(*arguments: str, machine: Path) -> subprocess.Popen[str]:
@@ -71,101 +93,89 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def journal_of(iteration: int) -> str:
+    return f"iteration-{iteration:06d}.jsonl"
+
+
 def journaled(run: Path, iteration: int) -> int:
-    return lines(run / f"journal/iteration-{iteration:06d}.jsonl")
-
-
-def measured(run: Path) -> str:
-    path = run / "metrics.jsonl"
-    return path.read_text() if path.exists() else ""
+    return lines(run / "journal" / journal_of(iteration))
 
 
 def iterations(run: Path) -> list[dict[str, Any]]:
-    return [record for record in map(json.loads, measured(run).splitlines()) if record["event"] == "iteration"]
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["event"] == "iteration"]
 
 
 def pids(role: str, machine: Path) -> list[int]:
-    """Processes of this test that play a role: by Ray's title of theirs, and their environment."""
+    """Processes of this test that play a role, by Ray's title of theirs."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for pid in (int(note.stem) for note in machine.glob("*.pid")):
         try:
-            mine = str(machine).encode() in process.joinpath("environ").read_bytes()
-            if mine and process.joinpath("cmdline").read_bytes().startswith(f"ray::{role}".encode()):
-                found.append(int(process.name))
-        except OSError:  # not ours, or gone
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:  # gone
             continue
+        if title.startswith(f"ray::{role}".encode()):
+            found.append(pid)
     return found
 
 
 class Death(NamedTuple):
     who: str
-    state: str
-    reached: Callable[[Path], Callable[[], bool]]
-    """Is given the run folder when the driver starts; says whether the state has come."""
+    journal: int | None = None
+    """An iteration: its journal has more lines than when the run was started, and the disk does not take the last."""
+    unsaved: str = ""
+    """A checkpoint that is written, but the disk does not finish it."""
     sentence: str = ""
     """How the driver ends, unless it is what is killed."""
-    unsaved: str = ""
-    """A checkpoint that the disk does not finish meanwhile."""
 
+    def hold(self, run: Path, machine: Path) -> Callable[[], bool]:
+        """Have the disk stop where the state is reached; returns whether it is."""
+        before = 0
+        if self.journal is not None:
+            before = max(1, journaled(run, self.journal))
+            (machine / journal_of(self.journal)).write_text(str(before))
+        if self.unsaved:
+            (machine / f"renamed-{self.unsaved}").write_text("0")
 
-def more_of(iteration: int) -> Callable[[Path], Callable[[], bool]]:
-    """A state: there is more in an iteration's journal than when the driver was started, and a result at least."""
+        def reached() -> bool:
+            enough = self.journal is None or journaled(run, self.journal) > before
+            return enough and (not self.unsaved or (run / f"checkpoints/.{self.unsaved}.partial").exists())
 
-    def watch(run: Path) -> Callable[[], bool]:
-        before = max(1, journaled(run, iteration))
-        return lambda: journaled(run, iteration) > before
-
-    return watch
+        return reached
 
 
 DEATHS = (
-    Death("driver", "some candidates of iteration 0 are in", more_of(0)),
-    Death(
-        "Controller",
-        "some candidates of iteration 1 are in",
-        more_of(1),
-        r"error: the controller is gone: .*; go on with --resume",
-    ),
-    Death(
-        "Encoder", "more of iteration 1 is in", more_of(1), r"error: encoding 3 prompts failed: its worker is gone: "
-    ),
-    Death(
-        "driver",
-        "iteration 2 is begun, while the checkpoint of iteration 1 is written",
-        lambda run: lambda: journaled(run, 2) >= 1 and (run / "checkpoints/.iteration-000002.partial").exists(),
-        unsaved="iteration-000002",
-    ),
-    Death(
-        "driver",
-        "iteration 2 is measured, its checkpoint is not there",
-        lambda run: lambda: '"iteration": 2, "revision": 2' in measured(run),
-        unsaved="iteration-000003",
-    ),
+    Death("driver", journal=0),
+    Death("driver", journal=1, unsaved="iteration-000001"),  # 0 is learned from and does not count
+    Death("Controller", journal=1, sentence=r"error: the controller is gone: .*; go on with --resume"),
+    Death("Encoder", journal=1, sentence=r"error: encoding 3 prompts failed: its worker is gone: "),
+    Death("driver", unsaved="iteration-000003"),
 )
 
 
-def kill(death: Death, process: subprocess.Popen[str], run: Path, machine: Path) -> None:
-    """SIGKILL who is to die once the run folder shows the wanted state, and wait for the driver's end."""
-    if death.unsaved:
-        machine.joinpath(f"held-{death.unsaved}").touch()
-    wait_until(process, death.reached(run))
+def kill(death: Death, start: list[str], run: Path, machine: Path) -> None:
+    """Start or resume, SIGKILL who is to die once its state is reached, and wait for the driver's end."""
+    reached = death.hold(run, machine)
+    process = solrl(*start, machine=machine)
+    wait_until(process, reached)
+    victims = [process.pid] if death.who == "driver" else pids(death.who, machine)
+    assert len(victims) == 1
+    os.kill(victims[0], signal.SIGKILL)
     if death.who == "driver":
-        os.kill(process.pid, signal.SIGKILL)
         process.wait(PATIENCE)
-        if death.unsaved:
-            wait_for("the end of the controller", lambda: not pids("Controller", machine))
-            assert not (run / "checkpoints" / death.unsaved).exists()
-            machine.joinpath(f"held-{death.unsaved}").unlink()
-        return
-    [victim] = pids(death.who, machine)
-    os.kill(victim, signal.SIGKILL)
-    said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1, said
-    assert re.search(death.sentence, said), said
+        wait_for("the end of the controller", lambda: not pids("Controller", machine))
+        assert not (run / "checkpoints" / (death.unsaved or "iteration-000001")).exists()
+    for note in machine.glob("*iteration-*"):
+        note.unlink()
+    if death.who != "driver":
+        said, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1, said
+        assert re.search(death.sentence, said), said
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.faults
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "killed")
     run = folder(config)
@@ -176,13 +186,14 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Con
     machine.joinpath("sitecustomize.py").write_text(MACHINE)
     start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
     for death in DEATHS:
-        kill(death, solrl(*start, machine=machine), run, machine)
-        assert not (run / "summary.json").exists(), death.state
+        kill(death, start, run, machine)
+        assert not (run / "summary.json").exists(), death
         start = ["--resume", str(run)]
     last = solrl(*start, machine=machine)
     said, _ = last.communicate(timeout=PATIENCE)
     assert last.returncode == 0, said
     assert digests(config) == digests(calm)
+    assert [record["iteration"] for record in iterations(run)] == [0, 1, 2]
     # The clock did jump, and what was measured or waited for did not.
     stamps = [span.started for span in read_spans(run)]
     assert max(stamps) - min(stamps) > 86_400.0

@@ -55,6 +55,7 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.faults
+@pytest.mark.usefixtures("forked_workers")
 def test_lost_messages_cost_time_and_no_bytes(calm: Config, tmp_path: Path, place: Path) -> None:
     stored = str(folder(calm) / "config.yaml")
     command = [sys.executable, "-m", "solrl_ray", "train", stored, "--continue", "--no-live"]

@@ -34,7 +34,7 @@ PLACE = {"role": "explorer"}
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(forked_workers: None) -> Iterator[Cluster]:
     """A head, and a node for two explorers."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=2, labels=PLACE)
@@ -165,7 +165,7 @@ def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
         ray.kill(worker)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
     try:

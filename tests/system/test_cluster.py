@@ -20,7 +20,7 @@ PATIENCE = 200.0
 
 
 @pytest.fixture
-def two_nodes() -> Iterator[Cluster]:
+def two_nodes(forked_workers: None) -> Iterator[Cluster]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     cluster.add_node(num_cpus=2)
     yield cluster

@@ -23,7 +23,7 @@ from tests.small import small_config
 from tests.system.rewards import brightness
 from tests.unit.test_resuming import state
 
-pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def factors(config: Config, seed: int) -> Tensors:
