@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 
@@ -16,6 +17,10 @@ from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Names of glibc's ``mallopt``, from ``malloc.h``."""
+_MIB = 2**20
+
 
 def device_of(num_gpus: float) -> torch.device:
     """The first GPU that Ray granted to this actor if it asked for a share of one, else the CPU."""
@@ -26,9 +31,23 @@ def prepare(worker: Worker, *, deterministic: bool) -> torch.device:
     """Fix this process's threads and kernels, which are part of the score class, and return its device."""
     torch.set_num_threads(worker.threads)
     device = device_of(worker.num_gpus)
-    if deterministic and device.type == "cuda":
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif deterministic:
         use_deterministic_kernels()
     return device
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep up to 256 MiB that this process frees, where it would give them back to the system.
+
+    Every activation of a forward would otherwise come as new pages, zeroed one by one: a tenth to a fifth of a
+    sampler's time. Elsewhere than on glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the highest that every glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def use_deterministic_kernels() -> None:
