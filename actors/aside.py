@@ -14,6 +14,11 @@ from typing import Any, Generic, TypeVar
 
 from solrl_ray.errors import RunError
 
+POLL = 0.05
+"""How long a wait for the fleet may keep the main thread from what happened aside, and the other way round; seconds."""
+FIRST_POLL = 0.002
+"""The same in the beginning: what is done soon is noticed soon."""
+
 T = TypeVar("T")
 
 
@@ -33,6 +38,17 @@ class Aside(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="aside", daemon=True).start()
+
+    def await_end(self, go_on: Callable[[float], bool]) -> None:
+        """Look after the rest until the work is done. For the main thread.
+
+        Args:
+            go_on: does so, and waits for at most so many seconds; whether there is anybody at work.
+        """
+        at_work, seconds = True, FIRST_POLL
+        while not self.finished(seconds=0.0 if at_work else seconds):
+            at_work = go_on(seconds)
+            seconds = min(POLL, 2 * seconds)
 
     def finished(self, *, seconds: float) -> bool:
         """Whether the work is done, after at most `seconds`; does an errand if there is one. For the main thread."""

@@ -17,20 +17,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors import cluster, waiting
+from actors import cluster
 from actors.aside import Aside
 from actors.devices import takes_turns
+from actors.embeddings import Embeddings
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
 from actors.iteration import RolledOut
-from actors.learner_group import LearnerGroup
+from actors.learner_group import Learned, LearnerGroup
 from actors.lender import Lender
-from actors.pool import Pool
+from actors.revisions import Revisions
 from actors.roles import Cast, Roles
 from actors.rollout import Rollout
 from actors.selector_client import SelectorClient
@@ -39,42 +39,23 @@ from solrl_ray import models, report
 from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
 from solrl_ray.ladder import Ladder
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics import Progress
-from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.resuming import ResumePoint, resume_point
-from solrl_ray.revisions.publication import Publication, Publications
-from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.book import Closed, IterationPlan
 from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.lending import Loan
 from solrl_ray.scheduling.scaling import forgotten
 
-REVISIONS_KEPT = 2
-POLL = 0.05
-"""How long a wait for the fleet may keep this thread from what has happened aside, and the other way round; seconds."""
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A revision of the sampling policy that is ready to be sent."""
-
-    publication: Publication
-    digest: str
-    """`lora_digest` of its factors."""
-    rung: int
-    """Of the fallback ladder, whose explorers it is packed for."""
+U = TypeVar("U")
 
 
 class Controller:
@@ -86,15 +67,14 @@ class Controller:
         self._cast = Cast(config, folder, roles)
         self._lender = Lender(config, self._telemetry.message)
         self._fleet = Fleet(config, self._cast, self._telemetry, self._lender)
-        self._store = RevisionStore(folder / "revisions")
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
-        self._publications = Publications(config.publish)
         self._train = read_prompts(config.prompts.train)
         self._heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
-        self._embeddings: dict[str, Any] = {}
-        self._encoding: dict[str, Any] = {}
-        """Embeddings that were asked for ahead."""
+        self._prompts: Callable[[int], Sequence[Prompt]] = lru_cache(maxsize=2)(
+            partial(choose, self._train, config.run.seed, count=config.rollout.prompts)
+        )
+        """Of an iteration; of thousands, they take a while to choose."""
         self._aside: Aside[Any] | None = None
         self._lead = config.rollout.max_lead
         self._ladder = Ladder(config, lag=self._lead)
@@ -156,8 +136,7 @@ class Controller:
         self._telemetry.state("starting workers", stage="start")
         for warning in warnings(self._config):
             self._telemetry.message(f"warning: {warning}")
-        self._encoder = self._cast.encoder()
-        encoding = self._encoder.start.remote()
+        self._embeddings = Embeddings(self._cast.encoder(), self._config.fleet.deadlines)
         self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
         # Who takes a place first: see `ranks_first`.
         ranks_first = placement.ranks_first(self._config)
@@ -183,21 +162,22 @@ class Controller:
         )
         self._rollout = Rollout(self._fleet, self._selector, self._telemetry)
         self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
-        waiting.get(encoding, what="the start of the encoder", seconds=self._config.fleet.deadlines.start)
-        self._probe = self._embed(self._heldout[:1])[self._heldout[0].id]
+        self._embeddings.await_encoder()
+        probe = self._embeddings.of(self._heldout[:1])[self._heldout[0].id]
+        self._revisions = Revisions(self._config, self._folder, self._fleet, self._learners, self._ladder, probe)
         behind = lag(point.updates, self._lead)
         if behind:  # what the open iteration is explored with was made from the checkpoint before
             self._learners.start(state_before(self._folder.checkpoints(), point.updates))
-            self._exploring = self._newest = self._make(point.updates - behind)
-            self._store_revision()
+            self._make(point.updates - behind)
+            self._revisions.store()
+            self._revisions.explore()
             assert point.state is not None
             self._learners.load(point.state)
         else:
             self._learners.start(point.state)
         self._publish(point.updates)
-        self._store_revision()
-        if behind:
-            self._send(self._fleet.explorers, self._exploring)
+        self._revisions.store()
+        self._revisions.regenerate()
 
     def _iterate(self, iteration: int) -> None:
         config = self._config
@@ -209,21 +189,33 @@ class Controller:
         self._begin(iteration)
         # Who takes turns on a GPU does not begin while others have theirs.
         offer = None if takes_turns(config.fleet) else partial(self._learners.offer, iteration)
-        rolled = self._rollout.run(iteration, explored=lambda: self._explore_ahead(iteration), offer=offer)
+        rolled = self._rollout.run(iteration, explored=lambda: self._explored(iteration), offer=offer)
         self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
         if takes_turns(config.fleet):
             self._rollout.take(self._fleet.rest())  # who rests has no unit, but others may be at work
-        self._embed_ahead(iteration + 1 + self._lead)
-        update = self._meanwhile(lambda: self._learners.update(iteration, rolled.groups, rolled.embeddings))
+        learned, closed = self._both(
+            lambda: self._learners.learn(iteration, rolled.groups, rolled.embeddings),
+            lambda: self._close(iteration),
+        )
         self._rollout.learned(iteration)
-        self._commit(iteration, rolled, update, learning)
+        self._commit(iteration, rolled, closed, learned, learning)
+
+    def _close(self, iteration: int) -> Closed:
+        """What is left of an iteration that is learned from, and what can be done ahead."""
+        closed = self._rollout.close(iteration)
+        unexplored = iteration + 1 + self._lead
+        if unexplored < self._config.run.iterations:
+            self._embeddings.ask_ahead(self._prompts(unexplored))
+        return closed
 
     def _begin(self, iteration: int) -> None:
-        """Let the fleet work on an iteration, whose revision it was sent; nothing to do if it does so already."""
+        """Let the fleet work on an iteration; nothing to do if it does so already."""
         if not self._rollout.is_open(iteration):
             self._explore(iteration)
-        self._rollout.regenerate(iteration, self._newest.digest)
+            self._rollout.go_on(seconds=0.0)  # explorers are needed first: who is ready need not wait
+        self._revisions.regenerate()
+        self._rollout.regenerate(iteration, self._revisions.newest.digest)
 
     def _explore(self, iteration: int) -> None:
         """Open an iteration: from now on the explorers, who were sent the revision for it, are given its units."""
@@ -241,44 +233,43 @@ class Controller:
             keep=config.rollout.keep,
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
-            policy_digest=self._exploring.digest,
+            policy_digest=self._revisions.explored.digest,
             score_class=self._score_class(),
             audit=audit_plan(config),
             rung=rung,
             steps=self._ladder.steps(rung),
         )
-        self._rollout.open(plan, prompts, self._embed(prompts))
+        self._rollout.open(plan, prompts, self._embeddings.of(prompts))
 
-    def _explore_ahead(self, iteration: int) -> None:
+    def _explored(self, iteration: int) -> None:
         """All candidates of `iteration` are in: let the explorers go on with the next one, if they may."""
         following, iterations = iteration + 1, self._config.run.iterations
         if may_explore(following, present=iteration, explored=True, max_lead=self._lead, iterations=iterations):
-            if self._exploring is not self._newest:
-                self._send(self._fleet.explorers, self._newest)
+            if self._revisions.explored is not self._revisions.newest:
+                self._revisions.explore()
             self._explore(following)
 
-    def _commit(self, iteration: int, rolled: RolledOut, update: UpdateMetrics, learning: float) -> None:
-        """Metrics first, then the next revision; then the checkpoint, which makes the iteration count.
+    def _commit(self, iteration: int, rolled: RolledOut, closed: Closed, learned: Learned, learning: float) -> None:
+        """The next revision, and metrics meanwhile; then the checkpoint, which makes the iteration count.
 
         While it is written, the fleet begins with the next iteration, which does not count before this one does.
         An iteration's record begins where the one before ended, with the publication of its revision.
         """
-        seconds = {"learn": time.monotonic() - learning, "checkpoint": self._checkpoint_seconds}
+        seconds = {"learn": learned.ended - learning, "checkpoint": self._checkpoint_seconds}
         first = rolled.clocks["regenerate" if rolled.lead else "explore"].first
         if first is not None:  # None if a resumed run had everything already
             seconds["publish"] = first - max(self._published, self._began)
-        state = self._meanwhile(self._learners.state)
-        state.check_finite()
         seconds["total"] = time.monotonic() - self._began
         metrics = iteration_metrics(
             self._config,
             iteration=iteration,
-            closed=rolled.closed,
+            closed=closed,
             rewards=rolled.rewards,
-            update=update,
+            update=learned.update,
             seconds=seconds | rolled.walls,
-            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()} | {"learn": update.seconds},
-            factors=state.default,
+            busy_seconds={name: clock.busy for name, clock in rolled.clocks.items()}
+            | {"learn": learned.update.seconds},
+            factors=learned.state.default,
             publication=rolled.publication,
             rung=self._rung(iteration),
             weights_wait=self._fleet.waited_for_weights(self._began),
@@ -286,19 +277,20 @@ class Controller:
         self._telemetry.iteration(metrics)
         self._began = time.monotonic()
         following = iteration + 1
-        self._publish(following)
+        self._publish(following, also=lambda: self._telemetry.write(metrics))
         self._telemetry.state("writing the checkpoint", stage="checkpoint")
-        goes_on = following < self._config.run.iterations and not self._due(following)
-        self._checkpoint_seconds = self._meanwhile(
-            lambda: self._save(state, following), also=partial(self._begin, following) if goes_on else None
-        )
+        try:
+            if following < self._config.run.iterations and not self._due(following):
+                self._begin(following)
+        finally:
+            self._checkpoint_seconds = self._meanwhile(lambda: self._save(learned.state, following))
 
     def _save(self, state: LearnerState, updates: int) -> float:
         """Write what a resumed run begins with; returns the seconds that it took."""
         saving = time.monotonic()
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
-        self._store_revision()
+        self._revisions.store()
         # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
         checkpoints = self._config.checkpoints
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))
@@ -308,35 +300,18 @@ class Controller:
         self._learners.leave(cluster.draining())
         return seconds
 
-    def _publish(self, updates: int) -> None:
-        """Make revision `updates` of the sampling policy and have the fleet load it: regenerators at once, explorers
-        as soon as they may, which without lead is at once, too."""
+    def _publish(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
+        """Make revision `updates` of the sampling policy, and do something else meanwhile. Explorers are sent it as
+        soon as they may have it, which without lead is at once; regenerators when their iteration begins."""
         self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
-        self._newest = self._meanwhile(lambda: self._make(updates))
+        self._make(updates, also)
         if lag(updates, self._lead) == 0 and updates < self._config.run.iterations:  # after that nobody explores
-            self._send(self._fleet.explorers, self._newest)
-        self._send(self._fleet.regenerators, self._newest)
+            self._revisions.explore()
 
-    def _make(self, updates: int) -> _Made:
-        """Revision `updates`, packed for the explorers of the iteration that explores with it."""
+    def _make(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
         rung = self._rung(updates + self._lead)
-        self._learners.tier = pool_sampling(self._ladder.config(rung)).tier
-        revision = self._learners.revision("old")
-        if revision.manifest.revision != updates:
-            raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-        return _Made(self._publications.publish(revision), lora_digest(revision.factors), rung)
-
-    def _store_revision(self) -> None:
-        """Keep the newest revision in the run folder."""
-        self._store.save(self._newest.publication)
-        self._store.prune(keep=REVISIONS_KEPT)
-
-    def _send(self, pool: Pool, made: _Made) -> None:
-        if pool is self._fleet.explorers:
-            self._exploring = made
-            self._fleet.explore_as(self._ladder.config(made.rung))
-        self._fleet.publish(pool, made.publication, self._probe)
+        self._both(lambda: self._revisions.make(updates, rung), also)
 
     def _rung(self, iteration: int) -> int:
         return self._ladder.rung(iteration, self._telemetry.iterations)
@@ -355,20 +330,17 @@ class Controller:
             self._evaluator.run("real", 0, self._heldout, {})
         if not self._config.run.init:
             if not self._evaluated("base", 0):
-                self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout))
+                self._evaluator.run("base", 0, self._heldout, self._embeddings.of(self._heldout))
             return
         if not self._evaluated("base", 0):
-            base = self._publications.publish(self._learners.revision("base"))
-            self._fleet.publish(self._fleet.regenerators, base, self._probe)
-            self._evaluator.run("base", 0, self._heldout, self._embed(self._heldout), holder="base")
+            self._revisions.evaluate(self._revisions.policy("base"))
+            self._evaluator.run("base", 0, self._heldout, self._embeddings.of(self._heldout), holder="base")
         self._evaluate_ema(0)
-        self._send(self._fleet.regenerators, self._newest)
 
     def _evaluate_on_the_way(self, updates: int) -> None:
         if self._due(updates):
             self._evaluate_ema(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
-            self._send(self._fleet.regenerators, self._newest)
 
     def _due(self, updates: int) -> bool:
         """Whether an evaluation on the way is to be made after so many updates."""
@@ -378,9 +350,8 @@ class Controller:
 
     def _evaluate_ema(self, updates: int) -> None:
         if not self._evaluated("ema", updates):
-            average = self._meanwhile(lambda: self._publications.publish(self._learners.revision("ema")))
-            self._fleet.publish(self._fleet.regenerators, average, self._probe)
-            self._evaluator.run("ema", updates, self._heldout, self._embed(self._heldout))
+            self._revisions.evaluate(self._meanwhile(lambda: self._revisions.policy("ema")))
+            self._evaluator.run("ema", updates, self._heldout, self._embeddings.of(self._heldout))
 
     def _evaluated(self, policy: str, updates: int) -> bool:
         return any(e.policy == policy and e.iteration == updates for e in self._telemetry.evaluations)
@@ -404,45 +375,25 @@ class Controller:
         self._telemetry.state("done")
         self._telemetry.close()
 
-    def _meanwhile(self, work: Callable[[], T], also: Callable[[], None] | None = None) -> T:
-        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once.
+    def _meanwhile(self, work: Callable[[], T]) -> T:
+        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once."""
+        return self._both(work, lambda: None)[0]
 
-        Args:
-            also: what this thread does first; `work` is brought to its end even if that fails.
+    def _both(self, work: Callable[[], T], also: Callable[[], U]) -> tuple[T, U]:
+        """As `_meanwhile`, with something that this thread does first; returns what came of both.
+
+        If that fails, `work` is brought to its end nevertheless.
         """
         self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update)
         try:
-            if also is not None:
-                also()
+            done = also()
         finally:
-            at_work = False
-            while not aside.finished(seconds=0.0 if at_work else POLL):
-                at_work = self._rollout.go_on(seconds=POLL)
+            aside.await_end(lambda seconds: self._rollout.go_on(seconds=seconds))
         self._aside = None
-        return aside.result()
+        return aside.result(), done
 
     def _supply(self) -> list[Any]:
         """The groups that are learned from once more, for a learner group that is aside."""
         assert self._aside is not None
         groups: list[Any] = self._aside.ask(self._rollout.supply, what="bringing stored groups once more")
         return groups
-
-    def _prompts(self, iteration: int) -> Sequence[Prompt]:
-        return choose(self._train, self._config.run.seed, iteration, self._config.rollout.prompts)
-
-    def _embed_ahead(self, iteration: int) -> None:
-        """Have the prompts of an iteration that is yet to be explored encoded; nobody waits for it."""
-        if iteration < self._config.run.iterations:
-            missing = [p for p in self._prompts(iteration) if p.id not in self._embeddings]
-            self._encoding = {p.id: self._encoder.embed.remote(p) for p in missing}
-
-    def _embed(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Prompt id → reference of its embedding; encoded when first needed, one copy a node."""
-        self._embeddings = {p.id: ref for p in prompts if (ref := self._embeddings.get(p.id)) is not None}
-        missing = [p for p in prompts if p.id not in self._embeddings]
-        refs = {p.id: self._encoding.get(p.id) or self._encoder.embed.remote(p) for p in missing}
-        self._encoding.clear()
-        seconds = self._config.fleet.deadlines.encode * max(1, len(refs))
-        waiting.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
-        self._embeddings |= refs
-        return dict(self._embeddings)

@@ -32,6 +32,9 @@ from solrl_ray.scheduling.waits import Waits
 LOOK_SECONDS = 2.0
 """Between two looks at which nodes are about to go, and at who is still there of those who have nothing to do."""
 
+SHOW_SECONDS = 0.2
+"""Between two tellings of who does what, if only units were answered."""
+
 LENT_POLL = 0.1
 """How often a loan is looked after while nothing else goes on, seconds."""
 
@@ -55,7 +58,7 @@ class Fleet:
         self._counts: dict[str, float] = {}
         self._targets = Targets(config, explores=explores)
         self._next = {"explorers": 0, "regenerators": 0}
-        self._looked = 0.0
+        self._looked = self._shown = 0.0
         self._here, self._warned = ray.get_runtime_context().get_node_id(), False
         self._strikes = Strikes(config.fleet.strikes)
         self._waits = Waits()
@@ -163,11 +166,11 @@ class Fleet:
 
     @property
     def _leaving(self) -> bool:
-        return any(State.DRAINING in pool.lives().values() for pool in (self.explorers, self.regenerators))
+        return self.explorers.leaving or self.regenerators.leaving
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began`, by the monotonic clock, in which they waited for weights."""
-        workers = sum(self.explorers.census().values())
+        workers = sum(self.explorers.roll.census().values())
         return self._waits.share(began=began, ended=time.monotonic(), workers=workers)
 
     def held(self) -> list[tuple[str, WorkUnit]]:
@@ -201,17 +204,26 @@ class Fleet:
             for event in pool.settle(ready):
                 self._note(pool, event)
                 happened.append(event)
+        self._show(anyway=not all(isinstance(event, Done) for event in happened))
+        return [event for event in happened if isinstance(event, Work)]
+
+    def _show(self, *, anyway: bool) -> None:
+        """Tell who does what, now and then: it takes a look at every worker."""
+        now = time.monotonic()
+        if now - self._shown < SHOW_SECONDS and not anyway:
+            return
+        self._shown = now
         self._telemetry.workers(
-            self.explorers.states() | self.regenerators.states(),
-            census={"explorer": self.explorers.census(), "regenerator": self.regenerators.census()},
-            tiers={"explorer": self.explorers.tiers(), "regenerator": self.regenerators.tiers()},
+            self.explorers.roll.states() | self.regenerators.roll.states(),
+            census={"explorer": self.explorers.roll.census(), "regenerator": self.regenerators.roll.census()},
+            tiers={"explorer": self.explorers.roll.tiers(), "regenerator": self.regenerators.roll.tiers()},
             replacements_left=self.budget.left,
         )
-        return [event for event in happened if isinstance(event, Work)]
 
     def hedges(self, pool: Pool) -> list[tuple[str, WorkUnit]]:
         """Idle workers of a pool in which nothing waits, and late units of others that they could do as well."""
-        return self._hedging[pool].pairs(pool.idle(), pool.out())
+        idle = pool.roll.idle()
+        return self._hedging[pool].pairs(idle, pool.roll.out()) if idle else []
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str) -> Lost | None:
         """A strike against a worker whose answer cannot be right; the loss, if it is retired.
@@ -219,7 +231,7 @@ class Fleet:
         Raises RunError if the run is at fault, or all replacements are used up.
         """
         pool = self.explorers if role_of(worker) == "explorer" else self.regenerators
-        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=pool.at_work <= 1), self._strikes.limit
+        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=pool.roll.at_work <= 1), self._strikes.limit
         self._telemetry.struck(worker)
         self._telemetry.message(f"{unit.id} is done again; strike {count} of {limit} for {worker}: {reason}")
         lost = pool.retire(worker, f"strike {count}: {reason}") if count >= limit else None
@@ -240,7 +252,7 @@ class Fleet:
     def _resize(self) -> None:
         """Open or drain workers until the pools have their sizes."""
         for kind, pool in (("explorers", self.explorers), ("regenerators", self.regenerators)):
-            lives = pool.lives()
+            lives = pool.roll.lives()
             staying = sum(state is not State.DRAINING for state in lives.values())
             for _ in range(self._targets.wanted(kind) - staying):
                 pool.open(f"{kind.removesuffix('s')}-{self._next[kind]}")
@@ -301,11 +313,13 @@ class Fleet:
             self._telemetry.message(f"{event.worker} has left")
         else:
             self._telemetry.message(
-                f"{event.worker} has found no place for {event.seconds:g} s, and waits; at work: {pool.at_work}"
+                f"{event.worker} has found no place for {event.seconds:g} s, and waits; at work: {pool.roll.at_work}"
             )
 
     def _show_warm_up(self) -> None:
-        done, shapes = (sum(counts) for counts in zip(self.explorers.warmed(), self.regenerators.warmed(), strict=True))
+        done, shapes = (
+            sum(counts) for counts in zip(self.explorers.roll.warmed(), self.regenerators.roll.warmed(), strict=True)
+        )
         if shapes:
             self._telemetry.stage("warm up", done, shapes)
 

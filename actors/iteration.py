@@ -11,7 +11,7 @@ import ray
 
 from actors.selector import Opened
 from solrl_ray.records import Prompt, WorkUnit
-from solrl_ray.scheduling.book import Closed, IterationPlan
+from solrl_ray.scheduling.book import IterationPlan
 
 
 @dataclass(slots=True)
@@ -38,7 +38,6 @@ class StageClock:
 class RolledOut:
     """A finished rollout."""
 
-    closed: Closed
     groups: list[Any]
     """References of the sample groups, in prompt order."""
     embeddings: list[Any]
@@ -76,8 +75,8 @@ class OpenIteration:
         self.prompts = {prompt.id: prompt for prompt in prompts}
         self.embeddings = {prompt.id: embeddings[prompt.id] for prompt in prompts}
         self.stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
-        self.regenerates = plan.lead == 0
-        """Whether regenerators hold its revision: not yet, if it is explored ahead."""
+        self.regenerates = False
+        """Whether regenerators were sent its revision."""
         self.waiting = dict.fromkeys(self.stages, True)
         """Stage → whether the selector may have units of it; spares questions whose answer is known."""
         self.clocks = {stage: StageClock() for stage in (*self.stages, *(["audit"] if plan.audit else []))}

@@ -12,6 +12,7 @@ An update is a function of state and samples, so a rebuilt group arrives at the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,16 @@ class _Meal:
     iteration: int
     groups: list[Any]
     embeddings: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """An update, and the state that it leads to."""
+
+    update: UpdateMetrics
+    state: LearnerState
+    ended: float
+    """When the update was done, by the monotonic clock."""
 
 
 class LearnerGroup:
@@ -125,6 +136,14 @@ class LearnerGroup:
         """
         arguments = iteration, list(sizes), first, list(groups), list(embeddings)
         self._offers += [rank.offer.remote(*arguments) for rank in self._ranks]
+
+    def learn(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> Learned:
+        """`update`, then `state`. Raises RunError if that is not finite."""
+        update = self.update(iteration, groups, embeddings)
+        ended = time.monotonic()
+        state = self.state()
+        state.check_finite()
+        return Learned(update, state, ended)
 
     def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
         """One update; returns rank 0's metrics.

@@ -45,7 +45,7 @@ class Lender:
         with self._lock:
             action = self._lending.tick(
                 time.monotonic(),
-                members=[name for name, state in pool.lives().items() if state is not State.DRAINING],
+                members=[name for name, state in pool.roll.lives().items() if state is not State.DRAINING],
                 ready=pool.ready(),
                 busy=self._shared or pool.busy,
                 closed=self._closed,

@@ -24,6 +24,7 @@ class Call:
 
 @dataclass(slots=True)
 class Member:
+    name: str
     handle: Any
     opened: float
     state: State = State.WAITING
@@ -43,6 +44,9 @@ class Member:
     """Of one that is or was lent, until it holds a revision of its run again: the longest that its borrower's call may
     take, seconds."""
     calls: dict[Any, Call] = field(default_factory=dict)
+    """In flight; `add` and `take` change them."""
+    units: int = field(default=0, init=False)
+    """How many of them are units."""
     idle_since: float = 0.0
     """Since when it waits for weights, if it does."""
     turn_since: float = 0.0
@@ -53,9 +57,15 @@ class Member:
         """Its units, in the order in which it does them."""
         return [call.unit for call in self.calls.values() if call.unit]
 
-    @property
-    def units(self) -> int:
-        return sum(call.unit is not None for call in self.calls.values())
+    def add(self, ref: Any, call: Call) -> None:
+        self.calls[ref] = call
+        self.units += call.unit is not None
+
+    def take(self, ref: Any) -> Call:
+        """A call that is answered."""
+        call = self.calls.pop(ref)
+        self.units -= call.unit is not None
+        return call
 
     @property
     def holds(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -28,19 +27,22 @@ from actors.events import (
     Rested,
     Started,
     Unfit,
-    Unplaced,
     Warmed,
 )
 from actors.member import Call, Member
+from actors.places import Places
+from actors.roll import Roll
 from actors.termination import Leaving, present
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NonsenseError, RunError, UserError
 from solrl_ray.records import Refusal, WorkUnit
 from solrl_ray.scheduling.fleet import State, advance, replacement_name
-from solrl_ray.scheduling.hedging import Out
 
 WANTED = 2.0
 """How long after somebody asked for free slots there still counts as being work, seconds."""
+
+LOOK = 0.2
+"""Between two looks at deadlines, seconds: they are of every call in flight."""
 
 Load = Callable[[Any, bool], Any]
 """Makes the call that has a worker load a revision: ``load(handle, full)``."""
@@ -70,8 +72,11 @@ class Pool:
         self._deadlines = deadlines
         self._budget = budget
         self._members: dict[str, Member] = {}
-        self._placed = time.monotonic()
-        """When somebody was last seen to have a place."""
+        self._callees: dict[Any, str] = {}
+        """Calls in flight → who was called, in the order in which they were made."""
+        self.roll = Roll(self._members)
+        self._looked = -LOOK
+        self._places = Places(self._members, deadlines)
         self._publication: tuple[str, Load] | None = None
         self._warm_up: WarmUp | None = None
         self._chained = False
@@ -81,7 +86,7 @@ class Pool:
 
     def open(self, name: str) -> None:
         """Add a worker: it waits for a place, starts, attests, then loads the present revision."""
-        member = Member(self._spawn(name), opened=time.monotonic())
+        member = Member(name, self._spawn(name), opened=time.monotonic())
         self._members[name] = member
         self._call(member, member.handle.__ray_call__.remote(cluster.node_of), "place", math.inf)
         self._call(member, member.handle.start.remote(), "start", math.inf)  # until it has a place
@@ -131,8 +136,7 @@ class Pool:
         """
         self._publication = None
         for name, member in list(self._members.items()):
-            del self._members[name]
-            ray.kill(member.handle, no_restart=True)
+            self._remove(name)
             if member.state is not State.DRAINING:
                 self.open(replacement_name(name))
 
@@ -182,7 +186,7 @@ class Pool:
     @property
     def busy(self) -> bool:
         """Whether there is work: units at work, or free slots were asked for a moment ago."""
-        return bool(self.held()) or time.monotonic() - self._wanted < WANTED
+        return any(member.units for member in self._members.values()) or time.monotonic() - self._wanted < WANTED
 
     def slots(self) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first."""
@@ -194,15 +198,6 @@ class Pool:
             for taken in range(member.units, self._credit)
         ]
         return [name for _, name in sorted(free)]
-
-    def idle(self) -> list[str]:
-        """Workers that may take a unit and have nothing to do."""
-        return [name for name, member in self._members.items() if member.state is State.READY and not member.calls]
-
-    def out(self) -> list[Out]:
-        """What each worker holds, and since when it has been at the first of it."""
-        now = time.monotonic()
-        return [Out(n, tuple(m.held), now - m.turn_since) for n, m in self._members.items() if m.units]
 
     def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any, parts: int = 1) -> None:
         """Send a unit: call `method` on the worker; with 2 `parts` it returns a small and a large one."""
@@ -220,7 +215,7 @@ class Pool:
 
     def refs(self) -> list[Any]:
         """References of all calls in flight."""
-        return [ref for member in self._members.values() for ref in member.calls]
+        return list(self._callees)
 
     @property
     def awaited(self) -> bool:
@@ -228,44 +223,38 @@ class Pool:
         return any(call.kind != "ping" for member in self._members.values() for call in member.calls.values())
 
     def settle(self, ready: set[Any]) -> list[Event]:
-        """What the `ready` references and passed deadlines mean. Raises the workers' own errors."""
+        """What the `ready` references and, now and then, passed deadlines mean. Raises the workers' own errors."""
         events: list[Event] = []
-        now = time.monotonic()
-        answered = [ref for member in self._members.values() for ref in member.calls if ref in ready]
+        answered = [ref for ref in self._callees if ref in ready] if ready else []
         # Large second parts stay where they are; only the small answers are brought here.
         values = waiting.get_together(answered, seconds=self._deadlines.fetch)
+        for ref in answered:
+            name = self._callees.get(ref)  # None: its worker was lost a moment ago
+            event = self._settle(name, self._members[name], ref, values) if name is not None else None
+            events += [] if event is None else [event]
+        events += self._gone()
+        now = time.monotonic()
+        if now - self._looked >= LOOK:
+            self._looked = now
+            events += self._overdue(now) + self._places.late(now)
+        return events
+
+    def _overdue(self, now: float) -> list[Event]:
+        """Whose answers are late is lost."""
+        events: list[Event] = []
         for name, member in list(self._members.items()):
-            for ref in [ref for ref in member.calls if ref in ready]:
-                event = self._settle(name, member, ref, values)
-                events += [] if event is None else [event]
-                if member.state is State.DEAD:
-                    break
-            overdue = [call for call in member.calls.values() if now > call.deadline]
-            if member.state is not State.DEAD and overdue:
-                call = overdue[0]
+            call = next((call for call in member.calls.values() if now > call.deadline), None)
+            if call is not None:
                 what = call.unit.id if call.unit else call.kind
                 events.append(self._lost(name, member, f"{what} passed its deadline of {call.seconds:g} s"))
-            elif member.state is State.DRAINING and not member.holds:
-                ray.kill(member.handle, no_restart=True)
-                del self._members[name]
-                events.append(Left(name))
-        return events + self._unplaced(now)
+        return events
 
-    def _unplaced(self, now: float) -> list[Event]:
-        """Who has waited for a place for too long. Raises RunError if nobody else is there."""
-        patience = self._deadlines.resources + self._deadlines.start
-        homeless = {name: member for name, member in self._members.items() if member.state is State.WAITING}
-        if not homeless or len(homeless) < len(self._members):
-            self._placed = now
-        elif now - max(self._placed, min(m.opened for m in homeless.values())) > patience:
-            raise RunError(
-                f"{', '.join(homeless)} found no room in the cluster within {patience:g} s (fleet.deadlines.resources "
-                f"and .start), and no other worker of the pool is left; add nodes or ask for less"
-            )
-        late = {name: m for name, m in homeless.items() if not m.overdue and now - m.opened > patience}
-        for member in late.values():
-            member.overdue = True
-        return [Unplaced(name, patience) for name in late]
+    def _gone(self) -> list[Event]:
+        """Who was to leave, and has nothing left to finish."""
+        gone = [name for name, m in self._members.items() if m.state is State.DRAINING and not m.holds]
+        for name in gone:
+            self._remove(name)
+        return [Left(name) for name in gone]
 
     def retire(self, worker: str, reason: str) -> Lost | None:
         """Replace a worker that is not to be trusted; None if it is no member any more."""
@@ -282,39 +271,24 @@ class Pool:
         if member.state is State.DRAINING:
             return self._lose(worker, member, reason)
         member.state = advance(member.state, "lost")
-        del self._members[worker]
-        ray.kill(member.handle, no_restart=True)
+        self._remove(worker)
         return Unfit(worker, reason)
 
     @property
-    def at_work(self) -> int:
-        """Workers that have a place and are not leaving."""
-        return sum(member.state not in (State.WAITING, State.DRAINING) for member in self._members.values())
-
-    def lives(self) -> dict[str, State]:
-        """Worker → state of its life."""
-        return {name: member.state for name, member in self._members.items()}
-
-    def states(self) -> dict[str, str]:
-        """Worker → what it does, in words."""
-        return {name: member.words() for name, member in self._members.items()}
-
-    def tiers(self) -> dict[str, int]:
-        """Tier → members that attested it."""
-        return dict(Counter(member.tier for member in self._members.values() if member.tier))
-
-    def warmed(self) -> tuple[int, int]:
-        """Shapes for which the members' forwards are compiled, and for which they will be; 0 of 0 if none is."""
-        shapes = sum(member.warm_ups for member in self._members.values())
-        return shapes - sum(member.count("warm-up") for member in self._members.values()), shapes
-
-    def census(self) -> dict[str, int]:
-        """State of a life → workers in it; every state but that of the dead, who are no members."""
-        states = [member.state for member in self._members.values()]
-        return {state.value: states.count(state) for state in State if state is not State.DEAD}
+    def leaving(self) -> bool:
+        """Whether somebody is to leave and has not yet."""
+        return any(member.state is State.DRAINING for member in self._members.values())
 
     def _call(self, member: Member, ref: Any, kind: str, seconds: float, **details: Any) -> None:
-        member.calls[ref] = Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details)
+        member.add(ref, Call(kind=kind, deadline=time.monotonic() + seconds, seconds=seconds, **details))
+        self._callees[ref] = member.name
+
+    def _remove(self, name: str) -> None:
+        """End a member, and forget its calls."""
+        member = self._members.pop(name)
+        for ref in member.calls:
+            self._callees.pop(ref, None)
+        ray.kill(member.handle, no_restart=True)
 
     def _warm(self, member: Member, shapes: int) -> None:
         """Have a worker compile, with a call for each shape, whose answers show how far it is."""
@@ -341,7 +315,8 @@ class Pool:
 
     def _settle(self, name: str, member: Member, ref: Any, values: Mapping[Any, Any]) -> Event | None:
         """What the answer `ref` means; its value, if it is among `values`, need not be fetched any more."""
-        call = member.calls.pop(ref)
+        del self._callees[ref]
+        call = member.take(ref)
         what = f"{call.unit.id if call.unit else call.kind} on {name}"
         try:
             value = values[ref] if ref in values else waiting.get(ref, what=what, seconds=self._deadlines.fetch)
@@ -410,8 +385,7 @@ class Pool:
         """`spend`: whether it is a failure of this run's, which the budget bounds."""
         leaving = member.state is State.DRAINING
         member.state = advance(member.state, "lost")
-        del self._members[name]
-        ray.kill(member.handle, no_restart=True)
+        self._remove(name)
         if leaving:
             return Lost(name, reason, "")
         if member.guest:

@@ -17,11 +17,10 @@ from actors.events import Done, Lost, Nonsense, Work
 from actors.fleet import Fleet
 from actors.iteration import OpenIteration, RolledOut
 from actors.pool import Pool
-from actors.selector import WRITERS
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
-from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.book import Closed, IterationPlan
 
 CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2), "audit": ("audit", 1)}
 """A unit's stage → the worker's method and the number of parts of its answer."""
@@ -62,7 +61,8 @@ class Rollout:
         """
         this = self._open[iteration]
         if not this.regenerates:
-            this.add(self._selector.revise(iteration, policy_digest))
+            if this.plan.lead:
+                this.add(self._selector.revise(iteration, policy_digest))
             this.regenerates = True
 
     def run(self, iteration: int, *, explored: Callable[[], None], offer: Offer | None = None) -> RolledOut:
@@ -76,6 +76,7 @@ class Rollout:
         self._show()
         while not this.complete or this.publication is None:
             if this.explored and this.publication is None:
+                self.hand_out()  # what was just selected comes first
                 this.publication = self._fleet.publication_counts
                 explored()
                 continue
@@ -84,11 +85,7 @@ class Rollout:
             if offer is not None:
                 self._offer(this, offer)
         order = this.plan.prompt_ids
-        closed = self._ask("close", iteration)
-        for sentence in closed.violations:
-            self._telemetry.message(f"{sentence}; the first result counts")
         return RolledOut(
-            closed=closed,
             groups=[this.groups[p] for p in order],
             embeddings=[this.embeddings[p] for p in order],
             rewards=[this.rewards[p] for p in order],
@@ -96,6 +93,13 @@ class Rollout:
             publication=this.publication,
             lead=this.plan.lead,
         )
+
+    def close(self, iteration: int) -> Closed:
+        """What an iteration of which every prompt has its group came to."""
+        closed: Closed = self._ask("close", iteration)
+        for sentence in closed.violations:
+            self._telemetry.message(f"{sentence}; the first result counts")
+        return closed
 
     def _offer(self, this: OpenIteration, offer: Offer) -> None:
         first, groups, embeddings = this.offer()
@@ -116,6 +120,7 @@ class Rollout:
         if not self._fleet.at_work:
             return False
         self._round(seconds=seconds, needed=False)
+        self.hand_out()
         return True
 
     def take(self, events: Sequence[Work]) -> None:
@@ -129,7 +134,7 @@ class Rollout:
         groups = [event for event in answers if event.unit.stage == "full"]
         if groups:
             if len(groups) < len(answers):
-                self.hand_out()  # what was just selected need not wait for the groups' files
+                self.hand_out()  # what was just selected need not wait for the groups
             self._store(groups)
         for event in mine:
             if isinstance(event, Lost):
@@ -261,23 +266,23 @@ class Rollout:
             self._telemetry.message(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
 
     def _store(self, events: Sequence[Done]) -> None:
-        """Have the selector take groups, as many at a time as it writes side by side."""
-        for first in range(0, len(events), WRITERS):
-            self._store_together(events[first : first + WRITERS])
-
-    def _store_together(self, events: Sequence[Done]) -> None:
         """Have the selector take groups, by reference: the samples go from the regenerators to the selector."""
+        for iteration in {event.unit.iteration for event in events}:
+            self._store_together(iteration, [event for event in events if event.unit.iteration == iteration])
+
+    def _store_together(self, iteration: int, events: Sequence[Done]) -> None:
         try:
-            answers = self._ask("take_groups", *[event.large for event in events])
+            answers = self._selector.take_groups(iteration, [event.large for event in events])
         except waiting.InputGone as error:  # it went down with its node between the report and this
             if len(events) > 1:  # which of them only tells who brings them one by one
                 for event in events:
-                    self._store_together([event])
+                    self._store_together(iteration, [event])
             else:
                 self._remake(events[0], error.reason)
             return
+        this = self._open[iteration]
         for event, taken in zip(events, answers, strict=True):
-            this, report = self._open[event.unit.iteration], event.value
+            report = event.value
             if taken.refused:
                 self._refuse(event.worker, event.unit, taken.refused)
                 continue

@@ -1,25 +1,25 @@
 """The selector: ledgers, selection and journals of the open iterations. One truth, one failure domain.
 
-What it acknowledges is in the journal, on the disk. Bringing the same result twice changes nothing. What is brought
-together is waited for once (docs/decisions/pushed-units.md).
+Results that it acknowledges are in the journal, on the disk; groups are written meanwhile, and `close` waits for them.
+Bringing the same twice changes nothing. What is brought together is waited for once (docs/decisions/pushed-units.md).
 """
 
 from __future__ import annotations
 
-import struct
-import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.journal import Journal
-from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.entries import maker, plan_entry, same_work, selection_entry, split, unit_entry, unit_result
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 
@@ -60,6 +60,16 @@ class _Open:
     opening: Opened
     later: list[dict[str, Any]]
     """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
+    writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
+    """Groups on their way to the disk, and their lines in the journal, if they get one."""
+
+    def settle(self, *, wait: bool) -> None:
+        """Journal the groups that are written; those that are not yet, too, if `wait`."""
+        while self.writing and (wait or self.writing[0][0].done()):
+            written, entry = self.writing.popleft()
+            written.result()
+            if entry is not None:
+                self.journal.append(entry)
 
 
 class Selector:
@@ -69,8 +79,7 @@ class Selector:
         self._strict = strict
         self._open: dict[int, _Open] = {}
         """By iteration. Two where exploring runs ahead of learning."""
-        self._lock = threading.Lock()
-        """Held around books and journals where groups are written side by side."""
+        self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -90,17 +99,17 @@ class Selector:
         journal = self._folder.journal(plan.iteration)
         book = IterationBook(plan)
         entries = journal.entries()
-        header = {"kind": "open", "plan": _plan_entry(plan)}
+        header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""
         if entries and entries[0] != header:
-            if not _same_work(entries[0], header):
+            if not same_work(entries[0], header):
                 raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
             stale = journal.set_aside()
-            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {_maker(entries[0], header)}"
+            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {maker(entries[0], header)}"
             entries = []
         if not entries:
             journal.append(header)
-        now, later = (entries[1:], []) if not plan.lead else _split(entries[1:])
+        now, later = (entries[1:], []) if not plan.lead else split(entries[1:])
         groups = self._replay_all(book, now)
         book.restart()
         opened = Opened(groups=groups, candidates=book.counts().candidates, audits=book.audits_done, message=message)
@@ -125,6 +134,7 @@ class Selector:
         """Forget an iteration: a checkpoint holds what was learned from it."""
         dropped = self._open.pop(iteration, None)
         if dropped is not None:
+            dropped.settle(wait=True)
             dropped.journal.close()
 
     def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
@@ -168,9 +178,13 @@ class Selector:
             return [self._taken(result) for result in results]
 
     def take_groups(self, *groups: SampleGroup) -> list[Taken]:
-        """Take groups, which are given by reference. As `take` otherwise."""
-        with self._together(), ThreadPoolExecutor(WRITERS) as writers:
-            return list(writers.map(self._taken, groups))
+        """Take groups, which are given by reference. As `take` otherwise; they are on the disk after `close`."""
+        with self._together():
+            return [self._taken(group) for group in groups]
+
+    def take_again(self, *groups: SampleGroup) -> None:
+        """After a restart: take groups that were taken before; those that are in the journal change nothing."""
+        self.take_groups(*[group for group in groups if not self._of(group.iteration).book.has_group(group.prompt_id)])
 
     def _taken(self, brought: UnitResult | SampleGroup) -> Taken:
         try:
@@ -200,7 +214,7 @@ class Selector:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
         self._judge(book, outcome, lost=book.explore.wants_again(result.unit.id))
         if outcome is Outcome.ACCEPTED:
-            opened.journal.append(_unit_entry(result), *([_selection_entry(selection)] if selection else []))
+            opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
         return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else book.ready(result.unit.prompt_id)
 
     def fold_audit(self, result: UnitResult) -> Outcome:
@@ -212,27 +226,25 @@ class Selector:
             raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
         self._judge(opened.book, outcome)
         if outcome is Outcome.ACCEPTED:
-            opened.journal.append(_unit_entry(result))
+            opened.journal.append(unit_entry(result))
         return outcome
 
     def store(self, group: SampleGroup) -> Outcome:
-        """Take a group: write it to the run folder, then acknowledge it. Raises as `fold` does."""
+        """Take a group, which is written to the run folder aside. Raises as `fold` does."""
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
         opened = self._of(group.iteration)
-        with self._lock:
-            lost = opened.book.has_lost(group.prompt_id)
-            try:
-                outcome = opened.book.fold_full(group)
-            except (KeyError, ValueError) as error:
-                raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-            self._judge(opened.book, outcome, lost=lost)
+        lost = opened.book.has_lost(group.prompt_id)
+        try:
+            outcome = opened.book.fold_full(group)
+        except (KeyError, ValueError) as error:
+            raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
+        self._judge(opened.book, outcome, lost=lost)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            self._folder.save_group(group)
-        if outcome is Outcome.ACCEPTED:
-            entry = {"kind": "full", "prompt": group.prompt_id, "digest": group_digest(group)}
-            with self._lock:
-                opened.journal.append(entry)
+            digest = opened.book.full_digest(group.prompt_id)
+            entry = {"kind": "full", "prompt": group.prompt_id, "digest": digest}
+            written = self._writers.submit(self._folder.save_group, group)
+            opened.writing.append((written, entry if outcome is Outcome.ACCEPTED else None))
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
@@ -252,7 +264,9 @@ class Selector:
 
         If the folder does not hold its bytes any more: False, and the group is asked for again.
         """
-        book = self._of(iteration).book
+        opened = self._of(iteration)
+        opened.settle(wait=True)
+        book = opened.book
         try:
             group = self._folder.load_group(iteration, prompt_id)
             if book.holds(group):
@@ -267,8 +281,11 @@ class Selector:
         self._of(unit.iteration).book.lose(unit.prompt_id)
 
     def close(self, iteration: int) -> Closed:
-        """What an iteration came to. Raises RunError if it is not complete."""
-        return self._of(iteration).book.close()
+        """What an iteration came to, all of which is on the disk then. Raises RunError if it is not complete."""
+        opened = self._of(iteration)
+        with opened.journal.together():
+            opened.settle(wait=True)
+        return opened.book.close()
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -276,6 +293,7 @@ class Selector:
         with ExitStack() as stack:
             for opened in self._open.values():
                 stack.enter_context(opened.journal.together())
+                opened.settle(wait=False)
             yield
 
     @property
@@ -306,9 +324,9 @@ class Selector:
     def _replay(self, book: IterationBook, entry: dict[str, Any]) -> SampleGroup | None:
         """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
         if entry["kind"] in ("preview", "sample"):
-            book.fold(_unit_result(entry, book.plan))
+            book.fold(unit_result(entry, book.plan))
         elif entry["kind"] == "audit":
-            book.fold_audit(_unit_result(entry, book.plan))
+            book.fold_audit(unit_result(entry, book.plan))
         elif entry["kind"] == "full":
             try:
                 group = self._folder.load_group(book.plan.iteration, entry["prompt"])
@@ -318,83 +336,3 @@ class Selector:
             except (Unreadable, ValueError):
                 return None  # it is made again, to the same bytes
         return None
-
-
-def _split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Of an iteration that is explored ahead: what was explored, and what followed from its last ``revision``."""
-    revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
-    explored = [entry for entry in entries if entry["kind"] == "preview"]
-    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "preview"] if revisions else []
-    return explored, made
-
-
-def _plan_entry(plan: IterationPlan) -> dict[str, Any]:
-    return {
-        "iteration": plan.iteration,
-        "revision": plan.revision,
-        "prompts": list(plan.prompt_ids),
-        "pool": plan.pool,
-        "keep": plan.keep,
-        "micro_batch": plan.micro_batch,
-        "policy_digest": plan.policy_digest,
-        "score_class": plan.score_class,
-        **({"lead": plan.lead} if plan.lead else {}),
-        **({"one_stage": True} if plan.one_stage else {}),
-        **({"audit": asdict(plan.audit)} if plan.audit else {}),
-        **({"rung": plan.rung, "steps": plan.steps} if plan.rung else {}),
-    }
-
-
-def _same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score class."""
-    anybody = {"policy_digest": "", "score_class": ""}
-    plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
-    return plans[0] == plans[1]
-
-
-def _maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
-    """In what the journal of `stale` differs."""
-    if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
-        return "another revision's bytes"
-    return "workers that score otherwise (another device, thread count or library)"
-
-
-def _unit_entry(result: UnitResult) -> dict[str, Any]:
-    return {
-        "kind": result.unit.stage,
-        "prompt": result.unit.prompt_id,
-        "indices": list(result.unit.indices),
-        "rewards": struct.pack(f"<{len(result.rewards)}f", *result.rewards).hex(),
-        "worker": result.worker,
-        "score_class": result.score_class,
-        "seconds": result.seconds,
-        **({"samples": result.samples_digest} if result.samples_digest else {}),
-    }
-
-
-def _unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    raw = bytes.fromhex(entry["rewards"])
-    return UnitResult(
-        unit=WorkUnit(
-            stage=entry["kind"],
-            iteration=plan.iteration,
-            revision=plan.revision if entry["kind"] == "audit" else plan.exploring_revision,
-            prompt_id=entry["prompt"],
-            indices=tuple(entry["indices"]),
-            steps=None if entry["kind"] == "audit" else plan.steps,
-        ),
-        rewards=struct.unpack(f"<{len(raw) // 4}f", raw),
-        worker=entry["worker"],
-        score_class=entry["score_class"],
-        seconds=entry["seconds"],
-        samples_digest=entry.get("samples", ""),
-    )
-
-
-def _selection_entry(selection: Selection) -> dict[str, Any]:
-    return {
-        "kind": "selection",
-        "prompt": selection.prompt_id,
-        "best": [c.index for c in selection.best],
-        "worst": [c.index for c in selection.worst],
-    }

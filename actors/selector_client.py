@@ -1,19 +1,21 @@
 """The controller's line to the selector, which is restarted in place when it dies or hangs.
 
-A new selector replays the journals of the open iterations and is told which units are at work. What the old one did
-not acknowledge is sent again; had it been journaled already, it folds away.
+A new selector replays the journals of the open iterations, is brought the groups once more, which the old one may not
+have written yet, and is told which units are at work. What the old one did not acknowledge is sent again; had it been
+journaled already, it folds away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 
 from actors import waiting
 from actors.budget import Budget
-from actors.selector import Opened
+from actors.selector import Opened, Taken
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 from solrl_ray.scheduling.fleet import replacement_name
@@ -42,6 +44,8 @@ class SelectorClient:
         self._actor = spawn(self._name)
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
+        self._groups: dict[int, list[Any]] = {}
+        """By iteration: references of the groups that were taken."""
         self.restarts = 0
 
     def open(self, plan: IterationPlan) -> Opened:
@@ -60,11 +64,20 @@ class SelectorClient:
         """Forget an iteration: a checkpoint holds what was learned from it."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
+        self._groups.pop(iteration, None)
         self.ask("drop", iteration)
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """The selector's answer. Raises as `waiting.get`, but for the loss of the selector."""
         return self._repeat(lambda: (self._call(method, *arguments), None))[0]
+
+    def take_groups(self, iteration: int, groups: Sequence[Any]) -> list[Taken]:
+        """`Selector.take_groups` of one iteration's, given by reference."""
+        taken: list[Taken] = self.ask("take_groups", *groups)
+        self._groups.setdefault(iteration, []).extend(
+            group for group, each in zip(groups, taken, strict=True) if not each.refused
+        )
+        return taken
 
     def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
         """`Selector.assemble` of parts given by reference: rewards, and the reference of the group."""
@@ -74,7 +87,9 @@ class SelectorClient:
             what = f"putting the group of prompt {unit.prompt_id} together"
             return waiting.get(rewards, what=what, seconds=self._seconds), group
 
-        return self._repeat(attempt)
+        rewards, group = self._repeat(attempt)
+        self._groups.setdefault(unit.iteration, []).append(group)
+        return rewards, group
 
     def stored(self, iteration: int, prompt_id: str) -> Any:
         """Reference of a finished group as the run folder holds it; returns once it is there.
@@ -114,6 +129,9 @@ class SelectorClient:
                     self._call("open", plan)
                     if iteration in self._revised:
                         self._call("revise", iteration, self._revised[iteration])
+                    for group in self._groups.get(iteration, []):
+                        with suppress(waiting.InputGone):  # it went down with its node, and is made again
+                            self._call("take_again", group)
                 self._call("hold", self._held())
                 return
             except waiting.WorkerGone as again:

@@ -174,10 +174,14 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        self._folder.append_metrics(metrics.as_dict())
+        """An iteration is over; `write` must follow."""
         with self._lock:
             self.iterations.append(metrics)
             self._measured_here += 1
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Bring an iteration's metrics to all who read them."""
+        self._folder.append_metrics(metrics.as_dict())
         if self._writer is not None:
             self._writer.iteration(metrics)
         self._export(metrics)

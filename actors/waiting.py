@@ -135,9 +135,14 @@ def first_ready(refs: Sequence[Any], *, seconds: float) -> list[Any]:
     """Those of `refs` that are ready, waiting at most `seconds` for the first one; may be empty."""
     if not refs:
         return []
-    ready, _ = ray.wait(list(refs), num_returns=1, timeout=seconds, fetch_local=False)
-    if ready:  # take along whatever else is there already
-        ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
+    found = _ready_now(refs)  # where much happens, one look is enough
+    if not found and ray.wait(list(refs), num_returns=1, timeout=seconds, fetch_local=False)[0]:
+        found = _ready_now(refs)  # with whatever else is there by now
+    return found
+
+
+def _ready_now(refs: Sequence[Any]) -> list[Any]:
+    ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
     return ready
 
 

@@ -2,74 +2,84 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
 
+import orchestration
 import ray
 import torch
 
 from actors import waiting
 from actors.budget import Budget
-from actors.member import Call, Member
+from actors.member import Member
 from actors.pool import Pool
 from actors.selector import Selector
 from solrl_ray.config.schema import Deadlines
-from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
 from solrl_ray.scheduling.fleet import State
 from solrl_ray.scheduling.hedging import Hedging
+from solrl_ray.scheduling.scenario import Orchestration
+from solrl_ray.scheduling.simulation import Simulation
 
 PROMPTS, POOL, MICRO_BATCH, KEEP = 160, 96, 24, 24
 TOGETHER = 32
 """Results, or groups, that are brought together."""
 PENDING = (20, 2000)
 REPEATS = 200
+SECONDS, ITERATIONS = 0.1, 12
+"""Of the stages of a real run, and of which the first is not counted."""
 
 
 class Sleeper:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: Any) -> None:
+        time.sleep(600.0)
+
 
 def calibrate() -> None:
-    """Print the lines of ``price_lists/controller.yaml``; `iteration` is not among them, see docs/scaling.md."""
+    """Print the lines of ``price_lists/controller.yaml``, milliseconds."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     with tempfile.TemporaryDirectory() as root:
-        ask, commit, fold, store = _selector(Path(root))
-    call, wait = _waiting()
+        ask, commit, fold, store, write = _selector(Path(root))
+    wait = _waiting()
     first, answer = _answers()
-    per_worker = 2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0]) + _looking()
+    costs = Orchestration(
+        round=wait[PENDING[0]] + first,
+        worker=2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0]) + _looking(),
+        call=_giving(),
+        answer=answer,
+        ask=ask,
+        commit=commit,
+        fold=fold,
+        store=store,
+        write=write,
+        hop=ask / 2,
+    )
+    costs = replace(costs, iteration=_iteration(costs))
     load = os.getloadavg()[0]
     print(
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
         f'{os.cpu_count()} cores at a load of {load:.1f}"'
     )
-    for name, seconds in (
-        ("round", wait[PENDING[0]] + first),
-        ("worker", per_worker),
-        ("call", call),
-        ("answer", answer),
-        ("ask", ask),
-        ("commit", commit),
-        ("fold", fold),
-        ("store", store),
-        ("hop", ask / 2),
-    ):
+    for name, seconds in asdict(costs).items():
         print(f"{name}: {1000 * seconds:.4f}")
 
 
-def _selector(folder: Path) -> tuple[float, float, float, float]:
+def _selector(folder: Path) -> tuple[float, float, float, float, float]:
     """Seconds of a question that needs no work, of what `take` costs beyond it for any number of results, of each
-    result, and of each group: medians, the last two out of `TOGETHER`."""
+    result, of each group, and of each group's file: medians, the last three out of `TOGETHER`."""
     plan = IterationPlan(
         iteration=0,
         revision=0,
@@ -89,9 +99,9 @@ def _selector(folder: Path) -> tuple[float, float, float, float]:
     ones, full = _taken(told, units[: len(units) // 2], 1)
     many, more = _taken(told, units[len(units) // 2 :], TOGETHER)
     fold = (many - ones) / (TOGETHER - 1)
-    alone = _grouped(told, full[:TOGETHER], 1)
-    together = _grouped(told, more, TOGETHER)
-    return ask, max(0.0, ones - ask - fold), fold, (together - alone) / (TOGETHER - 1)
+    commit = max(0.0, ones - ask - fold)
+    store, write = _grouped(told, [*full, *more])
+    return ask, commit, fold, max(0.0, store - (ask + commit) / TOGETHER), write
 
 
 def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
@@ -109,10 +119,10 @@ def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tu
     return statistics.median(seconds), full
 
 
-def _grouped(told: Callable[..., Any], full: list[WorkUnit], together: int) -> float:
-    """Median seconds to bring so many groups at a time."""
-    seconds = []
-    for start in range(0, len(full) - together + 1, together):
+def _grouped(told: Callable[..., Any], full: list[WorkUnit]) -> tuple[float, float]:
+    """Median seconds a group, `TOGETHER` at a time, until they are taken, and from there until they are written."""
+    taken, written = [], []
+    for start in range(0, len(full) - TOGETHER + 1, TOGETHER):
         groups = [
             ray.put(
                 SampleGroup(
@@ -124,12 +134,14 @@ def _grouped(told: Callable[..., Any], full: list[WorkUnit], together: int) -> f
                     latents=torch.zeros(len(unit.indices), 64, 16),
                 )
             )
-            for unit in full[start : start + together]
+            for unit in full[start : start + TOGETHER]
         ]
         began = time.perf_counter()
         told("take_groups", *groups)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
+        taken.append((time.perf_counter() - began) / TOGETHER)
+        told("stored", 0, full[start].prompt_id)  # waits for all of them
+        written.append((time.perf_counter() - began) / TOGETHER)
+    return statistics.median(taken), statistics.median(written)
 
 
 def _answers() -> tuple[float, float]:
@@ -146,37 +158,62 @@ def _answers() -> tuple[float, float]:
     return seconds[1] - each, each
 
 
-def _waiting() -> tuple[float, dict[int, float]]:
-    """Seconds to send a call, and to find the one ready reference among so many pending ones."""
+def _waiting() -> dict[int, float]:
+    """Seconds to find the one ready reference among so many pending ones."""
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
     ready = ray.put(0)
-    began = time.perf_counter()
     pending = [sleeper.sleep.remote(600.0) for _ in range(PENDING[-1])]
-    call = (time.perf_counter() - began) / len(pending)
     waits = {n: _median(lambda n=n: waiting.first_ready([*pending[:n], ready], seconds=1.0), 50) for n in PENDING}
     ray.kill(sleeper)
-    return call, waits
+    return waits
+
+
+def _giving() -> float:
+    """Median seconds to send a worker a unit."""
+    sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
+    pool = _pool(1, handle=sleeper)
+    embedding = ray.put(torch.zeros(8))
+    unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="0" * 16, indices=tuple(range(MICRO_BATCH)))
+    prompt = Prompt(id=unit.prompt_id, text="an astronaut on a horse on the moon, in the style of a woodcut")
+    seconds = _median(lambda: pool.give("explorer-0", unit, "explore", unit, prompt, embedding))
+    ray.kill(sleeper)
+    return seconds
 
 
 def _looking(workers: int = 1000) -> float:
     """Seconds that a pool spends on each of its workers, two units in the hands of each, in one turn of the loop."""
-    pool = Pool(lambda _: None, unit_seconds=60.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    pool = _pool(workers)
     for number in range(workers):
-        member = Member(None, opened=0.0, state=State.READY)
         for start in (0, MICRO_BATCH):
             indices = tuple(range(start, start + MICRO_BATCH))
             unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"{number:016x}", indices=indices)
-            member.calls[unit] = Call("unit", deadline=math.inf, seconds=60.0, unit=unit)
-        pool._members[f"explorer-{number}"] = member
+            member = pool._members[f"explorer-{number}"]
+            pool._call(member, unit, "unit", 600.0, unit=unit)
     hedging = Hedging(3.0)
 
     def turn() -> None:
         pool.refs()
         pool.settle(set())
-        pool.states(), pool.census(), pool.tiers(), pool.slots()
-        hedging.pairs(pool.idle(), pool.out())
+        pool.slots()
+        hedging.pairs(pool.roll.idle(), pool.roll.out())
 
     return _median(turn, 20) / workers
+
+
+def _pool(workers: int, handle: Any = None) -> Pool:
+    pool = Pool(lambda _: None, unit_seconds=600.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    for number in range(workers):
+        name = f"explorer-{number}"
+        pool._members[name] = Member(name, handle, opened=0.0, state=State.READY)
+    return pool
+
+
+def _iteration(costs: Orchestration) -> float:
+    """Seconds of a real iteration, with one explorer and short stages, that the other costs do not explain."""
+    with tempfile.TemporaryDirectory() as root:
+        measured = orchestration.measure(1, SECONDS, ITERATIONS, Path(root))["measured_seconds"]
+    simulated = Simulation(orchestration.scenario(1, SECONDS, costs))
+    return max(0.0, measured - statistics.fmean(iteration.seconds for iteration in simulated.run(2)))
 
 
 def _median(call: Callable[[], object], repeats: int = REPEATS) -> float:

@@ -189,7 +189,15 @@ class IterationBook:
         """Whether a group is the one that was accepted."""
         unit = self.full_unit(self.selections[group.prompt_id])
         same = (group.indices, group.revision) == (unit.indices, unit.revision)
-        return same and self.full.digest(unit.id) == group_digest(group)
+        return same and self.full_digest(group.prompt_id) == group_digest(group)
+
+    def full_digest(self, prompt_id: str) -> str:
+        """`group_digest` of a prompt's accepted group; empty if it is not there."""
+        return self.full.digest(self.full_unit(self.selections[prompt_id]).id)
+
+    def has_group(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted."""
+        return prompt_id in self.selections and bool(self.full_digest(prompt_id))
 
     def has_lost(self, prompt_id: str) -> bool:
         """Whether a prompt's group was accepted, is gone, and is to be made again."""

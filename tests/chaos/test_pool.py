@@ -18,6 +18,7 @@ from actors import termination
 from actors.budget import Budget
 from actors.events import Done, Event, Left, Lent, Loaded, Lost, Nonsense, Rested, Started, Unplaced, Warmed
 from actors.fleet import Fleet
+from actors.places import Places
 from actors.pool import Pool
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
@@ -245,14 +246,14 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
     pool.give("explorer-0", unit, "explore", unit, tmp_path / "gate")
     pool.open("explorer-1")
     pool.open("explorer-2")
-    pool._deadlines = Deadlines(start=1.0)  # of those that have no place yet; explorer-0 has started
+    pool._places = Places(pool._members, Deadlines(start=1.0))  # of who has none yet
     assert settle(pool, 2) == [Unplaced("explorer-1", 1.0), Unplaced("explorer-2", 1.0)]
-    assert pool.at_work == 1
-    assert pool.states()["explorer-1"] == "waiting for a place"
+    assert pool.roll.at_work == 1
+    assert pool.roll.states()["explorer-1"] == "waiting for a place"
     pool.drain("explorer-0")
     pool.drain("explorer-2")
     assert settle(pool, 1) == [Left("explorer-2")]
-    assert pool.states()["explorer-0"] == "preview p0, then leaves"
+    assert pool.roll.states()["explorer-0"] == "preview p0, then leaves"
     assert pool.slots() == []
     (tmp_path / "gate").touch()
     assert settle(pool, 2) == [Done("explorer-0", unit, unit.id), Left("explorer-0")]
@@ -284,19 +285,19 @@ def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early:
         load,
         warm_up=lambda handle, shape: handle.warm_up.remote(shape, go),
     )
-    assert pool.warmed() == (0, 2 * early)
+    assert pool.roll.warmed() == (0, 2 * early)
     started, warmed = [*happened, *settle(pool, 2 - len(happened))]
     assert isinstance(started, Started)
     assert warmed == Warmed("explorer-0", 1)
-    assert (pool.states(), pool.warmed()) == ({"explorer-0": "warming up 2 of 2 shapes"}, (1, 2))
-    assert pool.census()["starting"] == 1
+    assert (pool.roll.states(), pool.roll.warmed()) == ({"explorer-0": "warming up 2 of 2 shapes"}, (1, 2))
+    assert pool.roll.census()["starting"] == 1
     assert pool.slots() == []
     go.touch()
     last, loaded = settle(pool, 2)
     assert last == Warmed("explorer-0", 0)
     assert isinstance(loaded, Loaded)
     assert pool.slots() == ["explorer-0"]
-    assert pool.warmed() == (2, 2)
+    assert pool.roll.warmed() == (2, 2)
 
 
 def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
@@ -317,7 +318,7 @@ def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
     assert isinstance(lost, Lost)
     assert lost.reason == "warm-up passed its deadline of 2 s"
     pool.renew()  # nobody is left at work
-    assert list(pool.states()) == ["explorer-0.2"]
+    assert list(pool.roll.states()) == ["explorer-0.2"]
 
 
 class Guest(Worker):
@@ -360,7 +361,7 @@ def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_i
     pool.ping()
     assert not pool.awaited
     ready, _ = ray.wait(pool.refs(), timeout=60.0)
-    assert (pool.settle(set(ready)), pool.idle()) == ([], ["regenerator-0.1"])
+    assert (pool.settle(set(ready)), pool.roll.idle()) == ([], ["regenerator-0.1"])
     ray.kill(pool._members["regenerator-0.1"].handle)
     pool.ping()
     with pytest.raises(RunError, match=r"regenerator-0\.1 was lost .*, and all 0 replacements"):
@@ -389,7 +390,7 @@ def test_who_is_lent_when_it_is_to_leave_finishes_what_it_does_for_its_borrower(
     work = pool._members["regenerator-0"].handle.work.remote(tmp_path / "go")
     pool.drain("regenerator-0")
     assert pool.settle(set()) == []
-    assert pool.census()["draining"] == 1
+    assert pool.roll.census()["draining"] == 1
     (tmp_path / "go").touch()
     loaded, left = settle(pool, 2)
     assert (type(loaded), left) == (Loaded, Left("regenerator-0"))
@@ -426,7 +427,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0"])
     fleet.scale({"explorers": 4})
     wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 3)
-    assert list(fleet.explorers.states()) == ["explorer-0"]
+    assert list(fleet.explorers.roll.states()) == ["explorer-0"]
     said = "\n".join(telemetry.progress().messages)
     assert "explorer-1 and explorer-0 would score a unit differently" in said
     assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
@@ -474,8 +475,8 @@ def test_nobody_at_work_is_an_error_for_whoever_waits_for_units_and_for_nobody_e
     while fleet.at_work:
         assert time.monotonic() < deadline
         fleet.events(seconds=1.0)
-    assert list(fleet.explorers.states()) == []
-    assert list(fleet.regenerators.states()) == ["regenerator-0"]
+    assert list(fleet.explorers.roll.states()) == []
+    assert list(fleet.regenerators.roll.states()) == ["regenerator-0"]
     assert fleet.events(seconds=0.1, needed=False) == []
     with pytest.raises(RunError, match="no worker has a call in flight, yet the work is not done"):
         fleet.events(seconds=0.1)

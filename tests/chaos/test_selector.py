@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from actors.selector import Selector, Taken
 from actors.selector_client import SelectorClient
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.book import IterationPlan, group_digest
+from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.book import Closed, IterationPlan, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -35,8 +37,26 @@ def die_once(folder: Path, name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Stuck(RunFolder):
+    """Its disk takes no group before the selector was killed for the last time."""
+
+    def save_group(self, group: SampleGroup) -> None:
+        while not (self.path / "closing").exists():
+            time.sleep(0.1)
+        super().save_group(group)
+
+
 class Killed(Selector):
-    """Once after it journaled a result, once before it takes a result, once after it stored a group."""
+    """Once after it journaled a result, once before it takes a result, once after it took a group, and once when it has
+    taken all of them and written none."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = Stuck(folder)
+
+    def close(self, iteration: int) -> Closed:
+        die_once(self._folder.path, "closing")
+        return super().close(iteration)
 
     def fold(self, result: UnitResult) -> WorkUnit | None:
         if result.unit.prompt_id == "cafe":
@@ -47,11 +67,11 @@ class Killed(Selector):
 
     def store(self, group: SampleGroup) -> Outcome:
         outcome = super().store(group)
-        die_once(self._folder.path, "stored")
+        die_once(self._folder.path, "taken")
         return outcome
 
 
-def client(folder: Path, at_work: list[tuple[str, WorkUnit]], *, replacements: int = 3) -> SelectorClient:
+def client(folder: Path, at_work: list[tuple[str, WorkUnit]], *, replacements: int = 4) -> SelectorClient:
     def spawn(name: str) -> Any:
         return ray.remote(Killed).options(name=f"{folder.name}-{name}", num_cpus=0).remote(folder)
 
@@ -91,9 +111,9 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     full = [unit for _, unit in selector.ask("lease", 4, "regenerate", ["regenerator-0"] * 3)]
     assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
     for unit in full:
-        assert selector.ask("take_groups", ray.put(group_of(unit))) == [Taken()]
+        assert selector.take_groups(4, [ray.put(group_of(unit))]) == [Taken()]
     closed = selector.ask("close", 4)
-    assert selector.restarts == 3
+    assert selector.restarts == 4
     assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
     assert closed.proxy_mean == pytest.approx(0.5)
     assert (closed.counts.candidates, closed.counts.groups, closed.counts.violations) == (8, 2, 0)

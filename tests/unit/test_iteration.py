@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from actors.iteration import RolledOut, StageClock
-from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
 
 
 @pytest.mark.parametrize(
@@ -23,6 +22,4 @@ def test_what_was_explored_before_the_iterations_revision_was_there_is_told_apar
 ) -> None:
     end = regenerated + 6.0 if regenerated is not None else 0.0
     clocks = {"explore": StageClock(10.0, 20.0), "regenerate": StageClock(regenerated, end)}
-    plan = IterationPlan(iteration=0, revision=0, prompt_ids=(), pool=2, keep=2, micro_batch=2)
-    closed = Closed(selections=(), proxy_mean=0.0, counts=IterationBook(plan).counts())
-    assert RolledOut(closed, [], [], [], clocks, lead=lead).walls == pytest.approx(expected)
+    assert RolledOut([], [], [], clocks, lead=lead).walls == pytest.approx(expected)

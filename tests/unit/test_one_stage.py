@@ -195,7 +195,8 @@ def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
 def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tmp_path: Path) -> None:
     first = Selector(tmp_path)
     first.open(PLAN)
-    assert len(explore(first, 3)) == 3  # beef's group is stored
+    assert len(explore(first, 3)) == 3
+    first._of(4).settle(wait=True)  # beef's group is stored
     for _, unit in first.lease(4, "explore", ["explorer-0"] * 2):
         first.fold(result(unit))  # two units of cafe are known; their samples go down with the process
 
