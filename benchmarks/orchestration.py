@@ -48,6 +48,7 @@ from solrl_ray.revisions.container import Buffer
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import read
 from solrl_ray.revisions.publish import Part, Publisher
+from solrl_ray.scheduling.scenario import Orchestration, Scenario, Stages
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -239,6 +240,20 @@ def sleeping_roles(explorer: type = SleepingExplorer) -> Roles:
         explorer=explorer,
         regenerator=SleepingRegenerator,
         learner=SleepingLearner,
+    )
+
+
+def scenario(explorers: int, stage: float, costs: Orchestration) -> Scenario:
+    """What `measure` runs, to be simulated."""
+    return Scenario(
+        prompts=PROMPTS,
+        pool=UNITS * MICRO_BATCH,
+        keep=KEEP,
+        micro_batch=MICRO_BATCH,
+        explorers=explorers,
+        regenerators=explorers,
+        stages=Stages(preview=stage, full=stage, update=stage),
+        orchestration=costs,
     )
 
 

@@ -281,16 +281,7 @@ def validate(seconds: list[float], explorers: list[int], iterations: int) -> Non
         for count in explorers:
             with tempfile.TemporaryDirectory() as root:
                 measured = sleeping.measure(count, stage, iterations, Path(root))["measured_seconds"]
-            simulated = Scenario(
-                prompts=sleeping.PROMPTS,
-                pool=sleeping.UNITS * sleeping.MICRO_BATCH,
-                keep=sleeping.KEEP,
-                micro_batch=sleeping.MICRO_BATCH,
-                explorers=count,
-                regenerators=count,
-                stages=Stages(preview=stage, full=stage, update=stage),
-                orchestration=orchestration().seconds(),
-            )
+            simulated = sleeping.scenario(count, stage, orchestration().seconds())
             predicted = mean_seconds(simulated, 2)
             rows.append(
                 {

@@ -97,6 +97,7 @@ class OrchestrationCosts(Part):
     commit: float
     fold: float
     store: float
+    write: float
     hop: float
     iteration: float
 

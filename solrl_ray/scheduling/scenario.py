@@ -32,7 +32,7 @@ class Orchestration:
     worker: float = 0.0
     """The same, for each worker of both pools."""
     call: float = 0.0
-    """Sending one call."""
+    """Sending one call with a unit, its prompt and the reference of an embedding."""
     answer: float = 0.0
     """Taking one small answer."""
     ask: float = 0.0
@@ -42,11 +42,14 @@ class Orchestration:
     fold: float = 0.0
     """The selector's own work for one result of a pool's unit among many."""
     store: float = 0.0
-    """The same for a sample group, its file included."""
+    """The same for a sample group."""
+    write: float = 0.0
+    """A group's file, which the selector has written while it goes on; many at a time."""
     hop: float = 0.0
     """A message on its way, which delays its receiver only."""
     iteration: float = 0.0
-    """Once an iteration: choosing prompts, opening and closing the book, metrics."""
+    """Once an iteration: what is neither a unit's nor a revision's message, such as opening the book, the questions to
+    the learner group, metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,14 +20,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from solrl_ray.errors import RunError
-from solrl_ray.noise import standard_normal, uniform
-from solrl_ray.records import Address, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan
+from solrl_ray.scheduling.chance import Chance
 from solrl_ray.scheduling.fleet import State, advance, replacement_name, role_of
 from solrl_ray.scheduling.lead import lag, may_explore
 from solrl_ray.scheduling.scenario import Scenario
@@ -51,7 +51,7 @@ class SimulatedIteration:
     """From the begin of the rollout to the last result of a pool's unit, 0 if that came before; regeneration overlaps
     with it."""
     update: float
-    """With what is left to wait for the checkpoint."""
+    """With what is left to wait for the checkpoint, and for groups on their way to the disk."""
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
     lost: int
@@ -67,8 +67,6 @@ class _Open:
     """Role → whether it may have units for it."""
     explored: float
     """When the last result of a pool's unit came."""
-    factors: dict[str, list[float]] = field(default_factory=dict)
-    rewards: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,10 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._costs = scenario.orchestration
+        self._chance = Chance(scenario)
         self._now = 0.0
+        self._written = 0.0
+        """When all groups are on the disk."""
         self._controller = 0.0
         self._iteration = 0
         self._sequence = 0
@@ -113,8 +114,7 @@ class Simulation:
 
     def run(self, iterations: int) -> Iterator[SimulatedIteration]:
         """The next `iterations`, one after the other."""
-        for _ in range(iterations):
-            yield self.iterate()
+        return (self.iterate() for _ in range(iterations))
 
     def iterate(self) -> SimulatedIteration:
         """The next iteration, from the update of the one before to its own.
@@ -126,11 +126,12 @@ class Simulation:
         self._busy = dict.fromkeys(ROLES, 0.0)
         self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
-        self._publish("regenerator", present)
         if lag(present, scenario.max_lead) == 0:
             self._publish("explorer", present)
         if present not in self._books:
             self._begin(present)
+            self._go_on()
+        self._publish("regenerator", present)
         opened, self._controller = self._now, 0.0
         saved, this = opened + scenario.stages.checkpoint, self._books[present]
         self._explore_ahead()
@@ -140,8 +141,10 @@ class Simulation:
         rolled, controller = self._now, self._controller
         self._aside(max(0.0, saved - rolled))
         self._update()
+        self._now = max(self._now, self._written)
         self._iteration += 1
         del self._books[present]
+        self._chance.forget(present)
         return SimulatedIteration(
             seconds=self._now - began,
             publish=opened - began,
@@ -211,6 +214,12 @@ class Simulation:
             self._give(pool, pool.members[worker], unit)
             worker = pool.slot()
 
+    def _go_on(self) -> None:
+        """Hand out what can be after what is there already."""
+        if self._heap and self._heap[0][0] <= self._now:
+            self._take_all(self._arrived())
+        self._hand_out()
+
     def _aside(self, seconds: float) -> None:
         """Time that the learner group needs, while everybody else goes on."""
         until = self._now + seconds
@@ -237,6 +246,7 @@ class Simulation:
         for brought, cost in ((len(units) - groups, self._costs.fold), (groups, self._costs.store)):
             if brought:
                 self._spend(self._costs.ask + self._costs.commit + brought * cost)
+        self._write(groups)
         for event in events:
             self._take(event)
 
@@ -267,7 +277,7 @@ class Simulation:
         if unit.stage == "full":
             self._store(unit)
             return
-        this, rewards = self._books[unit.iteration], self._rewards_of(unit)
+        this, rewards = self._books[unit.iteration], self._chance.rewards(unit)
         result = UnitResult(
             unit=unit,
             rewards=tuple(rewards[index] for index in unit.indices),
@@ -280,6 +290,7 @@ class Simulation:
         full = this.book.ready(unit.prompt_id)
         if full is not None and self._scenario.one_stage:  # put together one by one
             self._spend(self._costs.ask + self._costs.commit + self._costs.store)
+            self._write(1)
             self._store(full)
         elif full is not None:
             this.waiting["regenerator"] = True
@@ -287,7 +298,7 @@ class Simulation:
             self._explore_ahead()
 
     def _store(self, unit: WorkUnit) -> None:
-        rewards = self._rewards_of(unit)
+        rewards = self._chance.rewards(unit)
         group = SampleGroup(
             iteration=unit.iteration,
             revision=unit.revision,
@@ -297,6 +308,10 @@ class Simulation:
             latents=torch.zeros(len(unit.indices), 1),
         )
         self._books[unit.iteration].book.fold_full(group)
+
+    def _write(self, groups: int) -> None:
+        """The selector has groups on their way to the disk, while it and the controller go on."""
+        self._written = max(self._written, self._now) + groups * self._costs.write
 
     def _replace(self, pool: Pool, member: Member) -> None:
         self._spend(self._costs.ask)
@@ -314,14 +329,9 @@ class Simulation:
 
     def _update(self) -> None:
         """The learners' update; if a rank fails in it, the group starts again and repeats it."""
-        disturbances, seconds = self._scenario.disturbances, self._scenario.stages.update
-        attempt = 0
-        while math.isfinite(disturbances.mtbf):
-            address = self._address("simulated-learner-failure", self._iteration, step=attempt)
-            failed = _exponential(address, disturbances.mtbf / self._scenario.learners)
-            if failed >= seconds:
-                break
-            self._aside(failed + disturbances.restart)
+        seconds, attempt = self._scenario.stages.update, 0
+        while (failed := self._chance.learners_life(self._iteration, attempt)) < seconds:
+            self._aside(failed + self._scenario.disturbances.restart)
             self._lose()
             attempt += 1
         self._aside(seconds)
@@ -344,18 +354,12 @@ class Simulation:
 
     def _open(self, role: str, name: str) -> Member:
         slot = int(name.partition(".")[0].partition("-")[2])
-        disturbances = self._scenario.disturbances
-        worker = Address(run_seed=self._scenario.seed, purpose="simulated-straggler", prompt_id=name)
-        slow = disturbances.slow_share > 0 and float(uniform(worker, (1,))[0]) < disturbances.slow_share
-        dies = math.inf
-        if math.isfinite(disturbances.mtbf):
-            failure = Address(run_seed=self._scenario.seed, purpose="simulated-failure", prompt_id=name)
-            dies = self._now + _exponential(failure, disturbances.mtbf)
+        dies = self._now + self._chance.life(name)
         member = Member(
             name=name,
             device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
             node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
-            factor=disturbances.slow_factor if slow else 1.0,
+            factor=self._scenario.disturbances.slow_factor if self._chance.is_slow(name) else 1.0,
             dies=dies,
         )
         self._pools[role].members[name] = member
@@ -367,7 +371,7 @@ class Simulation:
     def _give(self, pool: Pool, member: Member, unit: WorkUnit) -> None:
         stages = self._scenario.stages
         usual = stages.full if unit.stage == "full" else stages.preview
-        seconds = usual * member.factor * self._factor(unit)
+        seconds = usual * member.factor * self._chance.factor(unit)
         begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
         self._device_free[member.device] = begins + seconds
         member.units += 1
@@ -394,38 +398,3 @@ class Simulation:
         if time < member.dies:
             self._sequence += 1
             heapq.heappush(self._heap, (time, self._sequence, event))
-
-    # What is random
-
-    def _factor(self, unit: WorkUnit) -> float:
-        """Log-normal with mean 1, a function of the unit alone."""
-        spread, scenario = self._scenario.disturbances.spread, self._scenario
-        if spread == 0:
-            return 1.0
-        units, factors = scenario.pool // scenario.micro_batch, self._books[unit.iteration].factors
-        if unit.prompt_id not in factors:
-            address = self._address("simulated-seconds", unit.iteration, prompt_id=unit.prompt_id)
-            normals = standard_normal(address, (units + 1,)).tolist()
-            factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
-        position = units if unit.stage == "full" else unit.indices[0] // scenario.micro_batch
-        return factors[unit.prompt_id][position]
-
-    def _rewards_of(self, unit: WorkUnit) -> list[float]:
-        rewards = self._books[unit.iteration].rewards
-        if unit.prompt_id not in rewards:
-            address = self._address("simulated-reward", unit.iteration, prompt_id=unit.prompt_id)
-            rewards[unit.prompt_id] = uniform(address, (self._scenario.pool,)).astype("float32").tolist()
-        return rewards[unit.prompt_id]
-
-    def _address(self, purpose: str, iteration: int, *, prompt_id: str = "", step: int = 0) -> Address:
-        return Address(
-            run_seed=self._scenario.seed,
-            purpose=purpose,
-            iteration=iteration,
-            prompt_id=prompt_id,
-            step=step,
-        )
-
-
-def _exponential(address: Address, mean: float) -> float:
-    return -mean * math.log(float(uniform(address, (1,))[0]))
