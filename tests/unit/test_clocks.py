@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 STAMPS = {
-    "actors/explorer.py": "when a unit was begun, for the timeline",
+    "solrl_ray/rollout.py": "when a unit was begun, for the timeline",
     "actors/regenerator.py": "the same",
     "actors/telemetry.py": "when a stage was begun, for the timeline",
     "solrl_ray/report/tensorboard.py": "the wall time of TensorBoard's events",
