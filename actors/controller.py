@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 from actors import cluster
 from actors.aside import Aside
-from actors.devices import takes_turns
 from actors.embeddings import Embeddings
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
@@ -39,6 +38,7 @@ from solrl_ray import models, report
 from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.schema import Config
+from solrl_ray.config.sharing import takes_turns
 from solrl_ray.ladder import Ladder
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import Progress
@@ -126,9 +126,10 @@ class Controller:
         else:
             self._evaluate_on_the_way(point.updates)
         self._began = time.monotonic()
-        for iteration in range(point.updates, self._config.run.iterations):
+        for iteration in range(point.updates, config.run.iterations):
             self._iterate(iteration)
             self._evaluate_on_the_way(iteration + 1)
+        self._evaluate_ema(config.run.iterations)
         self._finish(point.seconds + time.monotonic() - started)
 
     def _open(self, point: ResumePoint) -> None:
@@ -359,7 +360,6 @@ class Controller:
     # The end, and what is shared
 
     def _finish(self, seconds: float) -> None:
-        self._evaluate_ema(self._config.run.iterations)
         self._telemetry.state("writing the report", stage="report")
         model = self._config.model
         convolutions = models.CONVOLUTIONS.get(model.family, ())

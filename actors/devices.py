@@ -11,8 +11,6 @@ import torch.utils.deterministic
 
 from solrl_ray.config.families import pool_sampling, previews
 from solrl_ray.config.schema import Config, Worker
-from solrl_ray.config.sharing import shares as shares
-from solrl_ray.config.sharing import takes_turns as takes_turns
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS

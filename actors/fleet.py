@@ -11,7 +11,6 @@ import ray
 
 from actors import cluster, waiting
 from actors.budget import Budget
-from actors.devices import shares
 from actors.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unfit, Unplaced, Warmed, Work
 from actors.lender import Lender
 from actors.pool import Pool
@@ -19,6 +18,7 @@ from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.sharing import shares
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
