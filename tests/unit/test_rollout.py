@@ -93,6 +93,7 @@ def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(t
     this.groups = dict.fromkeys(PLAN.prompt_ids, "gone with its node")
     rollout._open[4] = this
     rollout.learned(4)
+    selector.close(4)  # what was taken is on the disk from here on
     next(tmp_path.rglob("beef.safetensors")).write_bytes(b"damaged")
     assert [group.prompt_id for group in rollout.supply()] == ["beef", "cafe"]
     assert this.groups["beef"].rewards == (0.9, 0.1)
