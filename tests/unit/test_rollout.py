@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from actors.events import Done
 from actors.iteration import OpenIteration
 from actors.regenerator import GroupReport
 from actors.rollout import Rollout
-from actors.selector import Opened, Selector
+from actors.selector import Opened, Selector, Taken
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
@@ -38,6 +39,9 @@ class Near(Selector):
 
     def ask(self, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
+
+    def take_groups(self, iteration: int, groups: Sequence[SampleGroup]) -> list[Taken]:  # type: ignore[override]
+        return super().take_groups(*groups)
 
     def stored(self, iteration: int, prompt_id: str) -> Any:
         return super().stored(iteration, prompt_id)[1]
@@ -92,6 +96,7 @@ def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(t
     this = OpenIteration(PLAN, prompts, dict.fromkeys(PLAN.prompt_ids), Opened(groups=(), candidates=4))
     this.groups = dict.fromkeys(PLAN.prompt_ids, "gone with its node")
     rollout._open[4] = this
+    rollout.regenerate(4, policy_digest="d")
     rollout.learned(4)
     selector.close(4)  # what was taken is on the disk from here on
     next(tmp_path.rglob("beef.safetensors")).write_bytes(b"damaged")
