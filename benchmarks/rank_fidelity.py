@@ -147,8 +147,7 @@ class Bench:
 
     def _small_decoder(self, channels: int) -> str:
         folder = Path(self._folder.name) / str(channels)
-        error = distil(self._config.model, channels, folder)
-        print(f"<!-- a decoder of {channels} channels is {error:.3f} from the VAE -->", flush=True)
+        print(f"<!-- {channels} channels: {distil(self._config.model, channels, folder)} -->", flush=True)
         return str(folder)
 
     def _receive(self, transformer: nn.Module, mode: str) -> None:
