@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from actors.events import Done
 from actors.iteration import OpenIteration
 from actors.regenerator import GroupReport
@@ -17,19 +15,9 @@ from actors.selector import Opened, Selector, Taken
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
+from tests.unit.test_selector import regenerated
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=2, keep=2, micro_batch=2)
-
-
-def regenerated(unit: WorkUnit) -> SampleGroup:
-    return SampleGroup(
-        iteration=4,
-        revision=4,
-        prompt_id=unit.prompt_id,
-        indices=unit.indices,
-        rewards=(0.9, 0.1),
-        latents=torch.tensor([[1.0], [2.0]]),
-    )
 
 
 class Near(Selector):

@@ -190,15 +190,7 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         for _, left in selector.lease(4, "explore", ["explorer-0"] * 3):
             selector.fold(result(left, "explorer-0"))
         for _, full in selector.lease(4, "regenerate", ["regenerator-0"] * 2):
-            made = SampleGroup(
-                iteration=4,
-                revision=4,
-                prompt_id=full.prompt_id,
-                indices=full.indices,
-                rewards=(0.9, 0.1),
-                latents=torch.tensor([[1.0], [2.0]]),
-                worker="regenerator-0",
-            )
+            made = replace(regenerated(full), worker="regenerator-0")
             assert selector.store(made) is Outcome.ACCEPTED
             assert selector.store(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
         closed = selector.close(4)
