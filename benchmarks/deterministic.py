@@ -1,12 +1,16 @@
 """What does `run.deterministic` cost on a GPU, and do two processes then compute the same bits?
 
     python benchmarks/deterministic.py [--layers 4] [--batch 12] [--repeats 5] [--out FOLDER]
+    python benchmarks/deterministic.py --runs [--layers 4] [--work FOLDER] [--out FOLDER]
 
 Blocks of FLUX.1-dev at 512 px with random weights: a compiled forward in bfloat16 and in FP8, and a learner's forward
 and backward through gradient checkpointing, in processes of their own: two with deterministic kernels and two without,
 in turn. A digest is SHA-256 over the outputs, of the last over the gradients of the attention's projections.
 
-Prints a table; writes deterministic.json into FOLDER (default benchmarks/results).
+With `--runs` whole runs instead (`full_iteration.py flux --layers N`): with and without `run.deterministic`, each once
+with one explorer and once with two. Their digests, and seconds of the iterations after the first, which compiles.
+
+Prints a table; writes deterministic.json or deterministic_runs.json into FOLDER (default benchmarks/results).
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from solrl_ray.quantization.scope import quantize_
 RESULTS = Path(__file__).parent / "results"
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 PASSES = ("bf16", "fp8", "training")
+ITERATIONS = 3
 
 
 def digest(tensors: list[Tensor]) -> str:
@@ -101,17 +106,63 @@ def result(run: Callable[[], list[Tensor]], repeats: int) -> dict[str, Any]:
     return {"digest": digest(run()), "seconds": seconds(run, repeats)}
 
 
+def whole_run(arguments: argparse.Namespace, deterministic: bool, explorers: int) -> dict[str, Any]:
+    name = f"{'deterministic' if deterministic else 'default'}-{explorers}"
+    command: list[str | Path] = [sys.executable, Path(__file__).with_name("full_iteration.py"), "flux", "--name", name]
+    command += ["--layers", str(arguments.layers), "--iterations", str(ITERATIONS)]
+    command += ["--work", arguments.work, "--out", arguments.work]
+    command += ["--set", f"run.deterministic={str(deterministic).lower()}"]
+    command += ["--set", f"fleet.explorers={{count: {explorers}, num_gpus: {0.3 / explorers}, threads: 4}}"]
+    subprocess.run(command, check=True)
+    run = json.loads((arguments.work / f"full_iteration_{name}.json").read_text())
+    steady = [entry["seconds"]["total"] for entry in run["iterations"][1:]]
+    return {
+        "deterministic": deterministic,
+        "explorers": explorers,
+        "seconds": statistics.fmean(steady),
+        "iterations": run["iterations"],
+        "selection_digest": run["summary"]["selection_digest"],
+        "lora_digest": run["summary"]["lora_digest"],
+    }
+
+
+def whole_runs(arguments: argparse.Namespace) -> None:
+    """Four runs; the file is written anew after each."""
+    content: dict[str, Any] = {
+        "question": "digests of whole runs on one GPU, with and without run.deterministic",
+        "device": device_name(torch.device("cuda")),
+        "torch": torch.__version__,
+        "layers": arguments.layers,
+        "runs": [],
+    }
+    for deterministic in (True, False):
+        for explorers in (1, 2):
+            content["runs"].append(run := whole_run(arguments, deterministic, explorers))
+            (arguments.out / "deterministic_runs.json").write_text(json.dumps(content, indent=1) + "\n")
+            print(
+                f"run.deterministic {deterministic!s:<5} {explorers} explorers: {run['seconds']:6.2f} s an iteration, "
+                f"selection {run['selection_digest'][:12]}, LoRA {run['lora_digest'][:12]}",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=4, help="blocks of each kind")
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--runs", action="store_true", help="whole runs instead, a minute or two each")
+    parser.add_argument("--work", type=Path, default=Path("full_size"), help="their checkpoint and run folders")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments)))
+        return
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.runs:
+        whole_runs(arguments)
         return
     processes: dict[str, list[dict[str, Any]]] = {"deterministic": [], "default": []}
     for _ in range(2):
@@ -139,7 +190,6 @@ def main() -> None:
         "passes": rows,
         "processes": processes,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "deterministic.json").write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -7,7 +7,8 @@ the GPU. Per prompt everything has the published shape (96 seeds, 24 kept, 6 and
 LoRA and micro-batches); there are fewer prompts in an iteration than the published 48, so that it takes minutes. The
 first iteration contains the compilation of every block. Rewards of random weights mean nothing and are not shown.
 
-Prints a table; writes full_iteration_MODEL.json into FOLDER (default benchmarks/results).
+Prints a table; writes full_iteration_NAME.json into FOLDER (default benchmarks/results); the run's name is MODEL, or
+what `--name` says.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         f"model.path='{work / arguments.model}'",
         f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]",
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
-        f"run={{name: {arguments.model}, root: '{work / 'runs'}', iterations: {arguments.iterations}}}",
+        f"run={{name: {arguments.name}, root: '{work / 'runs'}', iterations: {arguments.iterations}}}",
         f"rollout.prompts={arguments.prompts}",
         f"rollout.preview.precision={arguments.tier}",
         f"fleet.explorers={{count: 1, {gpu}threads: 4}}",
@@ -89,7 +90,7 @@ def train(arguments: argparse.Namespace) -> float:
 
 
 def collect(arguments: argparse.Namespace, peak: float) -> dict[str, Any]:
-    run: Path = arguments.work / "runs" / arguments.model
+    run: Path = arguments.work / "runs" / arguments.name
     iterations = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     iterations = [entry for entry in iterations if "seconds" in entry and "gradient_norm" in entry]
     return {
@@ -135,14 +136,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
     parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--name", help="of the run; default: the model")
     arguments = parser.parse_args(argv)
+    arguments.name = arguments.name or arguments.model
     arguments.work = arguments.work.absolute()
     began = time.perf_counter()
     make(arguments.model, arguments.work, arguments.layers)
     print(f"checkpoints: {time.perf_counter() - began:.0f} s", flush=True)
     result = collect(arguments, train(arguments))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / f"full_iteration_{arguments.model}.json").write_text(json.dumps(result, indent=2) + "\n")
+    (arguments.out / f"full_iteration_{arguments.name}.json").write_text(json.dumps(result, indent=2) + "\n")
     print(table(result))
 
 
