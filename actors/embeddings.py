@@ -16,24 +16,29 @@ class Embeddings:
         self._deadlines = deadlines
         self._starting = encoder.start.remote()
         self._held: dict[str, Any] = {}
+        """Those that `of` was asked for last."""
         self._ahead: dict[str, Any] = {}
-        """Those that were asked for ahead."""
+        """Those that were asked for ahead, until `of` is asked for them."""
 
     def await_encoder(self) -> None:
         """Return once the encoder has started."""
         waiting.get(self._starting, what="the start of the encoder", seconds=self._deadlines.start)
 
     def ask_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Have prompts encoded that `of` will be asked for next; nobody waits for it."""
-        self._ahead = {p.id: self._encoder.embed.remote(p) for p in prompts if p.id not in self._held}
+        """Have prompts encoded that `of` will be asked for later, whatever it is asked for before; nobody waits."""
+        self._ahead = self._refs(prompts)
 
     def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Prompt id → reference of its embedding, which is there. Those of other prompts are let go."""
-        self._held = {p.id: ref for p in prompts if (ref := self._held.get(p.id)) is not None}
-        missing = [p for p in prompts if p.id not in self._held]
-        refs = {p.id: self._ahead.get(p.id) or self._encoder.embed.remote(p) for p in missing}
-        self._ahead.clear()
-        seconds = self._deadlines.encode * max(1, len(refs))
-        waiting.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
-        self._held |= refs
-        return dict(self._held)
+        """Prompt id → reference of its embedding, which is there. Others are let go, but for those asked for ahead."""
+        refs = self._refs(prompts)
+        missing = [ref for key, ref in refs.items() if key not in self._held]
+        seconds = self._deadlines.encode * max(1, len(missing))
+        waiting.get(missing, what=f"encoding {len(missing)} prompts", seconds=seconds)
+        self._held = refs
+        self._ahead = {key: ref for key, ref in self._ahead.items() if key not in refs}
+        return dict(refs)
+
+    def _refs(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Those that are here already, and of the others those that the encoder will make."""
+        here = self._held | self._ahead
+        return {p.id: here.get(p.id) or self._encoder.embed.remote(p) for p in prompts}

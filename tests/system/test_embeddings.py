@@ -1,0 +1,55 @@
+"""Which prompts the encoder is asked for, and how often."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from actors.embeddings import Embeddings
+from solrl_ray.config.schema import Deadlines
+from solrl_ray.records import Prompt, PromptEmbedding
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+class Asked:
+    """Answers as an encoder does, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self._asked: list[str] = []
+
+    def start(self) -> None:
+        pass
+
+    def embed(self, prompt: Prompt) -> PromptEmbedding:
+        self._asked.append(prompt.id)
+        return PromptEmbedding(prompt_id=prompt.id, tensors={}, digest="")
+
+    def taken(self) -> str:
+        """What it was asked for since the last time."""
+        asked, self._asked = self._asked, []
+        return "".join(asked)
+
+
+def prompts(ids: str) -> list[Prompt]:
+    return [Prompt(id=key, text=key) for key in ids]
+
+
+def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does() -> None:
+    encoder = ray.remote(Asked).options(num_cpus=0).remote()
+    embeddings = Embeddings(encoder, Deadlines())
+
+    def of(ids: str) -> str:
+        """Which of them the encoder was asked for, now or ahead."""
+        refs = embeddings.of(prompts(ids))
+        assert [ray.get(ref, timeout=60).prompt_id for ref in refs.values()] == list(refs) == list(ids)
+        taken: str = ray.get(encoder.taken.remote(), timeout=60)
+        return taken
+
+    assert of("abc") == "abc"
+    assert of("cbd") == "d"
+    embeddings.ask_ahead(prompts("cef"))
+    assert of("xy") == "efxy"  # held-out prompts
+    assert of("fce") == ""
+    assert of("xf") == "x"
+    assert of("cd") == "cd"
