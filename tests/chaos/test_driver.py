@@ -1,7 +1,7 @@
 """Driver, controller and encoder are killed in chosen states; resuming ends with the bytes of an undisturbed run.
 
 Meanwhile the machine's clock jumps to and fro, as one whose time is set, and its disk stops where
-the test wants.
+the test wants. The runs start a local Ray, so what that tells their workers of OpenMP is looked at, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def rename(source, target):
     renamed(source, target)
 
 if any(part.endswith("default_worker.py") for part in sys.orig_argv):  # an actor's process
-    open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.pid"), "w").close()
+    with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.pid"), "w") as note:
+        note.write(os.environ.get("OMP_WAIT_POLICY", "none"))
     real, jumps = time.time, itertools.cycle((0.0, 7200.0, -86400.0))
     time.time = lambda: real() + next(jumps)
     synced, os.fsync = os.fsync, fsync
@@ -119,6 +120,15 @@ def pids(role: str, machine: Path) -> list[int]:
     return found
 
 
+def wait_policies(machine: Path) -> set[str]:
+    """How OpenMP's threads wait in the processes of this test; they are forgotten."""
+    notes = list(machine.glob("*.pid"))
+    policies = {note.read_text() for note in notes}
+    for note in notes:
+        note.unlink()
+    return policies
+
+
 class Death(NamedTuple):
     who: str
     journal: int | None = None
@@ -176,7 +186,10 @@ def kill(death: Death, start: list[str], run: Path, machine: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.faults
 @pytest.mark.usefixtures("forked_workers")
-def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
+    calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     config = small_config(tmp_path, "killed")
     run = folder(config)
     path = tmp_path / "config.yaml"
@@ -189,9 +202,12 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(calm: Con
         kill(death, start, run, machine)
         assert not (run / "summary.json").exists(), death
         start = ["--resume", str(run)]
+    assert wait_policies(machine) == {"PASSIVE"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # a user's own is kept
     last = solrl(*start, machine=machine)
     said, _ = last.communicate(timeout=PATIENCE)
     assert last.returncode == 0, said
+    assert wait_policies(machine) == {"ACTIVE"}
     assert digests(config) == digests(calm)
     assert [record["iteration"] for record in iterations(run)] == [0, 1, 2]
     # The clock did jump, and what was measured or waited for did not.
