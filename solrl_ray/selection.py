@@ -7,13 +7,12 @@ neither arrival order nor the fleet can change them (design law 3).
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import heapq
 import math
 import struct
 from collections.abc import Iterable
-
-import numpy as np
 
 from solrl_ray.records import Candidate, Selection
 
@@ -118,5 +117,4 @@ def _push(heap: list[tuple[float, int]], item: tuple[float, int], size: int) -> 
 
 
 def _float32(value: float) -> float:
-    with np.errstate(over="ignore"):  # too large becomes infinite, which the caller refuses
-        return float(np.float32(value))
+    return ctypes.c_float(value).value  # too large becomes infinite, which the caller refuses
