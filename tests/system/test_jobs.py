@@ -13,14 +13,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.engine import free_port
+from tests.chaos.notes import alive
 from tests.small import digests, folder, small_config
 
 REPOSITORY = Path(__file__).parents[2]
@@ -57,9 +60,32 @@ def wait_until(what: str, reached: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def end(head: subprocess.Popen[bytes]) -> None:
+    """SIGKILL for a head and all that it started: told to end, a raylet waits half a minute for agents and workers."""
+    below = [process.pid for process in psutil.Process(head.pid).children(recursive=True)]  # jobs are other sessions
+
+    def nobody_lives() -> bool:
+        session = [pid for pid in psutil.pids() if session_of(pid) == head.pid]
+        living = [pid for pid in {*below, *session} if alive(pid)]
+        for pid in living:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not living
+
+    wait_until("the end of all that the head started", nobody_lives)
+    head.communicate(timeout=PATIENCE)
+
+
+def session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
 @pytest.fixture
 def head() -> Iterator[Head]:
-    """A head node of its own, ended by its process group: `ray stop` would end every Ray of this machine."""
+    """A head node of its own: `ray stop` would end every Ray of this machine."""
     port, dashboard, client, agent = (free_port() for _ in range(4))
     made = Head(url=f"http://127.0.0.1:{dashboard}", token=secrets.token_hex(16))
     Path("/tmp/ray").mkdir(exist_ok=True)
@@ -77,8 +103,7 @@ def head() -> Iterator[Head]:
         wait_until("the Job server", lambda: made.status_of("/api/jobs/", made.token) == 200)
         yield made
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.communicate(timeout=PATIENCE)
+        end(process)
         shutil.rmtree(place, ignore_errors=True)
 
 
