@@ -15,11 +15,13 @@ from actors.controller import Controller
 from actors.devices import settle_tier
 from actors.joining import join
 from actors.roles import Roles, namespace, on_this_node
+from solrl_ray import report
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
+from solrl_ray.resuming import concluded
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling import placement
 from solrl_ray.warm_start import warm_start
@@ -40,7 +42,7 @@ def train(
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
 
     Args:
-        resume: the run folder exists and is continued.
+        resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
         roles: other classes for the actors, for tests and benchmarks.
 
     Raises:
@@ -53,20 +55,30 @@ def train(
     folder.create(config, resume=resume, first=first)
     with ExitStack() as stack:
         stack.callback(folder.unlock)
-        if connect(address):
-            stack.callback(ray.shutdown)
-        cluster.await_resources(config)
-        config = with_tier(config)
-        view = stack.enter_context(LiveView(plain=not live))
-        path = folder.path.absolute()
-        folder.note_cluster(ray.get_runtime_context().gcs_address)
-        folder.unlock()  # the controller claims it: the process that writes
-        actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
-        controller = actor.remote(located(config), path, roles or Roles())
-        stack.callback(ray.kill, controller)  # and with it all that it owns
-        follow(controller, view, config)
+        if resume and concluded(folder):
+            print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
+            report.build(folder.path)
+        else:
+            _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
+
+
+def _work(
+    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: Roles
+) -> None:
+    if connect(address):
+        stack.callback(ray.shutdown)
+    cluster.await_resources(config)
+    config = with_tier(config)
+    view = stack.enter_context(LiveView(plain=not live))
+    path = folder.path.absolute()
+    folder.note_cluster(ray.get_runtime_context().gcs_address)
+    folder.unlock()  # the controller claims it: the process that writes
+    actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
+    controller = actor.remote(located(config), path, roles)
+    stack.callback(ray.kill, controller)  # and with it all that it owns
+    follow(controller, view, config)
 
 
 def connect(address: str | None) -> bool:

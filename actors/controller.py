@@ -363,7 +363,7 @@ class Controller:
         self._telemetry.state("writing the report", stage="report")
         model = self._config.model
         convolutions = models.CONVOLUTIONS.get(model.family, ())
-        save_lora(self._folder.path / "lora", self._learners.factors("ema"), model.lora, convolutions)
+        save_lora(self._folder.lora, self._learners.factors("ema"), model.lora, convolutions)
         summary = report.summarize(
             self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds
         )

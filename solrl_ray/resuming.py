@@ -8,6 +8,8 @@ from solrl_ray.checkpoints import newest_state
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, measured_seconds
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.report.data import read_run
 from solrl_ray.run_folder import RunFolder
 
 
@@ -49,6 +51,18 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: in
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
     )
+
+
+def concluded(folder: RunFolder) -> bool:
+    """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
+
+    Raises:
+        UserError: a file of the run is damaged, or all its checkpoints are.
+    """
+    if not (folder.lora / LORA_FILE).is_file():
+        return False
+    run = read_run(folder.path)
+    return run.finished and newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:

@@ -220,6 +220,10 @@ class RunFolder:
     def evaluations(self) -> Path:
         return self.path / "evaluations"
 
+    @property
+    def lora(self) -> Path:
+        return self.path / "lora"
+
     def journal(self, iteration: int) -> Journal:
         return Journal(self.path / "journal" / f"iteration-{iteration:06d}.jsonl")
 
@@ -330,11 +334,15 @@ class RunFolder:
         replace_file(path, json.dumps(metrics.as_dict(), indent=1).encode())
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records; a last line that was cut off is left out."""
+        """All records; a last line that was cut off is left out.
+
+        Raises:
+            UserError: another line is not JSON, or no record of an iteration or evaluation.
+        """
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text().split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
         """The records of the first `updates` updates: a resumed run measures anew what came after them."""
@@ -355,6 +363,19 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
     """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
     named = ((re.fullmatch(r"iteration-([0-9]{6,})", path.name), path) for path in folder.glob("iteration-*"))
     return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}.") from error
+    event = record.get("event") if isinstance(record, dict) else None
+    if event not in ("iteration", "evaluation"):
+        raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
+    if not isinstance(record.get("iteration"), int):
+        raise UserError(f"{where} does not say of which iteration it is.")
+    return dict(record)
 
 
 def _remove(path: Path) -> None:

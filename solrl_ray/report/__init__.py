@@ -1,6 +1,6 @@
 """What a user sees of a run: live terminal view, TensorBoard events, pictures, summary and HTML report."""
 
-from solrl_ray.report.grids import contact_sheet, load_pictures, read_picture, save_pictures, write_picture
+from solrl_ray.report.grids import contact_sheet, save_pictures, write_picture
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import build
 from solrl_ray.report.stored import stored_progress
@@ -13,8 +13,6 @@ __all__ = [
     "TensorBoardWriter",
     "build",
     "contact_sheet",
-    "load_pictures",
-    "read_picture",
     "read_summary",
     "save_pictures",
     "stored_progress",

@@ -37,7 +37,7 @@ class RunData:
     """By updates, then policy."""
     attestations: tuple[Attestation, ...]
     summary: Summary | None
-    """None while the run has not ended."""
+    """None while the run has not ended, also one that has been given more iterations since."""
     pictures: dict[str, dict[PictureKey, Path]]
     """``base``, ``final``, ``real`` → pictures; empty where the run kept none."""
 
@@ -59,19 +59,21 @@ def read_run(folder: Path) -> RunData:
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     config_text = (folder / CONFIG_FILE).read_text()
-    iterations, evaluations = _read_metrics(places.metrics)
+    iterations, evaluations = _read_metrics(places)
     for path in sorted(places.evaluations.glob("*.json")):
         evaluation = _record(EvaluationMetrics, _parse(path.read_text(), path), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
+    config = _read_config(folder / CONFIG_FILE, config_text)
+    summary = read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None
     return RunData(
         folder=folder,
-        config=_read_config(folder / CONFIG_FILE, config_text),
+        config=config,
         config_text=config_text,
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,
         attestations=_read_attestations(folder / ATTESTATIONS_FILE),
-        summary=read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None,
+        summary=summary if summary and summary.iterations == config.run.iterations else None,
         pictures={
             name: _pictures(places, find_evaluation(ordered, policy))
             for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
@@ -98,24 +100,19 @@ def _read_config(path: Path, text: str) -> Config:
 
 
 def _read_metrics(
-    path: Path,
+    places: RunFolder,
 ) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
-    """Both kinds of records of ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    """Both kinds of records of ``metrics.jsonl``."""
     iterations: dict[int, IterationMetrics] = {}
     evaluations: dict[tuple[int, str], EvaluationMetrics] = {}
-    complete, _, _ = path.read_text().rpartition("\n")
-    for number, line in enumerate(complete.splitlines(), start=1):
-        where = f"{path}, line {number},"
-        values = _parse(line, where)
-        event = values.get("event") if isinstance(values, dict) else None
-        if event == "iteration":
+    for number, values in enumerate(places.read_metrics(), start=1):
+        where = f"{places.metrics}, line {number},"
+        if values["event"] == "iteration":
             iteration = _record(IterationMetrics, values, where)
             iterations[iteration.iteration] = iteration
-        elif event == "evaluation":
+        else:
             evaluation = _record(EvaluationMetrics, values, where)
             evaluations[evaluation.iteration, evaluation.policy] = evaluation
-        else:
-            raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
     return iterations, evaluations
 
 

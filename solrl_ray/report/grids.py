@@ -6,10 +6,10 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from PIL import Image
 
+from solrl_ray.errors import UserError
 from solrl_ray.files import replace_file
 
 PictureKey = tuple[str, int]
@@ -41,13 +41,6 @@ def write_picture(path: Path, image: torch.Tensor) -> None:
     replace_file(path, encode_png(image))
 
 
-def read_picture(path: Path) -> torch.Tensor:
-    """float32 [3, H, W] in [0, 1] of an image file."""
-    with Image.open(path) as file:
-        pixels = np.asarray(file.convert("RGB"), dtype=np.uint8).copy()
-    return torch.from_numpy(pixels).permute(2, 0, 1).float() / 255
-
-
 def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> list[Path]:
     """Writes ``<prompt id>-<sample>.png`` for every picture; returns the paths in key order."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,20 +56,15 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
     """The pictures that `save_pictures` left in `folder`, by key, in key order; none if there is no folder.
 
     Raises:
-        ValueError: a PNG file whose name is not ``<prompt id>-<sample>.png``.
+        UserError: a PNG file whose name is not ``<prompt id>-<sample>.png``.
     """
     found: dict[PictureKey, Path] = {}
     for path in folder.glob("*.png"):
         prompt_id, dash, sample = path.stem.rpartition("-")
         if not dash or not prompt_id or not sample.isdigit():
-            raise ValueError(f"{path} is not named <prompt id>-<sample>.png.")
+            raise UserError(f"{path} is not named <prompt id>-<sample>.png; it must be elsewhere.")
         found[prompt_id, int(sample)] = path
     return dict(sorted(found.items()))
-
-
-def load_pictures(folder: Path) -> dict[PictureKey, torch.Tensor]:
-    """Reads back what `save_pictures` wrote: float32 [3, H, W] by key."""
-    return {key: read_picture(path) for key, path in picture_paths(folder).items()}
 
 
 def shrink(image: torch.Tensor, side: int) -> torch.Tensor:

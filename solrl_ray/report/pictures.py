@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from PIL import Image
 
+from solrl_ray.errors import UserError
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
@@ -30,7 +32,7 @@ def picture_layout(data: RunData) -> dict[str, str]:
     columns = max((len(_samples(data, prompt_id)) for prompt_id in _prompt_ids(data)), default=1)
     side = 0
     if everything:
-        with Image.open(everything[0]) as file:
+        with _opened(everything[0]) as file:
             side = max(file.size)
     small = side <= LOSSLESS
     width = 96 if small else 240
@@ -107,8 +109,12 @@ def _row(
 
 
 def data_uri(path: Path) -> str:
-    """A picture as ``data:`` URI: small PNG files as they are, larger pictures reduced and as JPEG."""
-    with Image.open(path) as file:
+    """A picture as ``data:`` URI: small PNG files as they are, larger pictures reduced and as JPEG.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with _opened(path) as file:
         if max(file.size) <= LOSSLESS and file.format == "PNG":
             return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
         picture = file.convert("RGB")
@@ -116,3 +122,12 @@ def data_uri(path: Path) -> str:
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as file:
+            yield file
+    except OSError as error:  # what Pillow raises for files that are no pictures, or cut off, is one, too
+        raise UserError(f"The picture {path} cannot be read: {error}.") from error

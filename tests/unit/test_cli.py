@@ -327,6 +327,10 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     assert "iteration 3 of 3   not running; --resume goes on with it" in shown
     assert "0.300 → 0.310" in shown
     assert "elapsed 0:24" in shown  # two iterations of 10 s and three evaluations of 1.5 s: 24.5 s
+    longer = made_runs.write_run(tmp_path / "longer")
+    (longer / "config.yaml").write_text(to_yaml(made_runs.config(iterations=5)))  # as a resumed run does
+    assert solrl("status", longer) == 0
+    assert "iteration 4 of 5   not running; --resume goes on with it" in capsys.readouterr().out
     assert refusal(capsys, "status", tmp_path).startswith(f"{tmp_path} is not the folder of a run")
     assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
 

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
-from solrl_ray.report import TensorBoardWriter, build, contact_sheet, load_pictures, save_pictures, tables
+from solrl_ray.report import TensorBoardWriter, build, contact_sheet, save_pictures, tables
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import picture_paths, shrink, write_picture
 from solrl_ray.report.pictures import data_uri
@@ -254,9 +254,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, present: list[str] |
     [
         ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is not JSON"),
         ("metrics.jsonl", '{"event": "other"}\n', "holds the event 'other'"),
-        ("metrics.jsonl", '{"event": "iteration"}\n', "is not a record of kind IterationMetrics"),
+        ("metrics.jsonl", '{"event": "evaluation"}\n', "does not say of which iteration"),
+        ("metrics.jsonl", '{"event": "iteration", "iteration": 1}\n', "is not a record of kind IterationMetrics"),
         ("config.yaml", "run: {colour: blue}", r"config\.yaml does not fit this version"),
         ("attestations.json", "{}", "must hold a list"),
+        ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
@@ -293,9 +295,11 @@ def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
     image = torch.linspace(-0.1, 1.1, 3 * 4 * 5).reshape(3, 4, 5)
     save_pictures(tmp_path, {("9f", 2): image, ("9f", 10): image})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["9f-10.png", "9f-2.png"]
-    back = load_pictures(tmp_path)
+    back = picture_paths(tmp_path)
     assert list(back) == [("9f", 2), ("9f", 10)]
-    assert float((back["9f", 2] - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
+    with Image.open(back["9f", 2]) as file:
+        pixels = torch.from_numpy(np.array(file)).permute(2, 0, 1) / 255
+    assert float((pixels - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, 
 
 def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
     (tmp_path / "holiday.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"holiday\.png is not named"):
+    with pytest.raises(UserError, match=r"holiday\.png is not named"):
         picture_paths(tmp_path)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors import commands
 from solrl_ray.checkpoints import state_before
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.resuming import resume_point
+from solrl_ray.resuming import concluded, resume_point
 from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
 
@@ -146,3 +147,34 @@ def test_a_new_run_begins_at_0(tmp_path: Path) -> None:
     point = resume_point(RunFolder(tmp_path), iterations=1)
     assert replace(point, iterations=[], evaluations=[]) == point
     assert (point.updates, point.state, point.seconds) == (0, None, 0)
+
+
+@pytest.mark.parametrize("line", ["garbage", "[]", "{}", '{"event": "iteration"}'])
+def test_a_damaged_line_of_the_metrics_is_named_and_nothing_is_dropped(folder: RunFolder, line: str) -> None:
+    lines = folder.metrics.read_text().splitlines()
+    folder.metrics.write_text("\n".join([lines[0], line, *lines[1:], ""]))
+    damage(folder, 4)
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, "):
+        resume_point(folder, iterations=9)
+    assert all(present(folder, 4))
+
+
+def test_a_run_that_has_all_it_was_to_make_is_not_worked_on_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunFolder(made_runs.write_run(tmp_path / "small world"))
+    state(3).save(run.checkpoint(3))
+    assert not concluded(run)  # its LoRA file is not there
+    run.lora.mkdir()
+    (run.lora / "pytorch_lora_weights.safetensors").touch()
+    assert concluded(run)
+    config = made_runs.config()
+    config = config.model_copy(update={"run": config.run.model_copy(update={"root": str(tmp_path)})})
+    summary = (run.path / "summary.json").read_bytes()
+    assert commands.train(config, resume=True, address="127.0.0.1:1") == 0  # where nobody listens
+    assert capsys.readouterr().out.startswith("all 3 iterations are made; a larger run.iterations goes on after them\n")
+    assert (run.path / "summary.json").read_bytes() == summary
+    assert (run.path / "report.html").exists()
+    damage(run, 3)
+    state(2).save(run.checkpoint(2))
+    assert not concluded(run)
