@@ -14,7 +14,8 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,8 @@ from solrl_ray.importing import import_large
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""
+_UNCOMPILED = "TORCHDYNAMO_DISABLE"
+"""Read by `torch.compile` whenever it decorates."""
 
 
 def free_port() -> int:
@@ -101,6 +104,24 @@ def leave_process_group() -> None:
     deepspeed.comm.comm.cdb = None
 
 
+@contextmanager
+def compiling_nothing() -> Iterator[None]:
+    """`torch.compile` leaves functions as they are for as long as the ``with`` block lasts.
+
+    DeepSpeed's setup imports every optimiser that it knows, also those that nobody asked for. One of them is
+    decorated, and the first decoration imports the compiler: two seconds of each learner's start.
+    """
+    before = os.environ.get(_UNCOMPILED)
+    os.environ[_UNCOMPILED] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_UNCOMPILED]
+        else:
+            os.environ[_UNCOMPILED] = before
+
+
 class _Policy(torch.nn.Module):
     """The module that DeepSpeed wraps: it owns the trained factors and borrows the forward."""
 
@@ -147,12 +168,13 @@ class Engine:
             foreach=False,
             fused=False,
         )
-        engine, *_ = deepspeed.initialize(
-            model=_Policy(factors, velocity),
-            model_parameters=list(factors),
-            optimizer=optimizer,
-            config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
-        )
+        with compiling_nothing():
+            engine, *_ = deepspeed.initialize(
+                model=_Policy(factors, velocity),
+                model_parameters=list(factors),
+                optimizer=optimizer,
+                config=deepspeed_config(config, numel=sum(f.numel() for f in factors)),
+            )
         built = cls(list(factors), engine)
         built._start_moments()
         return built

@@ -5,6 +5,7 @@ The process group has one member here; two real processes are in tests/system/te
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,15 @@ def test_metrics_say_what_was_learned_from(build: Build) -> None:
     assert metrics.advantage_clipped == 0.0
     assert metrics.kl == 0.0
     assert metrics.loss == metrics.policy_loss
+
+
+def test_a_learner_compiles_none_of_the_optimisers_that_deepspeed_knows(build: Build) -> None:
+    before = dict(os.environ)
+    build()
+    from deepspeed.runtime.zero.muon.original_muon import muon_update  # after DeepSpeed's own import of it
+
+    assert not hasattr(muon_update, "_torchdynamo_orig_callable")
+    assert dict(os.environ) == before
 
 
 def test_a_learner_attends_without_cudnn(build: Build) -> None:
