@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.importing import import_large
 
 HEAVY = {"torch._dynamo", "transformers", "diffusers", "peft", "deepspeed", "accelerate", "matplotlib", "tensorboard"}
 
@@ -26,3 +32,20 @@ def test_commands_that_compute_nothing_do_without_torch() -> None:
     found = imported("solrl_ray.cli", "solrl_ray.scheduling.placement", "actors.jobs")
     assert not found & {"torch", *HEAVY}
     assert not imported("solrl_ray.cli") & {"torch", "ray", "numpy"}
+
+
+def test_what_a_large_import_brings_is_not_searched_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "import gc\nenabled = gc.isenabled()\nmade = [[] for _ in range(1000)]\n"
+    (tmp_path / "large_module.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    frozen = gc.get_freeze_count()
+    try:
+        imported = import_large("large_module")
+        assert not imported.enabled
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= frozen + 1000
+        assert import_large("large_module") is imported
+    finally:
+        gc.unfreeze()
