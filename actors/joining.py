@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors import waiting
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
 
 KNOCK_SECONDS = 10.0
 
@@ -19,8 +19,14 @@ def join(address: str | None) -> Any:
     """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
 
     Raises:
+        UserError: it is the address of a dashboard.
         RunError: no Ray answers there, or it refuses this user's token.
     """
+    if address and address.startswith(("http://", "https://")):
+        raise UserError(
+            f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
+            "cluster's, such as head:6379."
+        )
     try:
         if address:
             _knock(address)

@@ -159,8 +159,13 @@ def _read(path: Path, column: str) -> list[str]:
     if path.suffix == ".jsonl":
         rows = [_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _column(rows, list(rows[0]) if rows else [], column, str(path))
-    table = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
-    return _column(table, table.fieldnames or [], column, str(path))
+    # Strict: else a quote that nobody closes makes one prompt of all lines after it.
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        return _column(table, table.fieldnames or [], column, str(path))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {table.line_num + 1}: {error}; quotes must come in pairs.") from error
 
 
 def _object(line: str, place: str) -> dict[str, Any]:

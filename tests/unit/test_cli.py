@@ -354,6 +354,13 @@ def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == refused
 
 
+def test_a_dashboard_is_no_address_to_join(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "status", "--address", "http://head:8265") == (
+        "--address or RAY_ADDRESS is 'http://head:8265', a dashboard, which is for solrl submit; "
+        "it must be the Ray cluster's, such as head:6379."
+    )
+
+
 def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = made_runs.write_run(tmp_path / "ended")
     assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")

@@ -93,6 +93,8 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
         ("p.jsonl", "[1]\n", {}, "line 1 is not a JSON object"),
         ("p.jsonl", "{\n", {}, "line 1 is not JSON"),
         ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "prompt number 2 has no 'text', which the first one has"),
+        ("p.csv", 'text\na cat\n"a dog\na cow\n', {}, r"p\.csv, line 3: unexpected end of data; quotes must"),
+        ("p.tsv", 'text\n"a" dog\n', {}, r"p\.tsv, line 2: .*expected after.*; quotes must come in pairs"),
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout is 'no.txt'; it must be a number of prompts, or a file"),
         ("p.txt", " \n", {}, "holds no prompt"),
         ("p.txt", "a\nb\n", {"heldout": 2}, r"--heldout is 2; it must be 1 to 1, for .* has 2"),
