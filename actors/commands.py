@@ -17,7 +17,7 @@ from actors.joining import join
 from actors.roles import Roles, namespace, on_this_node
 from solrl_ray import report
 from solrl_ray.config.families import pool_sampling
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
@@ -118,21 +118,30 @@ def with_tier(config: Config) -> Config:
     """The configuration with the tier that the explorers will run: `auto` is settled, others are checked.
 
     Raises:
-        UserError: the explorers' device lacks the tier.
+        UserError: an explorer's device lacks the tier.
     """
-    wanted, explorers = pool_sampling(config).tier, config.fleet.explorers
-    if explorers.num_gpus:
-        share: dict[str, Any] = {"num_cpus": explorers.num_cpus, "num_gpus": explorers.num_gpus}
-        probe = ray.remote(**share, label_selector=dict(explorers.labels))(settle_tier)
-        what = "the test of what tiers the explorers' device has"
-        tier, device = waiting.get(probe.remote(config), what=what, seconds=config.fleet.deadlines.start)
-    else:
-        tier, device = settle_tier(config)
-    if tier == wanted:
-        return config
-    print(f"rollout.preview.precision {wanted} is {tier} on {device}", flush=True)
-    preview = config.rollout.preview.model_copy(update={"precision": tier})
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+    wanted = pool_sampling(config).tier
+    tier, device = _tier_on(config, config.fleet.explorers)
+    if tier != wanted:
+        print(f"rollout.preview.precision {wanted} is {tier} on {device}", flush=True)
+        preview = config.rollout.preview.model_copy(update={"precision": tier})
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+    for other in config.fleet.other_explorers:
+        _tier_on(config, other)  # which has it, or this raises
+    return config
+
+
+def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
+    """`settle_tier` where such an explorer would be."""
+    if not explorer.num_gpus:
+        return settle_tier(config, explorer)
+    share: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus}
+    probe = ray.remote(**share, label_selector=dict(explorer.labels))(settle_tier)
+    what = "the test of what tiers the explorers' device has"
+    settled: tuple[str, str] = waiting.get(
+        probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start
+    )
+    return settled
 
 
 def located(config: Config) -> Config:

@@ -37,6 +37,7 @@ from actors.telemetry import Telemetry
 from solrl_ray import models, report
 from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
+from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import takes_turns
 from solrl_ray.ladder import Ladder
@@ -235,6 +236,7 @@ class Controller:
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
             policy_digest=self._revisions.explored.digest,
+            kinds=kinds_of_prompts(config),
             score_class=self._score_class(),
             audit=audit_plan(config),
             rung=rung,

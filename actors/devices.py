@@ -69,8 +69,8 @@ def free_cache() -> int:
     return before - torch.cuda.memory_reserved()
 
 
-def settle_tier(config: Config) -> tuple[str, str]:
-    """What the tier of the pools means on the device of an explorer, which this process must have.
+def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
+    """What the tier of the pools means on the device of such an explorer, which this process must have.
 
     Returns:
         The tier, and the device's name.
@@ -78,9 +78,9 @@ def settle_tier(config: Config) -> tuple[str, str]:
     Raises:
         UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.ladder`.
     """
-    device = device_of(config.fleet.explorers.num_gpus)
+    device = device_of(explorer.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("fleet.explorers.num_gpus asks for a GPU, but PyTorch finds none there; set it to 0 for CPUs")
+        raise UserError("explorers ask for a GPU (num_gpus), but PyTorch finds none there; set it to 0 for CPUs")
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
         rungs = [preview.precision for preview in previews(config)[1:]]

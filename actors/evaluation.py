@@ -35,7 +35,7 @@ from solrl_ray.report.comparison import PAGE_FILE, Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import Revision
-from solrl_ray.revisions.publication import Publications
+from solrl_ray.revisions.publication import REGENERATOR, Publications
 from solrl_ray.revisions.publish import assemble
 from solrl_ray.run_folder import RunFolder
 
@@ -116,7 +116,7 @@ class Evaluation:
         for policy, revision in revisions.items():
             self._telemetry.state(f"evaluating {policy}")
             publication = Publications(self._config.publish).publish(revision)
-            fleet.publish(fleet.regenerators, publication, embeddings[self._prompts[0].id])
+            fleet.publish(REGENERATOR, publication, embeddings[self._prompts[0].id])
             found[policy] = self._evaluate(fleet, policy, embeddings)
         write(self._config, self._request, self._state, found)
         self._telemetry.state("done")

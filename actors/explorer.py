@@ -17,6 +17,7 @@ from solrl_ray import models, rewards
 from solrl_ray.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.families import is_one_stage, pool_sampling
+from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization import attestation
@@ -35,6 +36,7 @@ from solrl_ray.revisions import base_pack
 from solrl_ray.revisions.container import Buffer
 from solrl_ray.rollout import Sampled, Sampler, scored
 from solrl_ray.scheduling.book import group_digest
+from solrl_ray.scheduling.fleet import pool_of
 
 
 class Explorer:
@@ -55,7 +57,7 @@ class Explorer:
         Not in the constructor: there Ray would report an error as the actor's death, without its cause.
         """
         config = self._config
-        worker, pool = config.fleet.explorers, pool_sampling(config)
+        worker, pool = pools(config.fleet)[pool_of(self._name)], pool_sampling(config)
         device = prepare(worker, deterministic=config.run.deterministic)
         tier = pool.tier
         model, report, kept = self._build(device)

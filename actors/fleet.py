@@ -1,9 +1,10 @@
-"""Both pools together: who is there, what they hold, and the proofs that they hold it."""
+"""All pools together: who is there, what they hold, and the proofs that they hold it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,16 @@ from actors.pool import Pool
 from actors.roles import Cast
 from actors.telemetry import Telemetry
 from solrl_ray.config.families import is_one_stage, pool_sampling
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.pools import explorer_pools, pools
+from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import shares
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, WorkUnit
 from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.revisions.receipts import ReceiptBook
-from solrl_ray.scheduling.fleet import State, leavers, role_of
+from solrl_ray.scheduling.fleet import State, leavers, pool_of, role_of, worker_name
 from solrl_ray.scheduling.hedging import Hedging
-from solrl_ray.scheduling.scaling import Targets
+from solrl_ray.scheduling.scaling import Targets, option
 from solrl_ray.scheduling.strikes import Strikes
 from solrl_ray.scheduling.waits import Waits
 
@@ -57,7 +59,7 @@ class Fleet:
         self._first: dict[Pool, Attestation] = {}
         self._counts: dict[str, float] = {}
         self._targets = Targets(config, explores=explores)
-        self._next = {"explorers": 0, "regenerators": 0}
+        self._next = dict.fromkeys(pools(config.fleet), 0)
         self._looked = self._shown = 0.0
         self._here, self._warned = ray.get_runtime_context().get_node_id(), False
         self._strikes = Strikes(config.fleet.strikes)
@@ -68,16 +70,19 @@ class Fleet:
         self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
         unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
-        self.explorers = self._pool(cast.explorer, unit_seconds, budget)
+        exploring = explorer_pools(config.fleet)
+        self.explorers = {name: self._pool(cast.explorer, unit_seconds, budget) for name in exploring}
+        """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
         self.regenerators = self._pool(cast.regenerator, deadlines.full, budget)
-        self._hedging = {pool: Hedging(config.fleet.hedge) for pool in (self.explorers, self.regenerators)}
+        self._pools = {**self.explorers, "regenerators": self.regenerators}
+        self._hedging = {pool: Hedging(config.fleet.hedge) for pool in self._pools.values()}
 
     def open(self) -> None:
         """Spawn every worker; nobody is waited for."""
         self._resize()
 
     def scale(self, sizes: Mapping[str, int]) -> str:
-        """Have pools (``explorers``, ``regenerators``) of other sizes from the next events on.
+        """Have pools of other sizes from the next events on; their names: `config.pools`.
 
         The only method for other threads. Returns what will happen, in sentences. Raises UserError for sizes out of
         bounds.
@@ -87,18 +92,19 @@ class Fleet:
         lacking = [f"{entry.missing} of {entry.request.key}" for entry in fits if entry.missing]
         return said + (f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else "")
 
-    def publish(self, pool: Pool, publication: Publication, probe: Any) -> None:
-        """Have a pool load a revision; each worker counts again only after its receipt.
+    def publish(self, role: str, publication: Publication, probe: Any) -> None:
+        """Have everybody of a role load a revision; each worker counts again only after its receipt.
 
         Args:
+            role: ``explorer`` or ``regenerator``.
             probe: reference of the prompt embedding of the probe forward.
         """
-        if self._lender is not None and pool is self.regenerators:
+        if self._lender is not None and role == REGENERATOR:
             self._lender.reopen()
         manifest = publication.revision.manifest
         self._receipts.expect(manifest)
-        parcel = _Parcel(publication, EXPLORER if pool is self.explorers else REGENERATOR)
-        if pool is self.explorers:
+        parcel = _Parcel(publication, role)
+        if role == EXPLORER:
             self._counts = {
                 "bytes": float(parcel.size()),
                 "snapshot": float(publication.kind == "snapshot"),
@@ -106,25 +112,27 @@ class Fleet:
                 "resyncs": 0.0,
                 "load_seconds": 0.0,
             }
-        pool.publish(
-            publication.name,
-            lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
-            warm_up=lambda handle, shape: handle.warm_up.remote(shape, probe),
-            chained=pool is self.explorers and publication.kind == "delta",
-        )
+        for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
+            pool.publish(
+                publication.name,
+                lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
+                warm_up=lambda handle, shape: handle.warm_up.remote(shape, probe),
+                chained=role == EXPLORER and publication.kind == "delta",
+            )
 
     def explore_as(self, config: Config) -> None:
         """Have explorers be those of `config`, which may be another rung of the fallback ladder.
 
-        For another tier all of them start anew, in another score class. No unit of theirs may be at work then.
+        For another tier all of them start anew, in other score classes. No unit of theirs may be at work then.
         """
         tier = pool_sampling(config).tier
         if tier == self._tier:
             return  # more steps are said with each unit
         self._cast.explore_with(config)
         self._tier = tier
-        self._first.pop(self.explorers, None)
-        self.explorers.renew()
+        for pool in self.explorers.values():
+            self._first.pop(pool, None)
+            pool.renew()
 
     def rest(self) -> list[Work]:
         """Before the learner's turn on a shared GPU: wait until those who share have given back what they keep there.
@@ -136,19 +144,19 @@ class Fleet:
             self._lender.close()
             while self._lender.lent:
                 happened += self.events(seconds=1.0, needed=False)
-        for pool, worker in self._pools():
+        for name, worker in pools(self._config.fleet).items():
             if shares(worker):
-                pool.rest()
-        while self.explorers.resting or self.regenerators.resting:
+                self._pools[name].rest()
+        while any(pool.resting for pool in self._pools.values()):
             happened += self.events(seconds=1.0)
         return happened
 
     @property
     def score_class(self) -> str:
-        """What fixes the bits that both pools answer with; empty until a worker of each has started."""
-        if len(self._first) < 2:
+        """What fixes the bits that all pools answer with; empty until a worker of each has started."""
+        if len(self._first) < len(self._pools):
             return ""
-        return f"{self._first[self.explorers].score_class}/{self._first[self.regenerators].score_class}"
+        return "/".join(self._first[pool].score_class for pool in self._pools.values())
 
     @property
     def publication_counts(self) -> dict[str, float]:
@@ -158,7 +166,7 @@ class Fleet:
     @property
     def at_work(self) -> bool:
         """Whether anybody has a call in flight, or may be lent, so that something will happen."""
-        return self._lends or self._leaving or bool(self.explorers.refs() or self.regenerators.refs())
+        return self._lends or self._leaving or any(pool.refs() for pool in self._pools.values())
 
     @property
     def _lends(self) -> bool:
@@ -166,19 +174,19 @@ class Fleet:
 
     @property
     def _leaving(self) -> bool:
-        return self.explorers.leaving or self.regenerators.leaving
+        return any(pool.leaving for pool in self._pools.values())
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began`, by the monotonic clock, in which they waited for weights."""
-        workers = sum(self.explorers.roll.census().values())
+        workers = sum(sum(pool.roll.census().values()) for pool in self.explorers.values())
         return self._waits.share(began=began, ended=time.monotonic(), workers=workers)
 
     def held(self) -> list[tuple[str, WorkUnit]]:
-        """Worker and unit of everything at work in both pools."""
-        return self.explorers.held() + self.regenerators.held()
+        """Worker and unit of everything at work in all pools."""
+        return [held for pool in self._pools.values() for held in pool.held()]
 
     def events(self, *, seconds: float, needed: bool = True) -> list[Work]:
-        """What happened in both pools, waiting at most `seconds` for something to.
+        """What happened in all pools, waiting at most `seconds` for something to.
 
         Args:
             needed: whether the caller waits for units, so that nobody at work is an error.
@@ -191,8 +199,8 @@ class Fleet:
         lends = self._lends  # a loan may end in the next line, and its worker has no call in flight then
         if self._lender is not None:
             self._lender.tick(self.regenerators)
-        refs = self.explorers.refs() + self.regenerators.refs()
-        awaited = self.explorers.awaited or self.regenerators.awaited or self._leaving
+        refs = [ref for pool in self._pools.values() for ref in pool.refs()]
+        awaited = any(pool.awaited for pool in self._pools.values()) or self._leaving
         if needed and not (awaited or lends or self._lends):
             raise RunError("no worker has a call in flight, yet the work is not done")
         if not refs and not self._leaving:
@@ -200,7 +208,7 @@ class Fleet:
             return []
         ready = set(waiting.first_ready(refs, seconds=seconds))
         happened: list[Event] = []
-        for pool in (self.explorers, self.regenerators):
+        for pool in self._pools.values():
             for event in pool.settle(ready):
                 self._note(pool, event)
                 happened.append(event)
@@ -213,10 +221,11 @@ class Fleet:
         if now - self._shown < SHOW_SECONDS and not anyway:
             return
         self._shown = now
+        roles = {EXPLORER: list(self.explorers.values()), REGENERATOR: [self.regenerators]}
         self._telemetry.workers(
-            self.explorers.roll.states() | self.regenerators.roll.states(),
-            census={"explorer": self.explorers.roll.census(), "regenerator": self.regenerators.roll.census()},
-            tiers={"explorer": self.explorers.roll.tiers(), "regenerator": self.regenerators.roll.tiers()},
+            {name: words for pool in self._pools.values() for name, words in pool.roll.states().items()},
+            census={role: _sum(pool.roll.census() for pool in its) for role, its in roles.items()},
+            tiers={role: _sum(pool.roll.tiers() for pool in its) for role, its in roles.items()},
             replacements_left=self.budget.left,
         )
 
@@ -230,7 +239,7 @@ class Fleet:
 
         Raises RunError if the run is at fault, or all replacements are used up.
         """
-        pool = self.explorers if role_of(worker) == "explorer" else self.regenerators
+        pool = self._pools[pool_of(worker)]
         count, limit = self._strikes.refuse(worker, unit.id, reason, alone=pool.roll.at_work <= 1), self._strikes.limit
         self._telemetry.struck(worker)
         self._telemetry.message(f"{unit.id} is done again; strike {count} of {limit} for {worker}: {reason}")
@@ -246,20 +255,20 @@ class Fleet:
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             self._leave_nodes()
-            self.explorers.ping()
-            self.regenerators.ping()
+            for pool in self._pools.values():
+                pool.ping()
 
     def _resize(self) -> None:
         """Open or drain workers until the pools have their sizes."""
-        for kind, pool in (("explorers", self.explorers), ("regenerators", self.regenerators)):
+        for name, pool in self._pools.items():
             lives = pool.roll.lives()
             staying = sum(state is not State.DRAINING for state in lives.values())
-            for _ in range(self._targets.wanted(kind) - staying):
-                pool.open(f"{kind.removesuffix('s')}-{self._next[kind]}")
-                self._next[kind] += 1
-            for name in leavers(lives, staying - self._targets.wanted(kind)):
-                pool.drain(name)
-                self._telemetry.message(f"{name} leaves after what it holds")
+            for _ in range(self._targets.wanted(name) - staying):
+                pool.open(worker_name(name, self._next[name]))
+                self._next[name] += 1
+            for worker in leavers(lives, staying - self._targets.wanted(name)):
+                pool.drain(worker)
+                self._telemetry.message(f"{worker} leaves after what it holds")
 
     def _leave_nodes(self) -> None:
         """Have workers leave nodes that are about to go, before they are lost."""
@@ -270,7 +279,7 @@ class Fleet:
                 "the node of the run folder is about to go, and with it controller, selector and encoder: "
                 "go on with --resume"
             )
-        for pool in (self.explorers, self.regenerators):
+        for pool in self._pools.values():
             for name, successor in pool.move(nodes):
                 self._telemetry.message(f"the node of {name} is about to go: it leaves, {successor} takes its place")
 
@@ -282,7 +291,7 @@ class Fleet:
         elif isinstance(event, Loaded):
             self._receipts.check(event.receipt)
             self._telemetry.proved(event.receipt, waited=event.waited)
-            if pool is self.explorers:
+            if event.receipt.role == EXPLORER:
                 self._waits.add(event.waited, until=time.monotonic())
                 self._counts["load_seconds"] = max(self._counts["load_seconds"], event.receipt.seconds)
         elif isinstance(event, Lent) and self._lender is not None:
@@ -303,11 +312,11 @@ class Fleet:
             after = f"{event.replacement} takes its place" if event.replacement else "it was leaving"
             self._telemetry.message(f"{event.worker} was lost ({event.reason}); {after}")
         elif isinstance(event, Unfit):
-            kind = f"{role_of(event.worker)}s"
-            left = self._targets.give_up(kind)
+            name = pool_of(event.worker)
+            left = self._targets.give_up(name)
             self._telemetry.message(
-                f"{event.worker} cannot work with the others and has gone ({event.reason}); {left} {kind} go on, and "
-                f"`solrl pool scale --{kind} {left + 1}` tries once more"
+                f"{event.worker} cannot work with the others and has gone ({event.reason}); {left} {name} go on, and "
+                f"`solrl pool scale {option(name, left + 1)}` tries once more"
             )
         elif isinstance(event, Left):
             self._telemetry.message(f"{event.worker} has left")
@@ -317,9 +326,7 @@ class Fleet:
             )
 
     def _show_warm_up(self) -> None:
-        done, shapes = (
-            sum(counts) for counts in zip(self.explorers.roll.warmed(), self.regenerators.roll.warmed(), strict=True)
-        )
+        done, shapes = (sum(n) for n in zip(*(pool.roll.warmed() for pool in self._pools.values()), strict=True))
         if shapes:
             self._telemetry.stage("warm up", done, shapes)
 
@@ -347,10 +354,6 @@ class Fleet:
             raise RunError(reason)
         self._note(pool, pool.dismiss(attested.worker, reason))
 
-    def _pools(self) -> tuple[tuple[Pool, Worker], ...]:
-        fleet = self._config.fleet
-        return (self.explorers, fleet.explorers), (self.regenerators, fleet.regenerators)
-
     def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
         return Pool(
             spawn,
@@ -359,6 +362,14 @@ class Fleet:
             deadlines=self._config.fleet.deadlines,
             budget=budget,
         )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts of several pools together."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
 
 
 class _Parcel:

@@ -77,8 +77,8 @@ class OpenIteration:
         self.stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
         self.regenerates = False
         """Whether regenerators were sent its revision."""
-        self.waiting = dict.fromkeys(self.stages, True)
-        """Stage → whether the selector may have units of it; spares questions whose answer is known."""
+        self.drained: set[str] = set()
+        """Pools for which the selector has no unit that waits; spares questions whose answer is known."""
         self.clocks = {stage: StageClock() for stage in (*self.stages, *(["audit"] if plan.audit else []))}
         self.kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
         self.groups: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.ladder import Ladder
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.revisions.manifest import Policy
-from solrl_ray.revisions.publication import Publication, Publications
+from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publication, Publications
 from solrl_ray.revisions.store import RevisionStore
 from solrl_ray.run_folder import RunFolder
 
@@ -70,13 +70,13 @@ class Revisions:
         """Send the explorers the newest revision."""
         self.explored = self.newest
         self._fleet.explore_as(self._ladder.config(self.newest.rung))
-        self._fleet.publish(self._fleet.explorers, self.newest.publication, self._probe)
+        self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     def regenerate(self) -> None:
         """Send the regenerators the newest revision; nothing to do if they were."""
         if self._regenerated is not self.newest:
             self._regenerated = self.newest
-            self._fleet.publish(self._fleet.regenerators, self.newest.publication, self._probe)
+            self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
 
     def policy(self, policy: Policy) -> Publication:
         """Another policy of the learners', to be evaluated."""
@@ -85,4 +85,4 @@ class Revisions:
     def evaluate(self, publication: Publication) -> None:
         """Send the regenerators a policy that is only evaluated; before they go on they need `regenerate`."""
         self._regenerated = None
-        self._fleet.publish(self._fleet.regenerators, publication, self._probe)
+        self._fleet.publish(REGENERATOR, publication, self._probe)

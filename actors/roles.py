@@ -17,7 +17,9 @@ from actors.learner import LearnerRank
 from actors.packer import Packer
 from actors.regenerator import Regenerator
 from actors.selector import Selector
+from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.scheduling.fleet import pool_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Cast:
         return self._here(self._roles.selector, name).remote(self._folder, self._config.fleet.strict)
 
     def explorer(self, name: str) -> Any:
-        make = self._anywhere(self._roles.explorer, name, self._config.fleet.explorers)
+        make = self._anywhere(self._roles.explorer, name, pools(self._config.fleet)[pool_of(name)])
         return make.remote(name, self._exploring, *self._base_pack())
 
     def explore_with(self, config: Config) -> None:

@@ -178,20 +178,25 @@ class Rollout:
         if self._restarts != self._selector.restarts:  # what was known of the old selector's queues is void
             self._restarts = self._selector.restarts
             self._ask_all_again()
-        for stage, pool in (("explore", self._fleet.explorers), ("regenerate", self._fleet.regenerators)):
-            able = {i: this for i, this in self._open.items() if this.may(stage)}
-            for iteration, this in able.items():
-                slots = pool.slots() if this.waiting[stage] else []
-                if slots:
-                    leases = self._ask("lease", iteration, stage, slots)
-                    this.waiting[stage] = len(leases) == len(slots)
-                    self._give(stage, pool, leases)
-            nothing_waits = not any(this.waiting[stage] for this in able.values())
-            if able and nothing_waits and (late := self._fleet.hedges(pool)):
-                hedges = self._ask("hedge", late)
-                self._give(stage, pool, hedges)
-                for worker, unit in hedges:
-                    self._telemetry.message(f"{unit.id} takes long; {worker} does it as well")
+        for name, pool in self._fleet.explorers.items():
+            self._fill(name, "explore", pool)
+        self._fill("regenerators", "regenerate", self._fleet.regenerators)
+
+    def _fill(self, name: str, stage: str, pool: Pool) -> None:
+        able = {i: this for i, this in self._open.items() if this.may(stage)}
+        for iteration, this in able.items():
+            slots = pool.slots() if name not in this.drained else []
+            if slots:
+                leases = self._ask("lease", iteration, stage, slots)
+                if len(leases) < len(slots):
+                    this.drained.add(name)
+                self._give(stage, pool, leases)
+        nothing_waits = all(name in this.drained for this in able.values())
+        if able and nothing_waits and (late := self._fleet.hedges(pool)):
+            hedges = self._ask("hedge", late)
+            self._give(stage, pool, hedges)
+            for worker, unit in hedges:
+                self._telemetry.message(f"{unit.id} takes long; {worker} does it as well")
 
     def _give(self, stage: str, pool: Pool, leases: Sequence[tuple[str, WorkUnit]]) -> None:
         for worker, unit in leases:
@@ -203,7 +208,7 @@ class Rollout:
 
     def _ask_all_again(self) -> None:
         for this in self._open.values():
-            this.waiting = dict.fromkeys(this.stages, True)
+            this.drained.clear()
 
     def _release(self, worker: str) -> None:
         """Have others do what a lost worker had."""
@@ -247,10 +252,11 @@ class Rollout:
         """
         this.folded(result.unit, result.seconds)
         if samples is None:
-            this.waiting["regenerate"] |= unit is not None
+            if unit is not None:
+                this.drained.discard("regenerators")
             return
         this.kept[result.unit.prompt_id].setdefault(result.unit, samples)  # the first result of a unit counts
-        this.waiting["explore"] = True  # chosen samples that are lost are asked for again
+        this.drained.clear()  # chosen samples that are lost are asked for again
         if unit is not None:
             self._assemble(this, unit)
 
@@ -294,7 +300,7 @@ class Rollout:
     def _remake(self, event: Done, reason: str) -> None:
         """Have a group done again that is lost."""
         self._ask("requeue", event.unit, event.worker)
-        self._open[event.unit.iteration].waiting["regenerate"] = True
+        self._open[event.unit.iteration].drained.discard("regenerators")
         self._telemetry.message(f"{event.unit.id} is done again ({reason})")
 
     def _ask(self, method: str, *arguments: Any) -> Any:

@@ -20,6 +20,7 @@ from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder, Unreadable
 from solrl_ray.scheduling.book import Closed, IterationBook, IterationPlan, group_digest
 from solrl_ray.scheduling.entries import maker, plan_entry, same_work, selection_entry, split, unit_entry, unit_result
+from solrl_ray.scheduling.fleet import kind_of
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 
@@ -145,7 +146,7 @@ class Selector:
         """
         book = self._of(iteration).book
         if stage == "explore":
-            leased = [(worker, book.explore.lease(worker)) for worker in slots]
+            leased = [(worker, book.explore.lease(worker, kind_of(worker))) for worker in slots]
         else:
             leased = [(worker, book.full.lease(worker) or book.audit.lease(worker)) for worker in slots]
         return [(worker, unit) for worker, unit in leased if unit is not None]

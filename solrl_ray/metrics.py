@@ -65,6 +65,9 @@ class IterationMetrics:
     audit: dict[str, float] = field(default_factory=dict)
     """Whole-pool fidelity (`audit.Audit.as_dict`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
     ``worst_beats`` and ``regret``, each with ``…_low`` and ``…_high`` of its 95 % interval. Empty without an audit."""
+    spearman_by_kind: dict[str, float] = field(default_factory=dict)
+    """Of the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty
+    without others."""
     differing_results: int = 0
     """Results that came again with other bytes than the accepted ones: a broken promise, counted unless
     `fleet.strict` ends the run."""

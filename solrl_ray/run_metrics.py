@@ -10,6 +10,7 @@ import torch
 from solrl_ray.audit import AuditPlan, audit
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.families import is_one_stage, previews
+from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.fidelity import rank_fidelity
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -67,6 +68,7 @@ def iteration_metrics(
         kl=update.kl,
         gradient_norm=update.gradient_norm,
         spearman=fidelity.spearman if fidelity else None,
+        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(closed), full) if fidelity else {},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
         audit=audit(closed.audited).as_dict() if closed.audited else {},
@@ -92,6 +94,12 @@ def audit_plan(config: Config) -> AuditPlan | None:
     if not fidelity.audit_prompts:
         return None
     return AuditPlan(run_seed=config.run.seed, prompts=fidelity.audit_prompts, seeds=fidelity.audit_seeds)
+
+
+def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dict[str, float]:
+    """Spearman over the prompts of each kind of explorers."""
+    of = np.array(kinds)
+    return {kind: rank_fidelity(proxies[of == kind], full[of == kind]).spearman for kind in dict.fromkeys(kinds)}
 
 
 def _proxies(closed: Closed) -> np.ndarray:

@@ -107,6 +107,13 @@ def _live(commands: _Commands) -> None:
     action.add_argument("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
     for role in ("explorers", "regenerators"):
         action.add_argument(f"--{role}", type=int, metavar="N", help=f"how many {role} there are to be, at least 1")
+    action.add_argument(
+        "--explorers-of",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="how many of those that fleet.other_explorers names so; may be repeated",
+    )
     action.add_argument("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
     action.set_defaults(run_verb=verbs.scale)
 

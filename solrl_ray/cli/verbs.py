@@ -189,6 +189,11 @@ def scale(arguments: argparse.Namespace) -> int:
     """Have a live run work with more or fewer explorers or regenerators."""
     asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
     sizes = {pool: size for pool, size in asked.items() if size is not None}
+    for given in arguments.explorers_of:
+        name, _, size = given.partition("=")
+        if not (name and size.isdecimal()):
+            raise UserError(f"--explorers-of is {given}; it must be a name and a number, such as l40s=4.")
+        sizes[f"explorers_{name}"] = int(size)
     folder: Path | None = arguments.run
     if folder is not None:
         continuation.stored(folder)

@@ -266,6 +266,7 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
     fleet = config.fleet
     return (
         ("explorer", fleet.explorers.count, fleet.explorers),
+        *((f"{other.name} explorer", other.count, other) for other in fleet.other_explorers),
         ("regenerator", fleet.regenerators.count, fleet.regenerators),
         ("learner", config.learner.world_size, fleet.learners),
     )

@@ -5,6 +5,7 @@ Checks that look at files (prompts, model folders, disk space) are in `solrl_ray
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -316,6 +317,26 @@ def _fleet(config: Config) -> Iterator[Problem]:
         yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
 
 
+def _other_explorers(config: Config) -> Iterator[Problem]:
+    others = config.fleet.other_explorers
+    names = [other.name for other in others]
+    for number, other in enumerate(others):
+        key = f"fleet.other_explorers.{number}"
+        if not re.fullmatch("[a-z][a-z0-9]*", other.name) or names.index(other.name) < number:
+            yield Problem(f"{key}.name", "small letters and digits, a letter first, and no one else's")
+        if other.num_cpus < 0:
+            yield Problem(f"{key}.num_cpus", "at least 0")
+        if other.num_gpus < 0 or not float(other.num_gpus).is_integer():
+            yield Problem(f"{key}.num_gpus", "a whole number: other explorers share no GPU")
+        left = config.rollout.prompts - sum(before.prompts for before in others[:number])
+        if other.prompts >= left:
+            yield Problem(
+                f"{key}.prompts",
+                f"less than {left}, the prompts of an iteration (rollout.prompts) that nobody before them explores: "
+                "fleet.explorers needs at least one",
+            )
+
+
 def _compile(config: Config) -> Iterator[Problem]:
     if config.run.deterministic and config.compile.mode != "default":
         yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
@@ -335,6 +356,7 @@ _RULES = (
     _evaluation,
     _publish,
     _fleet,
+    _other_explorers,
     _compile,
 )
 

@@ -87,7 +87,12 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
 
 def notes(given: Config, was: Config) -> list[str]:
     """What the user should know about allowed changes: some split sums differently."""
-    return [
+    others = [[(o.name, o.prompts, o.threads) for o in config.fleet.other_explorers] for config in (given, was)]
+    said = [
+        "fleet.other_explorers has other names, prompts or threads than before: prompts are ranked by others, so the "
+        "bytes may differ from an undisturbed run."
+    ]
+    return said[: others[0] != others[1]] + [
         f"{key} is {now} and was {before}: seeds stay the same, but sums are split differently, so the bytes "
         "may differ from an undisturbed run."
         for key in _SPLITS_SUMS

@@ -74,7 +74,8 @@ def warnings(config: Config) -> tuple[str, ...]:
             "as they are. It is a baseline that is known to be bad; no result of it stands for the method."
         )
     fleet = config.fleet
-    gpus = fleet.explorers.num_gpus + fleet.regenerators.num_gpus + fleet.learners.num_gpus
+    workers = (fleet.explorers, *fleet.other_explorers, fleet.regenerators, fleet.learners)
+    gpus = sum(worker.num_gpus for worker in workers)
     if gpus > 0 and not config.run.deterministic:
         said.append(
             "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run "

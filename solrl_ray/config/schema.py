@@ -249,6 +249,16 @@ class WorkerPool(Worker):
     count: Positive = 1
 
 
+class OtherExplorers(WorkerPool):
+    """Explorers of another score class: on other cards, or with other threads. They explore prompts of their own, fixed
+    when an iteration is planned, so that no score depends on who was free."""
+
+    name: str
+    """Letters and digits, such as ``l40s``: the workers are ``explorer_l40s-0`` and so on."""
+    prompts: Positive
+    """How many of an iteration's prompts they explore, spread evenly over it; the others are those of `explorers`."""
+
+
 class Learners(Worker):
     """Ranks of the learner group. Their places are reserved together, and stay theirs while the group is rebuilt."""
 
@@ -294,6 +304,8 @@ class Fleet(Part):
     """Who works: pools of actors and the deadlines of waiting for them. Changes no result (design law 3)."""
 
     explorers: WorkerPool = WorkerPool(count=2)
+    other_explorers: list[OtherExplorers] = []
+    """Explorers that score otherwise than `explorers`, which therefore have prompts of their own."""
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""

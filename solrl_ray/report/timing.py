@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from solrl_ray.config.pools import explorers_in_all
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics import IterationMetrics
 
@@ -61,7 +62,7 @@ def worker_times(config: Config, iterations: Sequence[IterationMetrics]) -> list
     """Busy and available seconds of explorers, regenerators and learner ranks over `iterations`."""
     wall = math.fsum(record.seconds["total"] for record in iterations)
     roles = (
-        ("explorers", "explore", config.fleet.explorers.count),
+        ("explorers", "explore", explorers_in_all(config.fleet)),
         ("regenerators", "regenerate", config.fleet.regenerators.count),
         ("learner", "learn", config.learner.world_size),
     )

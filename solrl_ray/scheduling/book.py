@@ -26,6 +26,7 @@ import torch
 from solrl_ray.audit import AuditedPool, AuditPlan
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.scheduling.fleet import kind_of
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.selection import PromptSelection
 
@@ -48,6 +49,8 @@ class IterationPlan:
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
     """LoRA digest of the policy that explores: a journal made with other bytes of its revision is not gone on with."""
+    kinds: tuple[str, ...] = ()
+    """Who explores each prompt (`config.pools.kinds_of_prompts`); empty if there is one kind of explorers."""
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
@@ -126,7 +129,10 @@ def group_digest(group: SampleGroup) -> str:
 class IterationBook:
     def __init__(self, plan: IterationPlan) -> None:
         self.plan = plan
-        self.explore = Ledger(plan.pool_units())
+        self.explore = Ledger()
+        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
+        for unit in plan.pool_units():
+            self.explore.add(unit, self._kinds.get(unit.prompt_id, ""))
         self.full = Ledger()
         self.audit = Ledger()
         self.selections: dict[str, Selection] = {}
@@ -144,9 +150,13 @@ class IterationBook:
 
         Of a plan in one stage, the unit's samples are there from now on, until `lose`.
 
-        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward).
+        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward), or is of
+        explorers of another kind than the plan says.
         """
         self._refuse_nonsense(result, self.plan.exploring_revision)
+        kind = self._kinds.get(result.unit.prompt_id, "")
+        if self._kinds and kind_of(result.worker) != kind:
+            raise ValueError(f"{result.worker} answered unit {result.unit.id}, which is for explorers of kind {kind!r}")
         digest = rewards_digest(result.rewards) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):

@@ -28,6 +28,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "micro_batch": plan.micro_batch,
         "policy_digest": plan.policy_digest,
         "score_class": plan.score_class,
+        **({"kinds": list(plan.kinds)} if plan.kinds else {}),
         **({"lead": plan.lead} if plan.lead else {}),
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
@@ -36,8 +37,9 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score class."""
-    anybody = {"policy_digest": "", "score_class": ""}
+    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score classes,
+    and who of them explored what."""
+    anybody = {"policy_digest": "", "score_class": "", "kinds": []}
     plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
     return plans[0] == plans[1]
 
@@ -46,7 +48,7 @@ def maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
     """In what the journal of `stale` differs."""
     if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
         return "another revision's bytes"
-    return "workers that score otherwise (another device, thread count or library)"
+    return "workers that score otherwise (another device, thread count or library, or other prompts each)"
 
 
 def unit_entry(result: UnitResult) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import lead_problems
 from solrl_ray.config.families import is_one_stage, pool_sampling
+from solrl_ray.config.pools import explorers_in_all, pools
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.scheduling.costs import (
     Cluster,
@@ -151,7 +152,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         pool=rollout.pool,
         keep=rollout.keep,
         micro_batch=pool_sampling(config).micro_batch,
-        explorers=config.fleet.explorers.count,
+        explorers=explorers_in_all(config.fleet),  # as if all were alike
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,
         credit=config.fleet.credit,
@@ -179,8 +180,7 @@ def gpus(config: Config) -> int:
     """GPUs of the whole fleet."""
     fleet = config.fleet
     groups: tuple[tuple[int, Worker], ...] = (
-        (fleet.explorers.count, fleet.explorers),
-        (fleet.regenerators.count, fleet.regenerators),
+        *((pool.count, pool) for pool in pools(fleet).values()),
         (config.learner.world_size, fleet.learners),
     )
     return math.ceil(sum(count * (worker.num_gpus or 1.0) for count, worker in groups) - 1e-6)

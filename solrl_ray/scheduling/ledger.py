@@ -26,7 +26,7 @@ True
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from enum import Enum
 
@@ -45,11 +45,16 @@ class Outcome(Enum):
 
 
 class Ledger:
-    """Units of one stage, handed out in the order in which they were added; requeued ones go first."""
+    """Units of one stage, handed out in the order in which they were added; requeued ones go first.
+
+    A unit may be for workers of one kind alone, which then have a queue of their own.
+    """
 
     def __init__(self, units: Iterable[WorkUnit] = ()) -> None:
         self._units: dict[str, WorkUnit] = {}
-        self._waiting: deque[str] = deque()
+        self._kinds: dict[str, str] = {}
+        """Of units that not everybody may do."""
+        self._queues: defaultdict[str, deque[str]] = defaultdict(deque)
         self._leases: dict[str, str] = {}
         self._hedges: dict[str, str] = {}
         self._digests: dict[str, str] = {}
@@ -61,16 +66,19 @@ class Ledger:
         for unit in units:
             self.add(unit)
 
-    def add(self, unit: WorkUnit) -> None:
-        """Take one more unit. Adding the same id again changes nothing."""
+    def add(self, unit: WorkUnit, kind: str = "") -> None:
+        """Take one more unit, for workers of a kind. Adding the same id again changes nothing."""
         if unit.id not in self._units:
             self._units[unit.id] = unit
-            self._waiting.append(unit.id)
+            if kind:
+                self._kinds[unit.id] = kind
+            self._waiting(unit.id).append(unit.id)
 
-    def lease(self, worker: str) -> WorkUnit | None:
-        """The next waiting unit, now leased to `worker`; None if nothing waits."""
-        while self._waiting:
-            unit_id = self._waiting.popleft()
+    def lease(self, worker: str, kind: str = "") -> WorkUnit | None:
+        """The next unit that waits for workers of that kind, now leased to `worker`; None if nothing waits."""
+        waiting = self._queues[kind]
+        while waiting:
+            unit_id = waiting.popleft()
             if unit_id not in self._digests or unit_id in self._again:
                 self._leases[unit_id] = worker
                 return self._units[unit_id]
@@ -78,8 +86,9 @@ class Ledger:
 
     def hold(self, worker: str, unit_id: str) -> None:
         """Note that `worker` has a unit already, as after a restart. Nothing happens if it is done."""
-        if unit_id in self._waiting:
-            self._waiting.remove(unit_id)
+        waiting = self._waiting(unit_id)
+        if unit_id in waiting:
+            waiting.remove(unit_id)
             self._leases[unit_id] = worker
         else:
             self.hedge(worker, unit_id)
@@ -125,7 +134,7 @@ class Ledger:
                 self._leases[unit_id] = self._hedges.pop(unit_id)
                 return False
             del self._leases[unit_id]
-            self._waiting.appendleft(unit_id)
+            self._waiting(unit_id).appendleft(unit_id)
             self.requeued += 1
             return True
         return False
@@ -134,9 +143,10 @@ class Ledger:
         """Have a unit that is DONE done once more, because what it made is lost. Asking twice changes nothing."""
         if unit_id in self._digests and unit_id not in self._again:
             self._again.add(unit_id)
-            if unit_id in self._waiting:  # finished without a lease, from a journal
-                self._waiting.remove(unit_id)
-            self._waiting.appendleft(unit_id)
+            waiting = self._waiting(unit_id)
+            if unit_id in waiting:  # finished without a lease, from a journal
+                waiting.remove(unit_id)
+            waiting.appendleft(unit_id)
             self.requeued += 1
 
     def has(self, unit_id: str) -> bool:
@@ -158,13 +168,17 @@ class Ledger:
     @property
     def all_out(self) -> bool:
         """Whether no unit waits for a worker."""
-        return not self._waiting
+        return not any(self._queues.values())
 
     def __contains__(self, unit: WorkUnit) -> bool:
         return self._units.get(unit.id) == unit
 
     def __len__(self) -> int:
         return len(self._units)
+
+    def _waiting(self, unit_id: str) -> deque[str]:
+        """The queue that a unit is in while it waits."""
+        return self._queues[self._kinds.get(unit_id, "")]
 
     def _take_back(self, unit_id: str) -> None:
         self._leases.pop(unit_id, None)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import shares
 
@@ -83,18 +84,17 @@ def requests(config: Config) -> list[Request]:
     """What a run asks for; the controller and its helpers ask for nothing."""
     fleet, learners = config.fleet, config.fleet.learners
     kinds = (
-        ("fleet.explorers", fleet.explorers, fleet.explorers.count),
-        ("fleet.regenerators", fleet.regenerators, fleet.regenerators.count),
+        *((key_of(fleet, name), pool, pool.count) for name, pool in pools(fleet).items()),
         ("fleet.learners", learners, config.learner.world_size),
     )
-    explorers, regenerators, ranks = (
+    *explorers, regenerators, ranks = (
         Request(key=key, count=count, each={"GPU": kind.num_gpus, "CPU": kind.num_cpus}, labels=kind.labels)
         for key, kind, count in kinds
     )
     # Of cards that both pools share, what is left for one depends on who was there before.
     later = int(shares(fleet.explorers) and shares(fleet.regenerators))
     ranks = replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 2)
-    return [explorers, replace(regenerators, turn=later), ranks]
+    return [*explorers, replace(regenerators, turn=later), ranks]
 
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:

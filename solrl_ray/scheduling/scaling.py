@@ -6,19 +6,26 @@ import threading
 from collections.abc import Mapping
 
 from solrl_ray.config.families import pool_sampling
+from solrl_ray.config.pools import explorer_pools, key_of, pools, prompts_of, resized
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 
 def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
     """A sentence for each pool that a resumed run begins with in another size than was asked for before."""
-    configured = {pool: getattr(config.fleet, pool).count for pool in asked}
+    configured, fleet = pools(config.fleet), config.fleet
     return [
-        f"{pool} begin as {configured[pool]}, as fleet.{pool}.count says, not as the {size} that `solrl pool scale` "
-        f"asked for; ask again, or resume with --set fleet.{pool}.count={size}"
+        f"{pool} begin as {configured[pool].count}, as {key_of(fleet, pool)}.count says, not as the {size} that "
+        f"`solrl pool scale` asked for; ask again, or resume with --set {key_of(fleet, pool)}.count={size}"
         for pool, size in asked.items()
-        if size != configured[pool]
+        if pool in configured and size != configured[pool].count
     ]
+
+
+def option(pool: str, size: int) -> str:
+    """What `solrl pool scale` is told to give a pool that size: ``--explorers 3``, ``--explorers-of l40s=3``."""
+    role, _, kind = pool.partition("_")
+    return f"--{role}-of {kind}={size}" if kind else f"--{role} {size}"
 
 
 class Targets:
@@ -28,13 +35,14 @@ class Targets:
         """`explores`: whether there are explorers at all; an evaluation by itself has none."""
         fleet, rollout = config.fleet, config.rollout
         self._lock = threading.Lock()
-        self._wanted = {"explorers": fleet.explorers.count * explores, "regenerators": fleet.regenerators.count}
-        units = rollout.prompts * (rollout.pool // pool_sampling(config).micro_batch)
+        self._wanted = {pool: its.count for pool, its in pools(fleet).items()}
+        if not explores:
+            self._wanted |= dict.fromkeys(explorer_pools(fleet), 0)
         groups = max(rollout.prompts, config.evaluation.prompts)
-        self._most = {
-            "explorers": (units, f"the {units} units of an iteration"),
-            "regenerators": (groups, f"the {groups} groups of an iteration or prompts of an evaluation"),
-        }
+        self._most = {"regenerators": (groups, f"the {groups} groups of an iteration or prompts of an evaluation")}
+        for pool, prompts in prompts_of(config).items():
+            units = prompts * (rollout.pool // pool_sampling(config).micro_batch)
+            self._most[pool] = units, f"the {units} units of an iteration"
 
     def wanted(self, pool: str) -> int:
         with self._lock:
@@ -43,9 +51,7 @@ class Targets:
     def applied(self, config: Config) -> Config:
         """The configuration with these sizes."""
         with self._lock:
-            sizes = dict(self._wanted)
-        pools = {pool: getattr(config.fleet, pool).model_copy(update={"count": size}) for pool, size in sizes.items()}
-        return config.model_copy(update={"fleet": config.fleet.model_copy(update=pools)})
+            return config.model_copy(update={"fleet": resized(config.fleet, self._wanted)})
 
     def ask(self, sizes: Mapping[str, int]) -> str:
         """Have pools of these sizes from now on; returns what will happen, in a sentence a pool.
@@ -55,9 +61,13 @@ class Targets:
         if not sizes:
             raise UserError("No size was given; say how many --explorers or --regenerators there are to be.")
         for pool, size in sizes.items():
+            if pool not in self._most:
+                others = [name.partition("_")[2] for name in self._most if "_" in name]
+                there = f"there are {', '.join(others)}" if others else "this run has none (fleet.other_explorers)"
+                raise UserError(f"{option(pool, size)} names no other explorers; {there}.")
             most, why = self._most[pool]
             if not 1 <= size <= most:
-                raise UserError(f"--{pool} is {size}; it must be between 1 and {most}, {why}.")
+                raise UserError(f"{option(pool, size)}: it must be between 1 and {most}, {why}.")
         with self._lock:
             sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
             self._wanted.update(sizes)

@@ -59,7 +59,7 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
         fleet.events(seconds=1.0)
     first, second = units(2)
     for unit in (first, second):
-        fleet.explorers.give("explorer-0", unit, "explore", unit)
+        fleet.explorers["explorers"].give("explorer-0", unit, "explore", unit)
     refused: list[Event] = []
     while len(refused) < 2:
         refused += fleet.events(seconds=1.0)
@@ -99,11 +99,11 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     fleet._receipts._expected["old", 0] = {"explorer": Expected(modules=1, digest="")}
     fleet.open()
     fleet._counts["load_seconds"] = 0.0
-    fleet.explorers.publish("revision 0", load)
-    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0"])
+    fleet.explorers["explorers"].publish("revision 0", load)
+    wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0"])
     fleet.scale({"explorers": 4})
     wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 3)
-    assert list(fleet.explorers.roll.states()) == ["explorer-0"]
+    assert list(fleet.explorers["explorers"].roll.states()) == ["explorer-0"]
     said = "\n".join(telemetry.progress().messages)
     assert "explorer-1 and explorer-0 would score a unit differently" in said
     assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
@@ -112,7 +112,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
     assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
     fleet.scale({"explorers": 2})
-    wait_for(fleet, lambda: fleet.explorers.ready() == ["explorer-0", "explorer-4"])
+    wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0", "explorer-4"])
 
 
 class Mixed:
@@ -144,7 +144,7 @@ def test_nobody_at_work_is_an_error_for_whoever_waits_for_units_and_for_nobody_e
     while fleet.at_work:
         assert time.monotonic() < deadline
         fleet.events(seconds=1.0)
-    assert list(fleet.explorers.roll.states()) == []
+    assert list(fleet.explorers["explorers"].roll.states()) == []
     assert list(fleet.regenerators.roll.states()) == ["regenerator-0"]
     assert fleet.events(seconds=0.1, needed=False) == []
     with pytest.raises(RunError, match="no worker has a call in flight, yet the work is not done"):

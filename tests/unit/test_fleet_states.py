@@ -1,6 +1,16 @@
 import pytest
 
-from solrl_ray.scheduling.fleet import State, advance, leavers, replacement_name, slot_of
+from solrl_ray.scheduling.fleet import (
+    State,
+    advance,
+    kind_of,
+    leavers,
+    pool_of,
+    replacement_name,
+    role_of,
+    slot_of,
+    worker_name,
+)
 
 EVENTS = ("placed", "started", "proved", "outdated", "leave", "lost")
 
@@ -55,6 +65,20 @@ def test_replacements_keep_the_slot_and_count_generations() -> None:
     assert replacement_name("explorer-2") == "explorer-2.1"
     assert replacement_name("explorer-2.1") == "explorer-2.2"
     assert (slot_of("explorer-2"), slot_of("explorer-12.1")) == (2, 12)
+
+
+@pytest.mark.parametrize(
+    ("pool", "name", "role", "kind"),
+    [
+        ("explorers", "explorer-2", "explorer", ""),
+        ("explorers_l40s", "explorer_l40s-2", "explorer", "l40s"),
+        ("regenerators", "regenerator-2", "regenerator", ""),
+    ],
+)
+def test_a_name_says_role_kind_and_pool_also_of_a_replacement(pool: str, name: str, role: str, kind: str) -> None:
+    assert worker_name(pool, 2) == name
+    for worker in (name, replacement_name(name)):
+        assert (role_of(worker), kind_of(worker), pool_of(worker), slot_of(worker)) == (role, kind, pool, 2)
 
 
 def test_who_waits_for_a_place_leaves_first_then_the_newest() -> None:

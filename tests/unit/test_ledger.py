@@ -16,6 +16,25 @@ def test_units_are_leased_in_the_order_they_were_planned() -> None:
     assert ledger.lease("a") is None
 
 
+def test_units_for_workers_of_a_kind_wait_for_them_alone() -> None:
+    ledger = Ledger([unit(0)])
+    ledger.add(unit(1), "l40s")
+    ledger.add(unit(2), "l40s")
+    assert ledger.lease("a") == unit(0)
+    assert ledger.lease("a") is None
+    assert not ledger.all_out
+    assert ledger.lease("b", "l40s") == unit(1)
+    assert ledger.release("b") == (unit(1).id,)
+    assert ledger.lease("a") is None
+    assert [ledger.lease("c", "l40s") for _ in range(3)] == [unit(1), unit(2), None]
+    ledger.finish(unit(1).id, "x")
+    ledger.redo(unit(1).id)
+    ledger.hold("d", unit(1).id)  # as after a restart
+    assert ledger.all_out
+    assert ledger.release("d") == (unit(1).id,)
+    assert ledger.lease("c", "l40s") == unit(1)
+
+
 def test_a_lost_workers_units_keep_their_ids_and_their_order_and_go_first() -> None:
     ledger = Ledger([unit(n) for n in range(4)])
     held = [ledger.lease("a"), ledger.lease("b"), ledger.lease("a")]

@@ -43,7 +43,7 @@ class Workers:
     given: list[WorkUnit] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.explorers, self.regenerators = self, self
+        self.explorers, self.regenerators = {"explorers": self}, self
 
     def slots(self) -> list[str]:
         return [self.name] if self.name else []

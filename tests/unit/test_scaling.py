@@ -30,12 +30,11 @@ def test_what_will_happen_is_said_and_remembered(targets: Targets, tmp_path: Pat
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
-        ({"explorers": 0}, "--explorers is 0; it must be between 1 and 6, the 6 units of an iteration."),
-        ({"explorers": 7}, "--explorers is 7; it must be between 1 and 6, the 6 units of an iteration."),
+        ({"explorers": 0}, "--explorers 0: it must be between 1 and 6, the 6 units of an iteration."),
+        ({"explorers": 7}, "--explorers 7: it must be between 1 and 6, the 6 units of an iteration."),
         (
             {"explorers": 2, "regenerators": 4},
-            "--regenerators is 4; it must be between 1 and 3, "
-            "the 3 groups of an iteration or prompts of an evaluation.",
+            "--regenerators 4: it must be between 1 and 3, the 3 groups of an iteration or prompts of an evaluation.",
         ),
         ({}, "No size was given; say how many --explorers or --regenerators there are to be."),
     ],
@@ -45,6 +44,36 @@ def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, i
         targets.ask(sizes)
     assert str(caught.value) == sentence
     assert targets.wanted("explorers") == 1
+
+
+OTHERS = "fleet.other_explorers=[{name: l40s, count: 2, prompts: 1}]"
+
+
+def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "mixed", OTHERS)
+    targets = Targets(config)
+    assert targets.ask({"explorers_l40s": 1}) == (
+        "explorers_l40s go from 2 to 1: the newest finish what they hold and leave"
+    )
+    assert [other.count for other in targets.applied(config).fleet.other_explorers] == [1]
+    for pool, size, sentence in (
+        ("explorers_l40s", 3, "--explorers-of l40s=3: it must be between 1 and 2, the 2 units of an iteration."),
+        ("explorers", 5, "--explorers 5: it must be between 1 and 4, the 4 units of an iteration."),
+        ("explorers_a10", 1, "--explorers-of a10=1 names no other explorers; there are l40s."),
+    ):
+        with pytest.raises(UserError) as caught:
+            targets.ask({pool: size})
+        assert str(caught.value) == sentence
+    assert forgotten(config, {"explorers_l40s": 1}) == [
+        "explorers_l40s begin as 2, as fleet.other_explorers.0.count says, not as the 1 that `solrl pool scale` asked "
+        "for; ask again, or resume with --set fleet.other_explorers.0.count=1"
+    ]
+    assert [Targets(config, explores=False).wanted(pool) for pool in ("explorers", "explorers_l40s")] == [0, 0]
+
+
+def test_without_other_explorers_none_can_be_asked_for(targets: Targets) -> None:
+    with pytest.raises(UserError, match=r"this run has none \(fleet.other_explorers\)"):
+        targets.ask({"explorers_l40s": 1})
 
 
 def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:

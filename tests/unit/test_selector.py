@@ -135,7 +135,7 @@ def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path
     assert opened.candidates == 0
     assert opened.message == (
         "iteration 4 is done anew: iteration-000004.jsonl.stale was made by workers that score otherwise "
-        "(another device, thread count or library)"
+        "(another device, thread count or library, or other prompts each)"
     )
     assert Selector(tmp_path).open(replace(PLAN, score_class="c/b")).message == ""
 

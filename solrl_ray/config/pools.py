@@ -1,0 +1,68 @@
+"""The pools of a fleet by name: ``explorers``, ``explorers_NAME`` of each other kind of them, ``regenerators``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from solrl_ray.config.schema import Config, Fleet, OtherExplorers, WorkerPool
+
+
+def explorer_pools(fleet: Fleet) -> dict[str, WorkerPool]:
+    """Those who explore."""
+    return {"explorers": fleet.explorers, **{f"explorers_{other.name}": other for other in fleet.other_explorers}}
+
+
+def pools(fleet: Fleet) -> dict[str, WorkerPool]:
+    return {**explorer_pools(fleet), "regenerators": fleet.regenerators}
+
+
+def explorers_in_all(fleet: Fleet) -> int:
+    return sum(pool.count for pool in explorer_pools(fleet).values())
+
+
+def key_of(fleet: Fleet, pool: str) -> str:
+    """Where the configuration has a pool: ``fleet.explorers``, ``fleet.other_explorers.0``."""
+    names = [f"explorers_{other.name}" for other in fleet.other_explorers]
+    return f"fleet.other_explorers.{names.index(pool)}" if pool in names else f"fleet.{pool}"
+
+
+def resized(fleet: Fleet, sizes: Mapping[str, int]) -> Fleet:
+    """The fleet with pools of these sizes."""
+    alike = {name: {"count": size} for name, size in sizes.items()}
+
+    def other(pool: OtherExplorers) -> OtherExplorers:
+        return pool.model_copy(update=alike.get(f"explorers_{pool.name}", {}))
+
+    return fleet.model_copy(
+        update={
+            "explorers": fleet.explorers.model_copy(update=alike.get("explorers", {})),
+            "other_explorers": [other(pool) for pool in fleet.other_explorers],
+            "regenerators": fleet.regenerators.model_copy(update=alike.get("regenerators", {})),
+        }
+    )
+
+
+def prompts_of(config: Config) -> dict[str, int]:
+    """How many prompts of an iteration each pool explores."""
+    others = {f"explorers_{other.name}": other.prompts for other in config.fleet.other_explorers}
+    return {"explorers": config.rollout.prompts - sum(others.values()), **others}
+
+
+def kinds_of_prompts(config: Config) -> tuple[str, ...]:
+    """Who explores the prompt at each position of an iteration: the name of other explorers, empty for `explorers`.
+
+    Empty if there are no others. Each kind gets its number of prompts, as evenly spread as whole numbers allow, so that
+    all begin and end together.
+    """
+    total = config.rollout.prompts
+    quotas = {pool.partition("_")[2]: prompts for pool, prompts in prompts_of(config).items()}
+    if len(quotas) == 1:
+        return ()
+    given = dict.fromkeys(quotas, 0)
+    order = []
+    for position in range(total):
+        # Whoever is furthest behind its share of the first position + 1 prompts.
+        kind = max(quotas, key=lambda name: quotas[name] * (position + 1) - given[name] * total)
+        given[kind] += 1
+        order.append(kind)
+    return tuple(order)

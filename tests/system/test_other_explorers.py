@@ -1,0 +1,79 @@
+"""Explorers of another score class have prompts of their own, so what they bring does not depend on who was free."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import commands
+from actors.explorer import Explorer
+from actors.roles import Roles
+from solrl_ray.config.pools import kinds_of_prompts
+from solrl_ray.config.schema import Config
+from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+from solrl_ray.run_folder import RunFolder
+from solrl_ray.scheduling.fleet import kind_of
+from tests.small import digests, folder, small_config, summary
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+OTHERS = "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: {threads}}}]"
+
+
+def brought(config: Config) -> list[tuple[str, str, str]]:
+    """Prompt, kind of worker and score class of every preview in the journals; who should have made it is checked."""
+    found = []
+    for iteration in range(config.run.iterations):
+        header, *entries = RunFolder.of(config).journal(iteration).entries()
+        kinds = dict(zip(header["plan"]["prompts"], header["plan"]["kinds"], strict=True))
+        previews = [e for e in entries if e["kind"] == "preview"]
+        assert {kind_of(e["worker"]) for e in previews} == {"", "other"}
+        assert all(kind_of(e["worker"]) == kinds[e["prompt"]] for e in previews)
+        found += [(e["prompt"], kinds[e["prompt"]], e["score_class"]) for e in previews]
+    return found
+
+
+def iterations(config: Config) -> list[dict[str, Any]]:
+    """Metrics of a run's iterations."""
+    lines = (folder(config) / "metrics.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == "iteration"]
+
+
+def test_prompts_of_other_explorers_that_score_alike_are_ranked_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "alike", OTHERS.format(count=1, threads=1))
+    assert kinds_of_prompts(config) == ("", "other", "")
+    commands.train(config, live=False)
+    assert digests(config) == digests(calm)
+    assert len({score_class for _, _, score_class in brought(config)}) == 1
+
+
+class Killed(Explorer):
+    """The first of the others dies with its second unit in its hands."""
+
+    done = 0
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        self.done += 1
+        if self._name == "explorer_other-0" and self.done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().explore(unit, prompt, embedding)
+
+
+@pytest.mark.faults
+def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they_are(tmp_path: Path) -> None:
+    one = small_config(tmp_path, "one", OTHERS.format(count=1, threads=2))
+    commands.train(one, live=False)
+    classes = {(kind, score_class) for _, kind, score_class in brought(one)}
+    assert all(set(entry["spearman_by_kind"]) == {"", "other"} for entry in iterations(one))
+    assert len(classes) == len({score_class for _, score_class in classes}) == 2  # each kind has one of its own
+
+    more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), "fleet.explorers.count=2")
+    commands.train(more, live=False, roles=Roles(explorer=Killed))
+    assert summary(more)["requeued_units"] >= 1
+    assert sorted(brought(more)) == sorted(brought(one))
+    assert digests(more) == digests(one)
