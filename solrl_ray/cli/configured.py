@@ -12,6 +12,7 @@ from solrl_ray.config import checks, continuation, families
 from solrl_ray.config.arithmetic import Arithmetic
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import UserError
+from solrl_ray.importing import import_large
 
 
 def fresh(arguments: argparse.Namespace) -> Loaded:
@@ -81,7 +82,8 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
 
 def print_plan(loaded: Loaded) -> Arithmetic:
     """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic."""
-    # Imported here: diffusers takes seconds, and a misspelt key should be told at once.
+    # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
+    import_large("solrl_ray.preflight")
     from solrl_ray import preflight
 
     inputs = preflight.check(loaded.config, loaded.sources)
