@@ -1,4 +1,8 @@
-"""Fixtures shared by all tests: tiny checkpoints of the real classes, built once a session."""
+"""Fixtures shared by all tests: tiny checkpoints of the real classes, built once a session.
+
+Every process of pytest imports this, also those that run no test, and so nothing that takes seconds: that is imported
+where it is used.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +17,23 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only; read when ray is firs
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # learners in the tests' own process are on the CPU, GPU or not
 
 from solrl_ray.config.schema import Config
-from tests import forkserver, tiny
+from tests import forkserver
 from tests.small import small_config
 
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a FLUX-class pipeline with AutoencoderKL."""
+    from tests import tiny
+
     return tiny.build_pipeline(tmp_path_factory.mktemp("tiny") / "pipeline")
 
 
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a CLIPModel with tokenizer and image processor."""
+    from tests import tiny
+
     return tiny.build_clip(tmp_path_factory.mktemp("tiny") / "clip")
 
 
