@@ -148,6 +148,9 @@ class _Borrower:
         try:
             seconds = config.fleet.deadlines.update
             return merged(merger, config, self._state, self._request.policies, seconds=seconds)
+        except waiting.WorkerGone:
+            self._ask("renew", self._name)  # a run that has ended takes its cluster along
+            raise
         finally:
             ray.kill(merger)
 

@@ -8,10 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from actors import commands
+from actors.evaluation import Request
 from actors.explorer import Explorer
+from actors.live_evaluation import RunEnded, _Borrower
 from actors.roles import Roles
+from actors.waiting import WorkerGone
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
 from solrl_ray.evaluation import policy_factors
@@ -70,3 +74,26 @@ def test_a_live_run_lends_its_regenerator_and_changes_by_no_byte(
     for policy in ("base", "ema"):
         assert found["scores"][policy] == expected(config, policy_factors(state, policy)), policy
     assert len(list((out / "ema").glob("*.png"))) == config.evaluation.samples  # of one prompt
+
+
+@ray.remote(num_cpus=0)
+class Lending:
+    """A controller, for who borrows from it."""
+
+    def renew(self, request: str) -> None:
+        pass
+
+
+def test_who_merges_on_the_cluster_of_a_run_that_ends_goes_on_alone(local_ray: None, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "ending", "fleet.deadlines.start=0.001")  # as if the merger's node were gone
+    request = Request(run=RunFolder.of(config).path, out=tmp_path / "out", policies=("base",))
+    controller, state = (
+        Lending.remote(),
+        LearnerState(updates=0, steps=0, default={}, old={}, ema={}, exp_avg={}, exp_avg_sq={}),
+    )
+    borrower = _Borrower(config, state, request, controller, print)
+    with pytest.raises(WorkerGone, match="the start of the merger failed"):
+        borrower._merged()
+    ray.kill(controller)
+    with pytest.raises(RunEnded):
+        borrower._merged()
