@@ -142,3 +142,13 @@ def test_scripts_have_the_options_that_are_shown_and_the_makefile_its_targets(pa
             assert {option for option in used if f'"{option}"' not in source} == set(), script
     targets = re.findall(r"^([a-z-]+(?: [a-z-]+)*):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(TARGET.findall(text)) <= {name for line in targets for name in line.split()}
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        target
+        for page in PAGES
+        for link in LINK.findall(page.read_text())
+        if (target := (page.parent / link.partition("#")[0]).resolve()) != page
+    }
+    assert [page_id(page) for page in PAGES if page.is_relative_to(ROOT / "docs") and page not in linked] == []
