@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import threading
 from typing import Any
 
 import ray
@@ -34,10 +36,14 @@ def join(address: str | None) -> Any:
             # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
             # samplers that work, then burn up to five times what they compute with.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        return ray.init(address=address or "local", log_to_driver=False, logging_level="error")
+        context = ray.init(address=address or "local", log_to_driver=False, logging_level="error")
     except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
         raise RunError(f"{where}: {waiting.first_line(error)}") from error
+    # Slurm, Kubernetes and `ray job stop` send SIGTERM: as Ctrl-C. Ray's handler, set just now, aborts with a stack.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return context
 
 
 def _knock(address: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import ray
 
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
@@ -49,3 +52,25 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
         assert waits.result(timeout=60) == 2
     assert "the actors ask for 1 GPUs" in capsys.readouterr().err
     RunFolder(folder(config)).lock(seconds=0.0)
+
+
+DRIVER = """
+import sys, time
+from actors.joining import join
+join(sys.argv[1])
+try:
+    print("joined", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def test_sigterm_ends_a_driver_as_ctrl_c_does() -> None:
+    address = ray.get_runtime_context().gcs_address
+    with subprocess.Popen([sys.executable, "-c", DRIVER, address], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "joined\n"
+        driver.terminate()
+        assert driver.communicate(timeout=60)[0] == "interrupted\n"
+    assert driver.returncode == 0
