@@ -40,6 +40,8 @@ class Imported:
     """Lines that were dropped because the same prompt stands in an earlier one of the same part."""
     removed: int
     """Distinct training prompts that were dropped because they are held out."""
+    empty: int = 0
+    """Lines and rows without a prompt."""
 
 
 def import_prompts(source: str, *, name: str = "", heldout: int | str | None = None, column: str = "") -> Imported:
@@ -62,6 +64,8 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
         if not Path(heldout).is_file():
             raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, or a file of them.")
         second = _read(Path(heldout), column)
+    empty = first.count("") + second.count("")
+    first, second = [text for text in first if text], [text for text in second if text]
     train, apart = _distinct(first), _distinct(second)
     repeated = len(first) - len(train) + len(second) - len(apart)
     if isinstance(heldout, int):
@@ -81,6 +85,7 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
         lines=(len(first), len(second)),
         repeated=repeated,
         removed=len(train) - len(kept),
+        empty=empty,
     )
 
 
@@ -114,7 +119,8 @@ def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
     lines = [f"read        {read} to train on, {apart} held out"]
     if name in PUBLISHED:
         lines[0] += " (published: {} and {})".format(*PUBLISHED[name])
-    lines.append(f"dropped     {imported.repeated} repetitions, {imported.removed} training prompts that are held out")
+    dropped = f"dropped     {imported.repeated} repetitions, {imported.removed} training prompts that are held out"
+    lines.append(dropped + (f", {imported.empty} lines without a prompt" if imported.empty else ""))
     lines.append(f"kept        {len(imported.train)} to train on, {len(imported.heldout)} held out")
     lines += [f"prompts.{path.stem}: {path}" for path in files]
     return "\n".join(lines)
@@ -144,7 +150,7 @@ def _file(folder: Path, stems: Sequence[str]) -> Path | None:
 
 
 def _read(path: Path, column: str) -> list[str]:
-    """The prompts of one file, stripped; empty ones left out, repetitions kept."""
+    """The prompts of one file, stripped, repetitions kept; an empty text for each line that has none."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path} is of no known kind; {_HELP} of a data set.")
     if path.suffix == ".parquet":
@@ -155,7 +161,7 @@ def _read(path: Path, column: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".txt":
-        return _stripped(text.split("\n"))
+        return [line.strip() for line in text.removesuffix("\n").split("\n")]
     if path.suffix == ".jsonl":
         rows = [_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _column(rows, list(rows[0]) if rows else [], column, str(path))
@@ -193,11 +199,7 @@ def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str
         values.append(row[wanted[0]])
     if bad := [value for value in values if not isinstance(value, str) and value is not None]:
         raise UserError(f"column {wanted[0]!r} of {source} holds {bad[0]!r}; it must hold prompts as text.")
-    return _stripped(value for value in values if value is not None)
-
-
-def _stripped(texts: Iterable[str]) -> list[str]:
-    return [text.strip() for text in texts if text.strip()]
+    return [(value or "").strip() for value in values]
 
 
 def _distinct(texts: Iterable[str]) -> dict[str, str]:
