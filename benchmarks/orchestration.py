@@ -1,10 +1,13 @@
 """What share of an iteration is not stage work? Real actors, selector, journal and checkpoints; stages that sleep.
 
-    python benchmarks/orchestration.py --explorers 1 2 4 --seconds 1.0
+    python benchmarks/orchestration.py --explorers 1 2 4 --seconds 1.0 [--published]
 
 A preview unit, a regeneration and an update each sleep for `--seconds`. The yardstick is the same schedule without
 any cost: the same units on the same workers, list-scheduled (`ideal_seconds`). Overhead is (measured - ideal) /
 measured over whole iterations: messages, waiting, journal, checkpoint and publication included.
+
+Iterations are short: 8 prompts in 2 units each. With `--published` also one of the published size, 48 prompts in 4
+units, with the most explorers.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import platform
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +56,21 @@ from solrl_ray.scheduling.scenario import Orchestration, Scenario, Stages
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PROMPTS, UNITS, KEEP, MICRO_BATCH = 8, 2, 4, 4
+KEEP, MICRO_BATCH = 4, 4
 LATENTS = (64, 16)
 MODULE = "block.to_q"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of an iteration."""
+
+    prompts: int
+    units: int
+    """Preview units of each prompt."""
+
+
+SHORT, PUBLISHED = Work(8, 2), Work(48, 4)
 
 
 class SleepingEncoder:
@@ -205,12 +221,12 @@ class SleepingLearner:
         return self._publisher.part(self._updates, self._factors, policy=policy)
 
 
-def ideal_seconds(explorers: int, regenerators: int, stage: float) -> float:
+def ideal_seconds(explorers: int, regenerators: int, stage: float, work: Work = SHORT) -> float:
     """One iteration without any cost: units in plan order to the first free worker, then one update."""
     explorer_free, regenerator_free = [0.0] * explorers, [0.0] * regenerators
-    selected = [0.0] * PROMPTS
-    for prompt in range(PROMPTS):
-        for _ in range(UNITS):
+    selected = [0.0] * work.prompts
+    for prompt in range(work.prompts):
+        for _ in range(work.units):
             done = heapq.heappop(explorer_free) + stage
             heapq.heappush(explorer_free, done)
             selected[prompt] = max(selected[prompt], done)
@@ -222,11 +238,11 @@ def ideal_seconds(explorers: int, regenerators: int, stage: float) -> float:
     return finished + stage
 
 
-def sleeping_config(explorers: int, stage: float, iterations: int, root: Path) -> Config:
+def sleeping_config(explorers: int, stage: float, iterations: int, root: Path, work: Work = SHORT) -> Config:
     """As many regenerators as explorers; every stage takes `stage` seconds."""
     overrides = (
         f"run={{name: 'sleep-{explorers}-{stage}', root: '{root}', iterations: {iterations}}}",
-        f"rollout={{prompts: {PROMPTS}, pool: {UNITS * MICRO_BATCH}, keep: {KEEP}}}",
+        f"rollout={{prompts: {work.prompts}, pool: {work.units * MICRO_BATCH}, keep: {KEEP}}}",
         f"rollout.preview.micro_batch={MICRO_BATCH}",
         "evaluation={prompts: 2, samples: 2, pictures: 0, reference: ''}",
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {explorers}}}}}",
@@ -246,8 +262,8 @@ def sleeping_roles(explorer: type = SleepingExplorer) -> Roles:
 def scenario(explorers: int, stage: float, costs: Orchestration) -> Scenario:
     """What `measure` runs, to be simulated."""
     return Scenario(
-        prompts=PROMPTS,
-        pool=UNITS * MICRO_BATCH,
+        prompts=SHORT.prompts,
+        pool=SHORT.units * MICRO_BATCH,
         keep=KEEP,
         micro_batch=MICRO_BATCH,
         explorers=explorers,
@@ -257,16 +273,18 @@ def scenario(explorers: int, stage: float, costs: Orchestration) -> Scenario:
     )
 
 
-def measure(explorers: int, stage: float, iterations: int, root: Path) -> dict[str, Any]:
+def measure(explorers: int, stage: float, iterations: int, root: Path, work: Work = SHORT) -> dict[str, Any]:
     """Run and compare; the first iteration, which also publishes for the first time, is left out."""
-    config = sleeping_config(explorers, stage, iterations, root)
+    config = sleeping_config(explorers, stage, iterations, root, work)
     commands.train(config, live=False, roles=sleeping_roles())
     folder = root / config.run.name
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     totals = [r["seconds"]["total"] for r in records if r["event"] == "iteration" and r["iteration"] > 0]
-    ideal = ideal_seconds(explorers, explorers, stage)
+    ideal = ideal_seconds(explorers, explorers, stage, work)
     measured = statistics.median(totals)
     return {
+        "prompts": work.prompts,
+        "units": work.units,
         "explorers": explorers,
         "stage_seconds": stage,
         "iterations": len(totals),
@@ -281,21 +299,24 @@ def main() -> None:
     parser.add_argument("--explorers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=1.0, help="length of every stage")
     parser.add_argument("--iterations", type=int, default=4, help="the first one is not counted")
+    parser.add_argument("--published", action="store_true", help="also an iteration of the published size")
     arguments = parser.parse_args()
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="error")
     rows = []
-    for explorers in arguments.explorers:
+    asked = [(explorers, SHORT) for explorers in arguments.explorers]
+    asked += [(max(arguments.explorers), PUBLISHED)] * arguments.published
+    for explorers, work in asked:
         with tempfile.TemporaryDirectory() as root:
-            rows.append(measure(explorers, arguments.seconds, arguments.iterations, Path(root)))
-    print(f"{'explorers':>9} {'ideal s':>8} {'measured s':>10} {'overhead':>9}")
+            rows.append(measure(explorers, arguments.seconds, arguments.iterations, Path(root), work))
+    print(f"{'prompts':>7} {'units':>5} {'explorers':>9} {'ideal s':>8} {'measured s':>10} {'overhead':>9}")
     for row in rows:
         print(
-            f"{row['explorers']:>9} {row['ideal_seconds']:>8.2f} {row['measured_seconds']:>10.3f} "
-            f"{row['overhead']:>9.2%}"
+            f"{row['prompts']:>7} {row['units']:>5} {row['explorers']:>9} {row['ideal_seconds']:>8.2f} "
+            f"{row['measured_seconds']:>10.3f} {row['overhead']:>9.2%}"
         )
     RESULTS.mkdir(exist_ok=True)
     conditions = {
-        "units": f"{PROMPTS} prompts x {UNITS} preview units, {PROMPTS} regenerations, 1 update",
+        "units": "prompts x preview units, as many regenerations as prompts, 1 update",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "ray": ray.__version__,
@@ -303,7 +324,8 @@ def main() -> None:
     content = {"conditions": conditions, "rows": rows}
     (RESULTS / "orchestration.json").write_text(json.dumps(content, indent=1) + "\n")
     figure, axis = plt.subplots(figsize=(5, 3), layout="constrained")
-    axis.bar([str(row["explorers"]) for row in rows], [100 * row["overhead"] for row in rows], color="#0072b2")
+    names = [f"{row['explorers']}" + ("" if row["prompts"] == SHORT.prompts else "\npublished") for row in rows]
+    axis.bar(names, [100 * row["overhead"] for row in rows], color="#0072b2")
     axis.axhline(2, color="#555555", linestyle="--", linewidth=1)
     axis.set(xlabel="explorers", ylabel="share that is not stage work, %")
     figure.savefig(RESULTS / "orchestration.png", dpi=120)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from actors.events import Left, Lent, Loaded, Lost, Started
 from solrl_ray.config.schema import Deadlines
@@ -45,7 +46,7 @@ def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_i
     pool.ping()
     assert pool.refs() == []  # it may be at work for its borrower for long
     if killed:
-        ray.kill(pool._members["regenerator-0"].handle)
+        kill(pool._members["regenerator-0"].handle)
     pool.take_back("regenerator-0")
     (call,) = pool._members["regenerator-0"].calls.values()
     assert call.seconds == 10.0 + (100.0 + 10.0)  # its own, after its borrower may have loaded weights and rewards
@@ -59,10 +60,19 @@ def test_who_is_lost_while_it_is_lent_is_replaced_at_no_cost_and_who_dies_idle_i
     assert not pool.awaited
     ready, _ = ray.wait(pool.refs(), timeout=60.0)
     assert (pool.settle(set(ready)), pool.roll.idle()) == ([], ["regenerator-0.1"])
-    ray.kill(pool._members["regenerator-0.1"].handle)
+    kill(pool._members["regenerator-0.1"].handle)
     pool.ping()
     with pytest.raises(RunError, match=r"regenerator-0\.1 was lost .*, and all 0 replacements"):
         settle(pool, 1)
+
+
+def kill(handle: Any) -> None:
+    """End an actor and return when it is dead: `ray.kill` does not wait, and it may answer once more."""
+    ray.kill(handle)
+    with pytest.raises(RayActorError):  # noqa: PT012
+        for _ in range(600):
+            ray.get(handle.__ray_ready__.remote(), timeout=60.0)
+            time.sleep(0.1)
 
 
 class Host(Worker):
