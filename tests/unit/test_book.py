@@ -33,6 +33,16 @@ def group(selection: Selection, shift: float = 0.0) -> SampleGroup:
     )
 
 
+def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> None:
+    book = IterationBook(replace(PLAN, kinds=("", "l40s")))
+    beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
+    for unit, worker in ((beef, "explorer_l40s-0"), (cafe, "explorer-0")):
+        with pytest.raises(ValueError, match=f"{worker} answered unit {unit.id}, which is for explorers of kind"):
+            book.fold(result(unit, worker))
+    for unit, worker in ((beef, "explorer-0.1"), (cafe, "explorer_l40s-0.1")):
+        assert book.fold(result(unit, worker))[0] is Outcome.ACCEPTED
+
+
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
     units = PLAN.pool_units()
     assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3

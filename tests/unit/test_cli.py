@@ -343,6 +343,10 @@ def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.C
         ([tmp_path], f"{tmp_path} is not a run folder: it has no config.yaml."),
     ):
         assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith(problem)
+    for given in ("l40s", "l40s=", "=2", "l40s=-1"):
+        assert refusal(capsys, "pool", "scale", "--explorers-of", given) == (
+            f"--explorers-of is {given}; it must be a name and a number, such as l40s=4."
+        )
 
 
 def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:

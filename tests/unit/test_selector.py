@@ -138,6 +138,8 @@ def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path
         "(another device, thread count or library, or other prompts each)"
     )
     assert Selector(tmp_path).open(replace(PLAN, score_class="c/b")).message == ""
+    other = replace(PLAN, score_class="c/b", kinds=("", "l40s"))  # each kind explores prompts of its own
+    assert "was made by workers that score otherwise" in Selector(tmp_path).open(other).message
 
 
 @pytest.mark.parametrize("changes", [{"prompt_ids": ("beef", "f00d")}, {"keep": 4}, {"pool": 6, "policy_digest": "bb"}])
