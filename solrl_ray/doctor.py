@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -82,10 +82,21 @@ def _storage(root: Path) -> Iterator[Finding]:
     for what, place in places:
         folder = place.expanduser().absolute()
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        free = shutil.disk_usage(existing).free
-        if not existing.is_dir():
-            yield Finding("storage", what, "FAILS", f"{folder}: {existing} is a file")
-        elif not free or not os.access(existing, os.W_OK):
-            yield Finding("storage", what, "FAILS", f"{folder}: {existing} {'is read-only' if free else 'is full'}")
+        problem = _unwritable(existing)
+        if problem:
+            yield Finding("storage", what, "FAILS", f"{folder}: {existing} {problem}")
         else:
-            yield Finding("storage", what, "ok", f"{folder}, {free / 1e9:.1f} GB free")
+            yield Finding("storage", what, "ok", f"{folder}, {shutil.disk_usage(existing).free / 1e9:.1f} GB free")
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be kept in what is there; empty if something can."""
+    if not folder.is_dir():
+        return "is a file"
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # a file without a name: nothing is left behind
+    except FileNotFoundError:
+        return "takes no files"  # such as /proc
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return "" if shutil.disk_usage(folder).free else "is full"

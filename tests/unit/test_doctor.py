@@ -31,10 +31,11 @@ def test_a_cpu_has_the_emulation_and_lacks_the_rest_for_a_reason(tmp_path: Path)
     assert devices() == [torch.device("cpu")]
 
 
-def test_runs_can_be_kept_in_folders_alone(tmp_path: Path) -> None:
+def test_runs_can_be_kept_in_folders_alone_that_take_files(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    storage = found(tmp_path / "file")["storage", "runs"]
-    assert (storage.state, storage.detail) == ("FAILS", f"{tmp_path}/file: {tmp_path}/file is a file")
+    for root, problem in ((tmp_path / "file", f"{tmp_path}/file is a file"), (Path("/proc/x"), "/proc takes no files")):
+        storage = found(root)["storage", "runs"]
+        assert (storage.state, storage.detail) == ("FAILS", f"{root}: {problem}")
 
 
 def test_the_command_prints_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
