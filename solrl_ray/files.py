@@ -9,19 +9,26 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` beside `path`, flush it to the disk and rename it into place. Makes missing folders."""
+    """Write `content` beside `path`, flush it to the disk and rename it into place. Makes missing folders.
+
+    Raises OSError that names `path` or the folder that cannot be made.
+    """
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         write_synced(partial, content)
         os.replace(partial, path)
         sync_folder(path.parent)
+    except OSError as error:
+        raise _refusal(error, path) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -52,7 +59,16 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "it is a file", str(folder)) from None
+    except OSError as error:
+        raise _refusal(error, folder) from error
     sync_folder(folder.parent)
+
+
+def _refusal(error: OSError, path: Path) -> OSError:
+    """Why `path` cannot be written. A folder that takes no files, such as /proc, says that they are not there."""
+    if error.errno == errno.ENOENT:
+        return PermissionError(errno.EPERM, "its folder takes no files, or is gone", str(path))
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def remove_partial(folder: Path) -> None:

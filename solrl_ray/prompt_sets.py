@@ -109,7 +109,9 @@ def write_prompts(imported: Imported, folder: Path) -> list[Path]:
         for path, content in contents.items():
             replace_file(path, content)
     except OSError as error:
-        raise UserError(f"--out is {str(folder)!r}, which cannot be written: {error}") from error
+        raise UserError(
+            f"--out is {str(folder)!r}, which cannot be written: {error.filename}: {error.strerror}."
+        ) from error
     return list(contents)
 
 

@@ -25,6 +25,9 @@ _REFUSALS = {
     errno.EROFS,
     errno.EISDIR,
     errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EIO,
 }
 """What is wrong with a disk, a permission or a path, and said in a sentence."""
 

@@ -134,3 +134,10 @@ def test_files_with_other_prompts_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a dog\n")
     with pytest.raises(UserError, match=r"train\.jsonl is there already with other prompts"):
         write_prompts(import_prompts(str(tmp_path / "a.txt")), tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("a cat\n")
+    imported = import_prompts(str(tmp_path / "p.txt"))
+    with pytest.raises(UserError, match=r"^--out is '/proc/x', which cannot be written: /proc/x: its folder"):
+        write_prompts(imported, Path("/proc/x"))
