@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from solrl_ray.config import checks, continuation, families
 from solrl_ray.config.arithmetic import Arithmetic
@@ -15,23 +17,23 @@ from solrl_ray.errors import UserError
 from solrl_ray.importing import import_large
 
 
-def fresh(arguments: argparse.Namespace) -> Loaded:
-    """The checked configuration of a run that begins: CONFIG, --set and --from."""
-    loaded = _given(arguments)
+def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> Loaded:
+    """The checked configuration of a run that begins: CONFIG, --set and --from, or `options` as `load_with_sources`."""
+    loaded = _given(arguments, options or {})
     if loaded is None:
         raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
     checks.check(loaded.config, loaded.sources)
     return loaded
 
 
-def _given(arguments: argparse.Namespace) -> Loaded | None:
+def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> Loaded | None:
     """CONFIG, --set and --from; None without CONFIG and --from."""
-    files, overrides = arguments.config, arguments.set
+    files = arguments.config
     init: str = getattr(arguments, "init", "")
     if init:
         files = files or [_configuration_of(Path(init))]
-        overrides = [f"run.init={_quoted(init)}", "run.init_digest=''", *overrides]
-    return load_with_sources(files, overrides) if files else None
+        options = {"run.init": ("--from", init), "run.init_digest": ("--from", ""), **options}
+    return load_with_sources(files, arguments.set, options) if files else None
 
 
 def _quoted(text: str) -> str:
@@ -66,7 +68,7 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
         continuation.stored(folder)
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
     else:
-        given = _given(arguments)
+        given = _given(arguments, {})
         if given is None:
             raise UserError("--resume needs a run folder or the run's configuration files.")
         loaded = given

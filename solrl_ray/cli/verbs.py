@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import solrl_ray
 from solrl_ray import access
@@ -13,7 +15,7 @@ from solrl_ray.cli.configured import begun, fresh, print_plan, resumed
 from solrl_ray.config import checks, continuation
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
-from solrl_ray.files import replace_file
+from solrl_ray.files import make_folder, replace_file
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -43,17 +45,21 @@ def train(arguments: argparse.Namespace) -> int:
 def plan(arguments: argparse.Namespace) -> int:
     """Print the arithmetic of a run, on a named card its times, and with a cluster what that lacks; start nothing."""
     counts = {
-        "fleet.explorers.count": arguments.explorers,
-        "fleet.regenerators.count": arguments.regenerators,
-        "learner.world_size": arguments.learners,
+        "fleet.explorers.count": ("--explorers", arguments.explorers),
+        "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
+        "learner.world_size": ("--learners", arguments.learners),
     }
-    arguments.set += [f"{key}={count}" for key, count in counts.items() if count is not None]
-    loaded = fresh(arguments)
-    arithmetic = print_plan(loaded)
+    loaded = fresh(arguments, _given(counts))
+    foretold = None
     if arguments.gpu or arguments.machines:
+        from solrl_ray.scheduling.costs import cluster_and_prices
+
+        foretold = cluster_and_prices(arguments.machines, arguments.gpu)
+    arithmetic = print_plan(loaded)
+    if foretold:
         from solrl_ray.scheduling.forecast import times
 
-        print(times(arithmetic, arguments.machines, arguments.gpu), flush=True)
+        print(times(arithmetic, *foretold), flush=True)
     if arguments.address:
         access.settle(local=False)
         from actors import commands
@@ -84,18 +90,14 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Score policies of a run folder on held-out prompts."""
     run: Path = arguments.run
     continuation.stored(run)
-    overrides = [
-        f"{key}={json.dumps(value)}"
-        for key, value in (
-            ("prompts.heldout", arguments.prompts),
-            ("evaluation.samples", arguments.samples),
-            ("evaluation.steps", arguments.steps),
-            ("rollout.solver", arguments.solver),
-        )
-        if value is not None
-    ]
+    options = {
+        "prompts.heldout": ("--prompts", arguments.prompts),
+        "evaluation.samples": ("--samples", arguments.samples),
+        "evaluation.steps": ("--steps", arguments.steps),
+        "rollout.solver": ("--solver", arguments.solver),
+    }
     file = run / continuation.FILE
-    loaded = load_with_sources([file], [*overrides, *arguments.set])
+    loaded = load_with_sources([file], arguments.set, _given(options))
     _check_system()
     from solrl_ray.run_folder import RunFolder
 
@@ -113,6 +115,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     preflight.check(config, loaded.sources)
     state = asked.state_of(run, arguments.updates)
     out = arguments.out or asked.free_folder(run, state.updates)
+    if arguments.out:
+        make_folder(out)  # before a Ray is started: one that cannot be written is refused at once
     request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
     page = live_evaluation.page(config, state, request, address=cluster) if cluster else None
     if page is None:
@@ -216,8 +220,8 @@ def trace(arguments: argparse.Namespace) -> int:
     from solrl_ray.report.trace import read_spans, timeline
 
     target: Path = arguments.out or folder / "trace.json"
-    if target.is_dir():
-        raise UserError(f"--out is {target}, a folder; it must be a file.")
+    if target.exists() and not target.is_file():
+        raise UserError(f"--out is {target}, {'a folder' if target.is_dir() else 'a device'}; it must be a file.")
     replace_file(target, json.dumps(timeline(read_spans(folder))).encode())
     print(f"{target}: open it at ui.perfetto.dev or chrome://tracing")
     return 0
@@ -238,6 +242,11 @@ def _address(arguments: argparse.Namespace) -> str | None:
     """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job."""
     address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
     return address
+
+
+def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
+    """Those of the command's own options that it was given: key → option, value."""
+    return {key: (option, value) for key, (option, value) in options.items() if value is not None}
 
 
 def _inside(path: Path, folder: Path) -> str:

@@ -1,6 +1,6 @@
 """From YAML files and ``--set`` to one validated `Config`.
 
-    files, in order ──► includes first ──► deep merge (lists replace) ──► --set ──► schema ──► Config
+    files, in order ──► includes first ──► deep merge (lists replace) ──► options, --set ──► schema ──► Config
 
 Every value remembers where it came from, so that an error can name the file.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ KINDS: dict[Key, str] = {("objective",): objectives.DEFAULT, ("rollout", "sample
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where values came from: key → file name or ``--set``. A key that nobody set has its default."""
+    """Where values came from: key → file name, ``--set`` or another option. A key that nobody set has its default."""
 
     origins: dict[Key, str] = field(default_factory=dict)
 
@@ -83,17 +83,17 @@ class _Tree:
         holder: Any = self.values
         for position, name in enumerate(names[:-1]):
             if isinstance(holder, list):
-                holder = holder[_index(holder, names[: position + 1])]
+                holder = holder[_index(holder, names[: position + 1], source)]
             else:
                 if not isinstance(holder.get(name), dict | list):
                     holder[name] = {}
                     self._mark(_key(names[: position + 1]), {}, source)
                 holder = holder[name]
             if not isinstance(holder, dict | list):
-                raise UserError(f"--set {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it.")
+                raise UserError(f"{source} {'.'.join(names)}: {'.'.join(names[: position + 1])} has no keys in it.")
         key = _key(names)
         if isinstance(holder, list):
-            holder[_index(holder, names)] = copy.deepcopy(value)
+            holder[_index(holder, names, source)] = copy.deepcopy(value)
             self._mark(key, value, source)
         elif isinstance(value, dict) and isinstance(holder.get(names[-1]), dict):
             self._start_anew(key, holder[names[-1]], value.get("kind"))
@@ -109,11 +109,11 @@ def _key(names: list[str]) -> Key:
     return tuple(int(name) if name.isdigit() else name for name in names)
 
 
-def _index(entries: list[Any], names: list[str]) -> int:
+def _index(entries: list[Any], names: list[str], source: str) -> int:
     name, owner = names[-1], ".".join(names[:-1])
     if not name.isdigit() or int(name) >= len(entries):
         raise UserError(
-            f"--set {'.'.join(names)}: {owner} is a list of {len(entries)}, so '{name}' must be "
+            f"{source} {'.'.join(names)}: {owner} is a list of {len(entries)}, so '{name}' must be "
             f"a whole number below {len(entries)}."
         )
     return int(name)
@@ -158,13 +158,21 @@ def _override(tree: _Tree, text: str) -> None:
     tree.set(names, yaml12.parse(value, f"--set {dotted.strip()}"), "--set")
 
 
-def load_with_sources(files: Sequence[Path], overrides: Sequence[str] = ()) -> Loaded:
-    """Merge `files` in order, apply `overrides` (``key.key=value``), validate; see `load`."""
+def load_with_sources(
+    files: Sequence[Path], overrides: Sequence[str] = (), options: Mapping[str, tuple[str, Any]] | None = None
+) -> Loaded:
+    """Merge `files` in order, apply `options` and then `overrides` (``key.key=value``), validate; see `load`.
+
+    Args:
+        options: key → the command's own option that stands for it, such as ``--explorers``, and its value.
+    """
     if not files:
         raise UserError("No configuration file was given.")
     tree = _Tree()
     for path in files:
         _merge_file(tree, Path(path), ())
+    for key, (option, value) in (options or {}).items():
+        tree.set(key.split("."), value, option)
     for text in overrides:
         _override(tree, text)
     sources = Sources(tree.origins)

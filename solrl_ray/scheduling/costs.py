@@ -134,6 +134,12 @@ def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
     return described.model_copy(update={"gpu": gpu}) if gpu else described
 
 
+def cluster_and_prices(file: Path | None, gpu: str | None) -> tuple[Cluster, PriceList]:
+    """`cluster_of`, and the list of its card. Raises UserError as that and `price_list`."""
+    cluster = cluster_of(file, gpu)
+    return cluster, price_list(cluster.gpu)
+
+
 def orchestration() -> OrchestrationCosts:
     """What the controller's messages cost, as measured by ``benchmarks/scaling.py --calibrate``."""
     return read_part(SHIPPED / "controller.yaml", OrchestrationCosts)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import lead_problems
@@ -21,9 +20,7 @@ from solrl_ray.scheduling.costs import (
     OrchestrationCosts,
     Priced,
     PriceList,
-    cluster_of,
     orchestration,
-    price_list,
     priced,
 )
 from solrl_ray.scheduling.scenario import Disturbances, Scenario
@@ -83,6 +80,7 @@ class Forecast:
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
                 f"{self.gpu_hours(iterations):.4g} GPU-hours, without start and evaluations",
             ),
+            *self._other_explorers(),
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("add next", self._advice()),
@@ -93,6 +91,11 @@ class Forecast:
                 "; ".join(f"{name} {figure[name].ms:.3g} ms ({figure[name].source})" for name in estimates) or "none",
             ),
         ]
+
+    def _other_explorers(self) -> list[tuple[str, str]]:
+        others = ", ".join(f"{other.count} × {other.name}" for other in self.config.fleet.other_explorers)
+        text = f"{others}, counted as explorers like the rest: as fast, and without prompts of their own"
+        return [("others", f"{text}; if they are slower, an iteration takes longer")] if others else []
 
     def _advice(self) -> str:
         gains = [option for option in self.options if option.seconds < (1 - WORTHWHILE) * self.seconds]
@@ -137,10 +140,8 @@ def forecast(
     )
 
 
-def times(arithmetic: Arithmetic, file: Path | None, gpu: str | None) -> str:
-    """The forecast's table on the cluster of `file`, on the card `gpu`, or both. Raises UserError as `forecast`."""
-    cluster = cluster_of(file, gpu)
-    prices = price_list(cluster.gpu)
+def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
+    """The forecast's table on such a cluster. Raises UserError as `forecast`."""
     return paragraphs(forecast(arithmetic.config, arithmetic, prices, cluster, orchestration()).rows())
 
 

@@ -67,12 +67,16 @@ def expected(config: Config, policy: Tensors) -> dict[str, dict[str, list[float]
     return found
 
 
-def test_an_evaluation_alone_has_the_oracles_scores_for_every_policy_and_reward(config: Config, tmp_path: Path) -> None:
+def test_an_evaluation_alone_has_the_oracles_scores_for_every_policy_and_reward(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "clip.yaml").write_text("rewards: [{kind: clipscore, path: 'builtin:testbed/reward'}]")
     (tmp_path / "more.yaml").write_text("rewards: [{kind: 'tests.system.rewards:brightness', weight: 3.0}]")
     files = [str(tmp_path / name) for name in ("clip.yaml", "more.yaml")]
     run, out = RunFolder.of(config).path, tmp_path / "out"
     arguments = ["--policies", "base,lora,ema", "--rewards", *files, "--out", str(out), "--no-live"]
+    assert main(["eval", str(run), "--out", "/proc/out"]) == 1
+    assert "/proc/out: its folder takes no files" in capsys.readouterr().err
     assert main(["eval", str(run), *arguments]) == 0
     found = json.loads((out / "evaluation.json").read_text())
     assert (found["policies"], found["updates"]) == (["base", "lora", "ema"], 3)

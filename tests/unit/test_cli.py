@@ -106,6 +106,33 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     assert "ESTIMATES none" in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--explorers", "0"], "fleet.explorers.count in --explorers is 0; it must be at least 1."),
+        (["--regenerators", "-2"], "fleet.regenerators.count in --regenerators is -2; it must be at least 1."),
+        (["--learners", "0"], "learner.world_size in --learners is 0; it must be at least 1."),
+        (["--gpu", "nothere.yaml"], "gpu is 'nothere.yaml' (--gpu or the cluster's file); it must be one of b200, h"),
+        (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
+    ],
+)
+def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
+    arguments: list[str], problem: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "plan", config, *arguments).startswith(problem)
+
+
+def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config)
+    for option, value, problem in (
+        ("--solver", "heun", """rollout.solver in --solver is "heun"; it must be one of 'euler' or 'dpm2'."""),
+        ("--samples", "0", "evaluation.samples in --samples is 0; it must be at least 1."),
+    ):
+        assert refusal(capsys, "eval", tmp_path / "runs" / "small", option, value) == problem
+
+
 def test_options_may_stand_before_and_after_files(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -376,8 +403,15 @@ def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest
     events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
     assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
     assert refusal(capsys, "trace", run, "--out", tmp_path) == f"--out is {tmp_path}, a folder; it must be a file."
-    assert solrl("trace", run, "--out", tmp_path / "there.json" / "in.json") == 1
-    assert capsys.readouterr().err == f"error: {tmp_path}/there.json: it is a file\n"
+    for out, problem in (
+        (tmp_path / "there.json" / "in.json", f"{tmp_path}/there.json: it is a file"),
+        (Path("/proc/x.json"), "/proc/x.json: its folder takes no files, or is gone"),
+        (Path("/proc/x/y.json"), "/proc/x: its folder takes no files, or is gone"),
+        (tmp_path / ("x" * 300), f"{tmp_path / ('x' * 300)}: File name too long"),
+    ):
+        assert solrl("trace", run, "--out", out) == 1
+        assert capsys.readouterr().err == f"error: {problem}\n"
+    assert refusal(capsys, "trace", run, "--out", "/dev/null") == "--out is /dev/null, a device; it must be a file."
 
 
 def test_continue_begins_a_run_and_resumes_one_that_was_begun(

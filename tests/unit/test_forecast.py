@@ -16,6 +16,7 @@ from solrl_ray.scheduling.costs import (
     Cluster,
     OrchestrationCosts,
     Priced,
+    cluster_and_prices,
     cluster_of,
     orchestration,
     price_list,
@@ -126,11 +127,18 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
 
 def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
-    text = " ".join(times(describe(config, SD35), None, "h200").split())
+    text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
     measured, estimates = text.split("ESTIMATES")
     assert "pool step (fp8) 43.4 ms; regeneration step (bf16) 56.8 ms" in measured.split("measured")[1]
     assert "decode and reward 30 ms (assumed" in estimates
     assert "s an iteration on 15 × NVIDIA H200" in measured
+
+
+def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast(configure) -> None:  # type: ignore[no-untyped-def]
+    assert "others" not in dict(told(configure(), "h200").rows())
+    others = "fleet.other_explorers=[{name: l40s, count: 4, prompts: 8}, {name: a10, count: 2, prompts: 4}]"
+    row = dict(told(configure(others), "h200").rows())["others"]
+    assert row.startswith("4 × l40s, 2 × a10, counted as explorers like the rest: as fast, and without prompts of")
 
 
 def test_failures_and_slow_networks_cost_time(configure) -> None:  # type: ignore[no-untyped-def]
