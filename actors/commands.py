@@ -15,7 +15,7 @@ from actors.controller import Controller
 from actors.devices import settle_tier
 from actors.joining import join
 from actors.roles import Roles, namespace, on_this_node
-from solrl_ray import report
+from solrl_ray import access, report
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
@@ -94,7 +94,8 @@ def connect(address: str | None) -> bool:
         return False
     context = join(address or os.environ.get("RAY_ADDRESS"))
     if context.dashboard_url:
-        print(f"dashboard   http://{context.dashboard_url} (token: `ray get-auth-token`)", flush=True)
+        token = " (token: `ray get-auth-token`)" if os.environ.get(access.MODE) == "token" else ""
+        print(f"dashboard   http://{context.dashboard_url}{token}", flush=True)
     return True
 
 

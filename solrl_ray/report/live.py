@@ -18,8 +18,8 @@ from rich.text import Text
 from solrl_ray.metrics import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 40
-"""Most iterations that a sparkline shows; the newest ones."""
+SPARKLINE_WIDTH = 30
+"""Most iterations that a sparkline shows, the newest ones: what a terminal of 80 columns has room for."""
 WORKERS_SHOWN = 8
 MESSAGES_SHOWN = 4
 REFRESH_PER_SECOND = 4

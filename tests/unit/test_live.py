@@ -79,6 +79,15 @@ def test_a_done_run_does_not_count_past_its_last_iteration() -> None:
     assert "iteration 20 of 20" in shown(replace(HALFWAY, iteration=20))
 
 
+def test_eighty_columns_are_wide_enough_for_a_long_run() -> None:
+    many = tuple(n / 100 for n in range(200))
+    heldout = tuple((n, "ema", -10.0 - n, 10.125) for n in range(0, 1201, 20))
+    text = shown(replace(HALFWAY, train_rewards=many, spearman=many, heldout=heldout), width=80)
+    assert "held-out, 1200 updates" in text
+    assert "-1210.000 ± 10.125" in text
+    assert text.count("█") >= 3  # the newest of each, in a rising or falling line
+
+
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 20, 61, 400])
 def test_any_terminal_width_is_survived(width: int) -> None:
     assert shown(HALFWAY, width=width)
