@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import shlex
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
     Raises:
         RunError: no Job server answers there, or it refuses this user's token or this job.
     """
+    logging.getLogger("ray").setLevel(logging.ERROR)  # else a line for each file that is left out
     client = _client(address)
     try:
         job = _free_name(run, [details.submission_id or "" for details in client.list_jobs()])

@@ -125,7 +125,7 @@ class Arithmetic:
             *self._rollout(),
             (
                 "learn",
-                f"{self.samples:,} samples × {self.trained_timesteps} timesteps "
+                f"{self.samples:,} samples × {self.trained_timesteps} timestep{_s(self.trained_timesteps)} "
                 f"on {learner.world_size} rank{_s(learner.world_size)} "
                 f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
                 f"{self.forwards_without_gradient:,} forwards{self._targets()}, "

@@ -152,7 +152,13 @@ class PlainLines:
         self._evaluations = 0
 
     def lines(self, progress: Progress) -> list[str]:
-        """What is new since the last snapshot; a state that comes back is told the first time only."""
+        """What is new since the last snapshot; a state that comes back is told the first time only.
+
+        Of what a resumed run made before, only the newest iteration and evaluation are told.
+        """
+        if not self._states:
+            self._iterations = max(0, len(progress.train_rewards) - 1)
+            self._evaluations = max(0, len(progress.heldout) - 1)
         news = list(_new_messages(self._messages, progress.messages))
         self._messages = progress.messages
         for number in range(self._iterations, len(progress.train_rewards)):
