@@ -9,7 +9,8 @@
 
 What the learner group does, the making of revisions, and checkpoints happen aside (`actors.aside`), while this thread
 looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
-`rollout.max_lead` 1 explores it while the learners are at work.
+`rollout.max_lead` 1 explores it while the learners are at work. Evaluations on the way go on beside an update
+(`actors.held_out`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from actors.aside import Aside
 from actors.embeddings import Embeddings
 from actors.evaluator import Evaluator
 from actors.fleet import Fleet
+from actors.held_out import HeldOut
 from actors.iteration import RolledOut
 from actors.learner_group import Learned, LearnerGroup
 from actors.lender import Lender
@@ -123,14 +125,16 @@ class Controller:
             self._telemetry.message(note)
         self._open(point)
         if point.updates == 0:
-            self._evaluate_start()
+            self._held_out.start()
+            if config.run.init:
+                self._evaluate(0)
         else:
             self._evaluate_on_the_way(point.updates)
         self._began = time.monotonic()
         for iteration in range(point.updates, config.run.iterations):
             self._iterate(iteration)
             self._evaluate_on_the_way(iteration + 1)
-        self._evaluate_ema(config.run.iterations)
+        self._evaluate(config.run.iterations)
         self._finish(point.seconds + time.monotonic() - started)
 
     def _open(self, point: ResumePoint) -> None:
@@ -163,10 +167,13 @@ class Controller:
             tell=self._telemetry.message,
         )
         self._rollout = Rollout(self._fleet, self._selector, self._telemetry)
-        self._evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
         self._embeddings.await_encoder()
         probe = self._embeddings.of(self._heldout[:1])[self._heldout[0].id]
         self._revisions = Revisions(self._config, self._folder, self._fleet, self._learners, self._ladder, probe)
+        evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
+        self._held_out = HeldOut(
+            self._config, self._heldout, self._embeddings, self._revisions, evaluator, self._telemetry
+        )
         behind = lag(point.updates, self._lead)
         if behind:  # what the open iteration is explored with was made from the checkpoint before
             self._learners.start(state_before(self._folder.checkpoints(), point.updates))
@@ -198,17 +205,19 @@ class Controller:
             self._rollout.take(self._fleet.rest())  # who rests has no unit, but others may be at work
         learned, closed = self._both(
             lambda: self._learners.learn(iteration, rolled.groups, rolled.embeddings),
-            lambda: self._close(iteration),
+            lambda: self._beside_learning(iteration),
+            patience=self._held_out.seconds,
         )
         self._rollout.learned(iteration)
         self._commit(iteration, rolled, closed, learned, learning)
 
-    def _close(self, iteration: int) -> Closed:
-        """What is left of an iteration that is learned from, and what can be done ahead."""
+    def _beside_learning(self, iteration: int) -> Closed:
+        """What is left of an iteration that is learned from, what can be done ahead, and an evaluation that is due."""
         closed = self._rollout.close(iteration)
         unexplored = iteration + 1 + self._lead
         if unexplored < self._config.run.iterations:
             self._embeddings.ask_ahead(self._prompts(unexplored))
+        self._held_out.run_prepared()
         return closed
 
     def _begin(self, iteration: int) -> None:
@@ -283,7 +292,7 @@ class Controller:
         self._publish(following, also=lambda: self._telemetry.write(metrics))
         self._telemetry.state("writing the checkpoint", stage="checkpoint")
         try:
-            if following < self._config.run.iterations and not self._due(following):
+            if following < self._config.run.iterations and not self._held_out.comes_before(following):
                 self._begin(following)
         finally:
             self._checkpoint_seconds = self._meanwhile(lambda: self._save(learned.state, following))
@@ -327,37 +336,18 @@ class Controller:
 
     # Evaluation
 
-    def _evaluate_start(self) -> None:
-        """Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are measured."""
-        if self._config.evaluation.reference and not self._evaluated("real", 0):
-            self._evaluator.run("real", 0, self._heldout, {})
-        if not self._config.run.init:
-            if not self._evaluated("base", 0):
-                self._evaluator.run("base", 0, self._heldout, self._embeddings.of(self._heldout))
-            return
-        if not self._evaluated("base", 0):
-            self._revisions.evaluate(self._revisions.policy("base"))
-            self._evaluator.run("base", 0, self._heldout, self._embeddings.of(self._heldout), holder="base")
-        self._evaluate_ema(0)
-
     def _evaluate_on_the_way(self, updates: int) -> None:
-        if self._due(updates):
-            self._evaluate_ema(updates)
+        """If an evaluation of so many updates is due: make it, or what it needs to go on beside the next update."""
+        if self._held_out.comes_before(updates):
+            self._evaluate(updates)
             self._began = time.monotonic()  # evaluation has a record of its own
+        elif self._held_out.goes_beside(updates):
+            self._meanwhile(lambda: self._held_out.prepare(updates))
 
-    def _due(self, updates: int) -> bool:
-        """Whether an evaluation on the way is to be made after so many updates."""
-        every = self._config.evaluation.every
-        due = every and updates % every == 0 and updates < self._config.run.iterations
-        return bool(due) and not self._evaluated("ema", updates)
-
-    def _evaluate_ema(self, updates: int) -> None:
-        if not self._evaluated("ema", updates):
-            self._revisions.evaluate(self._meanwhile(lambda: self._revisions.policy("ema")))
-            self._evaluator.run("ema", updates, self._heldout, self._embeddings.of(self._heldout))
-
-    def _evaluated(self, policy: str, updates: int) -> bool:
-        return any(e.policy == policy and e.iteration == updates for e in self._telemetry.evaluations)
+    def _evaluate(self, updates: int) -> None:
+        """Evaluate the EMA of so many updates and wait for it, unless that was done."""
+        if self._held_out.wants(updates):
+            self._held_out.run(updates, self._meanwhile(lambda: self._revisions.policy("ema")))
 
     # The end, and what is shared
 
@@ -381,12 +371,15 @@ class Controller:
         """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once."""
         return self._both(work, lambda: None)[0]
 
-    def _both(self, work: Callable[[], T], also: Callable[[], U]) -> tuple[T, U]:
+    def _both(self, work: Callable[[], T], also: Callable[[], U], *, patience: float = 0.0) -> tuple[T, U]:
         """As `_meanwhile`, with something that this thread does first; returns what came of both.
 
         If that fails, `work` is brought to its end nevertheless.
+
+        Args:
+            patience: the longest that `also` may take, seconds; for so long `work` waits for this thread's help.
         """
-        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update)
+        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update + patience)
         try:
             done = also()
         finally:
@@ -397,5 +390,9 @@ class Controller:
     def _supply(self) -> list[Any]:
         """The groups that are learned from once more, for a learner group that is aside."""
         assert self._aside is not None
-        groups: list[Any] = self._aside.ask(self._rollout.supply, what="bringing stored groups once more")
+        groups: list[Any] = self._aside.ask(self._supply_again, what="bringing stored groups once more")
         return groups
+
+    def _supply_again(self) -> list[Any]:
+        self._revisions.regenerate()  # if an evaluation came between: damaged groups are made again
+        return self._rollout.supply()

@@ -84,7 +84,14 @@ class Evaluator:
         self._rollout = rollout
 
     def run(
-        self, policy: str, updates: int, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], *, holder: str = ""
+        self,
+        policy: str,
+        updates: int,
+        prompts: Sequence[Prompt],
+        embeddings: Mapping[str, Any],
+        *,
+        holder: str = "",
+        overlaps: bool = False,
     ) -> EvaluationMetrics:
         """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures.
 
@@ -92,9 +99,11 @@ class Evaluator:
             updates: updates done so far; also the revision that the regenerators hold.
             embeddings: prompt id → reference of its embedding.
             holder: the policy that the regenerators were given, if not that of `HELD_AS`.
+            overlaps: whether learners are at work meanwhile, whose stage it is then.
         """
         started = time.monotonic()
-        self._telemetry.state(f"evaluating {policy}", stage="evaluate")
+        if not overlaps:
+            self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
         units = evaluation_units(self._config, prompts, updates=updates, policy=holder or HELD_AS[policy])
         pictured = self._pictured(prompts)
@@ -113,6 +122,7 @@ class Evaluator:
             policy=policy,
             seconds=time.monotonic() - started,
             captions={p.id: p.text for p in pictured},
+            overlapped=overlaps,
         )
         self._keep(metrics, images, pictured)
         return metrics

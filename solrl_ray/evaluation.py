@@ -74,6 +74,7 @@ def evaluation_metrics(
     policy: str,
     seconds: float,
     captions: dict[str, str],
+    overlapped: bool = False,
 ) -> EvaluationMetrics:
     """Mean and standard error over prompts of the per-prompt mean rewards.
 
@@ -90,6 +91,7 @@ def evaluation_metrics(
         rewards=dict(rewards),
         seconds=seconds,
         captions=captions,
+        overlapped=overlapped,
     )
 
 

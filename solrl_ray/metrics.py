@@ -101,6 +101,8 @@ class EvaluationMetrics:
     seconds: float
     captions: dict[str, str] = field(default_factory=dict)
     """Prompt id → text, at least of the prompts whose pictures are kept; the report shows them."""
+    overlapped: bool = False
+    """Whether learners were at work meanwhile: its seconds are part of an iteration's then."""
     event: str = field(default="evaluation", init=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -136,4 +138,5 @@ class Progress:
 
 def measured_seconds(iterations: Iterable[IterationMetrics], evaluations: Iterable[EvaluationMetrics]) -> float:
     """Wall seconds that a run has taken, as far as its records tell: without its starts and what was lost."""
-    return sum(record.seconds["total"] for record in iterations) + sum(record.seconds for record in evaluations)
+    alone = sum(record.seconds for record in evaluations if not record.overlapped)
+    return sum(record.seconds["total"] for record in iterations) + alone

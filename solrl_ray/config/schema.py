@@ -341,7 +341,8 @@ class Publish(Part):
 
 class Evaluation(Part):
     every: int = 0
-    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last."""
+    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. Those on the way
+    go on beside the next update, unless learners share their GPU."""
     prompts: Positive = 64
     """Held-out prompts used: the first ones of the file."""
     samples: Positive = 4

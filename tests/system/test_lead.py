@@ -20,8 +20,11 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.metrics import measured_seconds
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import Span, read_spans
+from solrl_ray.run_folder import RunFolder
 from tests import oracle
 from tests.small import digests, folder, small_config, summary
 
@@ -49,10 +52,23 @@ class DiesAhead(Explorer):
         return super().explore(unit, prompt, embedding)
 
 
+class WaitsForTheEvaluation(LearnerRank):
+    """Its update of iteration 2 does not end before what two updates made is evaluated."""
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        if iteration == 2:
+            record = RunFolder.of(self._config).evaluations / "updates-000002-ema.json"
+            deadline = time.monotonic() + 60.0
+            while not record.exists():
+                assert time.monotonic() < deadline, "nothing was evaluated beside the update"
+                time.sleep(0.01)
+        return super().update(iteration)
+
+
 @pytest.fixture(scope="module")
 def ahead(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     config = small_config(tmp_path_factory.mktemp("ahead"), "ahead", *AHEAD, "evaluation.every=2")
-    commands.train(config, live=False, roles=Roles(explorer=DiesAhead))
+    commands.train(config, live=False, roles=Roles(explorer=DiesAhead, learner=WaitsForTheEvaluation))
     return config
 
 
@@ -89,6 +105,16 @@ def test_its_metrics_say_how_far_behind_explorers_were(ahead: Config) -> None:
         parts = ("explore", "learn", "publish")  # follow one another; regenerating and the checkpoint overlap
         assert sum(seconds[part] for part in parts) <= seconds["total"] + 0.1
         assert ("ahead" in seconds) == (record["lead"] == 1)
+
+
+def test_an_evaluation_on_the_way_goes_on_beside_the_next_update_and_is_part_of_its_time(ahead: Config) -> None:
+    record = json.loads((RunFolder.of(ahead).evaluations / "updates-000002-ema.json").read_text())
+    assert record["overlapped"]
+    run = read_run(folder(ahead))
+    assert [e.iteration for e in run.evaluations if e.overlapped] == [2]
+    alone = sum(e.seconds for e in run.evaluations if not e.overlapped)
+    assert measured_seconds(run.iterations, run.evaluations) == alone + sum(r.seconds["total"] for r in run.iterations)
+    assert run.iterations[2].seconds["total"] > record["seconds"]
 
 
 class KillsTheController(LearnerRank):

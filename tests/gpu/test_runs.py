@@ -1,0 +1,74 @@
+"""Whole runs with a GPU: explorers of two kinds of devices, and the fallback ladder from FP8 to bfloat16."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+
+from actors import commands
+from solrl_ray.quantization import capability
+from solrl_ray.report.data import read_run
+from tests.small import digests, folder, small_config
+from tests.system.test_other_explorers import brought
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.usefixtures("usual_workers"),
+]
+
+
+@pytest.fixture(scope="module")
+def usual_workers() -> Iterator[None]:
+    """A local Ray whose workers are no forks: CUDA does not work in a fork of a process that asked for devices."""
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
+    yield
+    ray.shutdown()
+
+
+GPU_AND_CPU = (
+    "run.deterministic=true",
+    "compile.enabled=false",
+    "fleet.explorers={{count: {count}, num_gpus: {share}}}",
+    "fleet.regenerators={{count: {count}, num_gpus: {share}}}",
+    "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: 1}}]",
+)
+
+
+def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_path: Path) -> None:
+    runs = {}
+    for count, share in ((1, 0.4), (2, 0.2)):
+        settings = [setting.format(count=count, share=share) for setting in GPU_AND_CPU]
+        runs[count] = small_config(tmp_path, f"kinds-{count}", *settings)
+        commands.train(runs[count], live=False)
+    classes = {(kind, score_class) for _, kind, score_class in brought(runs[1])}
+    assert len(classes) == len({score_class for _, score_class in classes}) == 2
+    assert sorted(brought(runs[2])) == sorted(brought(runs[1]))
+    assert digests(runs[2]) == digests(runs[1])
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(capability.lacks("fp8", torch.device("cuda", 0))), reason="no card with FP8"
+)
+def test_previews_in_fp8_that_rank_badly_are_drawn_in_bfloat16_from_the_next_iteration_on(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        "ladder",
+        "model.dtype=bfloat16",
+        "rollout.preview={steps: 2, precision: fp8}",
+        "fidelity={floor: 0.999, patience: 1, ladder: [{precision: bf16}]}",
+        "fleet.explorers={num_gpus: 0.4}",
+        "fleet.regenerators={num_gpus: 0.4}",
+    )
+    commands.train(config, live=False)
+    drawn = [(r.rung, r.preview_precision) for r in read_run(folder(config)).iterations]
+    assert drawn == [(0, "fp8"), (1, "bf16"), (1, "bf16")]
+    attested = json.loads((folder(config) / "attestations.json").read_text())
+    explorers = [a for a in attested if a["worker"].startswith("explorer")]
+    assert [(a["worker"], a["tier"]) for a in explorers] == [("explorer-0", "fp8"), ("explorer-0.1", "bf16")]
+    assert all("compiled" in a["checks"] for a in explorers)
