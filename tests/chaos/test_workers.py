@@ -31,6 +31,8 @@ from solrl_ray.records import (
     WorkUnit,
 )
 from solrl_ray.revisions.container import Buffer
+from solrl_ray.revisions.payload import Payload, read
+from solrl_ray.revisions.receive import Receiver
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Outcome
 from tests.chaos.notes import alive
@@ -71,22 +73,37 @@ def accepted(config: Config, unit: WorkUnit) -> bool:
 
 
 class MortalExplorer(Explorer):
-    """Killed while it starts, in a unit, while it loads revision 1, and after its answer was taken; then stopped.
+    """Killed while it starts, in a unit, when it has written one layer of revision 1, and after its answer was taken;
+    then stopped.
 
     One whose answer of iteration 1 was taken is left to the learner, which kills it when nobody has work.
     """
 
     _answered: WorkUnit | None = None
+    _loaded = False
 
     def start(self) -> Attestation:
         once(self._config.run.root, "explorer starting")
         return super().start()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        receipt = super().load_revision(payload, probe, full)
-        if isinstance(receipt, Receipt) and receipt.revision == 1:
-            once(self._config.run.root, "explorer loading")
-        return receipt
+        self._dies_between_two_layers()
+        if not self._loaded and read(payload).manifest.revision:
+            assert full, f"{self._name} was sent what builds on a revision that it never held"
+            first_time(self._config.run.root, "sent the whole")
+        self._loaded = True
+        return super().load_revision(payload, probe, full)
+
+    def _dies_between_two_layers(self) -> None:
+        swap = Receiver._swap
+
+        def swapped(payload: Payload, *arguments: Any) -> Any:
+            held = swap(self._weights._receiver, payload, *arguments)
+            if payload.manifest.revision == 1:
+                once(self._config.run.root, "explorer loading")
+            return held
+
+        self._weights._receiver._swap = swapped  # type: ignore[method-assign]
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         root, before = Path(self._config.run.root), self._answered
@@ -197,7 +214,7 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(calm: Config, tm
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
     commands.train(config, live=False, roles=roles)
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == DEATHS | {"idle"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == DEATHS | {"idle", "sent the whole"}
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 4
     stopped = int((tmp_path / "explorer stopped").read_text())
