@@ -98,7 +98,8 @@ class LearnerGroup:
         if not seat(patience):
             raise RunError(
                 f"{self._wanted()} found no room together within {patience:g} s (fleet.deadlines.resources and "
-                ".start); ask for less or another placement, or use a larger cluster"
+                ".start); ask for less, as a resumed run may with learner.world_size, or another placement, or use a "
+                "larger cluster"
             )
         self._ranks = self._spawn_all()
 

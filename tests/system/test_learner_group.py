@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +12,15 @@ import pytest
 import torch
 
 from solrl_ray import models
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.run_folder import RunFolder
 from tests.learning import config, embeddings, groups
+from tests.small import digests, folder, small_config, summary
 from tests.system.ranks import run_ranks
 
 STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
@@ -51,12 +56,15 @@ def train_straight_and_half(rank: int, world_size: int, pipeline: Path, folder: 
         save(half, rank, folder / f"half-{stage}")
 
 
-def resume(rank: int, world_size: int, pipeline: Path, folder: Path, name: str) -> None:
+def resume(rank: int, world_size: int, pipeline: Path, folder: Path, *moves: tuple[str, str]) -> None:
+    """For each (origin, name): go on from the states called `origin` to four updates, and leave all on the way."""
     for stage in (1, 2):
-        learner = build(pipeline, rank, world_size, stage)
-        learner.load(LearnerState.load(folder / f"half-{stage}"))
-        run(learner, 2, 2)
-        save(learner, rank, folder / f"{name}-{stage}")
+        for origin, name in moves:
+            learner = build(pipeline, rank, world_size, stage)
+            learner.load(state := LearnerState.load(folder / f"{origin}-{stage}"))
+            for iteration in range(state.updates, 4):
+                run(learner, iteration, 1)
+                save(learner, rank, folder / f"{name}-{iteration + 1}-{stage}")
 
 
 def count_reductions(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
@@ -161,22 +169,50 @@ def test_ranks_of_unequal_progress_end_with_the_bytes_of_an_update_at_once(two_r
     assert files(two_ranks / "unequal") == files(two_ranks / "at-once")
 
 
-def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(two_ranks: Path, tiny_pipeline: Path) -> None:
-    run_ranks(2, resume, tiny_pipeline, two_ranks, "resumed")
-    for stage in (1, 2):
-        assert files(two_ranks / f"resumed-{stage}") == files(two_ranks / f"straight-{stage}")
+@pytest.fixture(scope="module")
+def moved(two_ranks: Path, tiny_pipeline: Path) -> Path:
+    """States of those who went on: two ranks, one rank, and two ranks where that one had made one update."""
+    run_ranks(1, resume, tiny_pipeline, two_ranks, ("half", "one"))
+    run_ranks(2, resume, tiny_pipeline, two_ranks, ("half", "resumed"), ("one-3", "two"))
+    return two_ranks
 
 
-def test_a_state_of_two_ranks_continues_on_one(two_ranks: Path, tiny_pipeline: Path) -> None:
-    run_ranks(1, resume, tiny_pipeline, two_ranks, "alone")
+def test_new_processes_resume_to_the_bytes_of_an_undisturbed_group(moved: Path) -> None:
     for stage in (1, 2):
-        alone = LearnerState.load(two_ranks / f"alone-{stage}")
-        straight = LearnerState.load(two_ranks / f"straight-{stage}")
-        half = LearnerState.load(two_ranks / f"half-{stage}")
-        assert alone.updates == 4
-        moved = max((straight.default[n] - half.default[n]).abs().max().item() for n in half.default)
-        for part in (*POLICIES, "exp_avg", "exp_avg_sq"):
-            for name, expected in getattr(straight, part).items():
-                # The sums over ranks are taken in another order: equal but for rounding.
-                found = getattr(alone, part)[name]
-                torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * moved)
+        assert files(moved / f"resumed-4-{stage}") == files(moved / f"straight-{stage}")
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_state_of_two_ranks_continues_on_one_and_one_of_one_rank_on_two(moved: Path, name: str) -> None:
+    for stage in (1, 2):
+        found = LearnerState.load(moved / f"{name}-4-{stage}")
+        assert found.updates == 4
+        straight, half = (LearnerState.load(moved / f"{origin}-{stage}") for origin in ("straight", "half"))
+        assert_close(found, straight, before=half)
+
+
+def assert_close(found: LearnerState, expected: LearnerState, *, before: LearnerState) -> None:
+    """Sums over other numbers of ranks are taken in another order: equal but for rounding."""
+    moved = max((expected.default[n] - before.default[n]).abs().max().item() for n in before.default)
+    for part in (*POLICIES, "exp_avg", "exp_avg_sq"):
+        for name, tensor in getattr(expected, part).items():
+            torch.testing.assert_close(getattr(found, part)[name], tensor, rtol=1e-3, atol=1e-3 * moved)
+
+
+@pytest.mark.faults
+def test_a_run_goes_on_with_more_learner_ranks_and_with_fewer(calm: Config, tmp_path: Path) -> None:
+    from actors import commands  # here: the ranks of the other tests import this file, and need no Ray
+
+    more = small_config(tmp_path, "resumed", "learner.world_size=2")
+    shutil.copytree(folder(calm), folder(more))
+    shutil.rmtree(RunFolder.of(more).checkpoint(3))
+    (folder(more) / "lora" / LORA_FILE).unlink()
+    commands.train(more, live=False, resume=True)
+    assert_close(checkpoint(more, 3), checkpoint(calm, 3), before=checkpoint(calm, 2))
+    assert digests(more)[0] == digests(calm)[0]
+    commands.train(small_config(tmp_path, "resumed", "run.iterations=4"), live=False, resume=True)
+    assert checkpoint(more, 4).updates == summary(more)["iterations"] == 4
+
+
+def checkpoint(config: Config, updates: int) -> LearnerState:
+    return LearnerState.load(RunFolder.of(config).checkpoint(updates))
