@@ -1,6 +1,7 @@
 """What exploring ahead gains: seconds an iteration, by who shares a GPU with whom and by `rollout.max_lead`.
 
     python benchmarks/overlap.py [--seconds 300] [--only split/1 …] [--prompts 2] [--layers N] [--work FOLDER]
+        [--set objective.advantage.std=group --name overlap_std_group]
     python benchmarks/overlap.py --testbed --seconds 120        # on a CPU: proves the script, and no more
 
 Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24 kept:
@@ -13,7 +14,7 @@ Exploring ahead is refused where explorers and learners take turns: the table sa
 and is stopped after `--seconds`, or with its last iteration. The first two iterations do not count: they contain the
 compilation, and the first one explores with its own revision. Nor does the last one, which explores nothing ahead.
 `ahead` is exploring that overlapped with the iteration before, `explore` the rest of it. Prints a table; writes
-overlap.json into results/, where variants that were not run this time keep their rows.
+overlap.json (or what `--name` says) into results/, where variants that were not run this time keep their rows.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a shorter run")
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
+    parser.add_argument("--name", default="overlap", help="of the result file")
     parser.add_argument("--testbed", action="store_true", help="the small world on a CPU instead")
     parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -154,7 +156,7 @@ def main() -> None:
     arguments.work = arguments.work.absolute()
     if not arguments.testbed:
         make("flux", arguments.work, arguments.layers)
-    path = arguments.out / f"overlap{'_testbed' if arguments.testbed else ''}.json"
+    path = arguments.out / f"{arguments.name}{'_testbed' if arguments.testbed else ''}.json"
     stated, rows = conditions(arguments), {}
     if path.exists() and (before := json.loads(path.read_text()))["conditions"] == stated:
         rows = {row["variant"]: row for row in before["rows"]}
