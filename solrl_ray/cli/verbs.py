@@ -110,10 +110,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
         raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
     policies = asked.policies_of(arguments.policies)
+    state = asked.state_of(run, arguments.updates)  # before what takes longer to check
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
     preflight.check(config, loaded.sources)
-    state = asked.state_of(run, arguments.updates)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before a Ray is started: one that cannot be written is refused at once

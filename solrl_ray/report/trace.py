@@ -72,7 +72,10 @@ def read_spans(folder: Path) -> list[Span]:
     """
     path = folder / FILE
     if not path.is_file():
-        raise UserError(f"{folder} has no {FILE}: the run has not started its workers, or is of an older version.")
+        raise UserError(
+            f"{folder} has no {FILE}: the run has not started its workers, is of an older version, or was fetched from "
+            "an upload, which leaves it out."
+        )
     spans = [span for line in path.read_text().splitlines() if (span := _parsed(line)) is not None]
     return sorted(spans, key=lambda span: (span.started, span.name))
 
