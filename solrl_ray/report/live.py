@@ -156,9 +156,10 @@ class PlainLines:
 
         Of what a resumed run made before, only the newest iteration and evaluation are told.
         """
-        if not self._states:
-            self._iterations = max(0, len(progress.train_rewards) - 1)
-            self._evaluations = max(0, len(progress.heldout) - 1)
+        made = len(progress.train_rewards)
+        if progress.remaining is None and made > self._iterations:  # there was no pace yet when they were made
+            self._iterations = made - 1
+            self._evaluations = max(self._evaluations, len(progress.heldout) - 1)
         news = list(_new_messages(self._messages, progress.messages))
         self._messages = progress.messages
         for number in range(self._iterations, len(progress.train_rewards)):

@@ -118,14 +118,18 @@ def test_a_log_gets_each_piece_of_news_once() -> None:
 
 def test_a_log_of_a_resumed_run_begins_with_the_newest_of_what_was_made_before() -> None:
     lines = PlainLines()
+    assert lines.lines(Progress(run="r", state="starting", iteration=0, iterations=20)) == ["[   0:00] starting"]
     before = replace(HALFWAY, state="starting workers", messages=(), remaining=None)
     assert lines.lines(before) == [
         "[   1:03] iteration 3/20: training reward 0.2800, Spearman 0.940",
         "[   1:03] held-out reward: after 5 0.251 ± 0.010",
         "[   1:03] starting workers",
     ]
-    after = replace(before, train_rewards=(*before.train_rewards, 0.3))
-    assert lines.lines(after) == ["[   1:03] iteration 4/20: training reward 0.3000"]
+    after = replace(before, train_rewards=(*before.train_rewards, 0.3, 0.4), remaining=2.0)
+    assert lines.lines(after) == [
+        "[   1:03] iteration 4/20: training reward 0.3000, about 0:02 left",
+        "[   1:03] iteration 5/20: training reward 0.4000, about 0:02 left",
+    ]
 
 
 def test_messages_that_slide_out_of_the_window_are_not_told_again() -> None:
