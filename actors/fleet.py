@@ -90,7 +90,10 @@ class Fleet:
         said = self._targets.ask(sizes)
         fits = cluster.survey(self._targets.applied(self._config))
         lacking = [f"{entry.missing} of {entry.request.key}" for entry in fits if entry.missing]
-        return said + (f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else "")
+        said += f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else ""
+        for sentence in said.splitlines():
+            self._telemetry.message(sentence)
+        return said
 
     def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have everybody of a role load a revision; each worker counts again only after its receipt.

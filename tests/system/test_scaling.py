@@ -60,6 +60,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     assert json.loads((run.path / "pools.json").read_text()) == {"explorers": 4, "regenerators": 1}
     at_work = wait_for(handle, lambda p: sum("preview" in state for state in explorers(p).values()) >= 3)
     assert set(explorers(at_work)) == {f"explorer-{n}" for n in range(4)}
+    assert {sentence for answer in said for sentence in answer.splitlines()} <= set(at_work.messages)
     (tmp_path / "gate-1").touch()
 
     # From 4 to 2 in iteration 2, by the command line: who has units finishes them, then leaves.
