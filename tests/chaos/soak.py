@@ -6,7 +6,8 @@ Real workers on a Ray cluster of several raylets on this machine. Every few seco
 killed in a state that is chosen, too; the driver is resumed whenever it has ended. After `--seconds` the run is left in
 peace for two more iterations, and then its twin makes the same number of iterations undisturbed. Prints what was
 survived and how long each kind took to be whole again, and writes ``benchmarks/results/chaos.json``; ends with status 1
-if the digests differ or the run ended in a way that is not documented.
+if the digests differ, a result that came twice differed, a stopped process is still there, or the run ended in a
+way that is not documented or for which nobody was killed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from solrl_ray.learning.engine import free_port
 from solrl_ray.run_folder import RunFolder
 from tests.chaos.notes import Note, Reader, alive
 from tests.chaos.noting import ROLES
-from tests.chaos.recovered import Disturbance, summarized
+from tests.chaos.recovered import Disturbance, End, problems, summarized, unexplained
 from tests.small import digests, folder, small_config, summary
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "chaos.json"
@@ -92,13 +93,6 @@ KINDS = (
     Kind("pool, another size", "pool", (), 2),
 )
 
-EXPECTED_ENDS = (
-    "the controller is gone",
-    "encoding ",
-    "the start of the encoder",
-)
-"""How a run may end for which somebody was killed: who is not replaced, see docs/reliability.md."""
-
 
 @dataclass
 class Driver:
@@ -106,10 +100,12 @@ class Driver:
 
     root: Path
     address: str
-    ends: list[str] = field(default_factory=list)
-    """Sentences of those that ended by themselves."""
+    ends: list[End] = field(default_factory=list)
+    """Of those that ended by themselves."""
     process: subprocess.Popen[bytes] | None = None
     began: int = 0
+    since: float = 0.0
+    """When it was started last."""
 
     @property
     def log(self) -> Path:
@@ -117,7 +113,7 @@ class Driver:
 
     def start(self, *, iterations: int = FOREVER, name: str = "run") -> None:
         """Begin the run, or go on with it."""
-        self.began += 1
+        self.began, self.since = self.began + 1, time.monotonic()
         command = [sys.executable, "-m", "tests.chaos.soak", "--drive", str(self.root), name, self.address]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen([*command, str(iterations)], stdout=log, stderr=log, start_new_session=True)
@@ -133,7 +129,8 @@ class Driver:
         status = self.process.poll()
         if status is not None and status > 0:
             said = [line for line in self.log.read_text().splitlines() if line.startswith("error: ")]
-            self.ends.append(said[-1].removeprefix("error: ") if said else f"status {status}, see {self.log}")
+            sentence = said[-1].removeprefix("error: ") if said else f"status {status}, see {self.log}"
+            self.ends.append(End(sentence, self.since))
         return status
 
     def kill(self) -> None:
@@ -328,7 +325,6 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
     finally:
         cluster.shutdown()
     run, calm = (small_config(root, name, *SIZES) for name in ("run", "twin"))
-    unexpected = [end for end in chaos.driver.ends if not end.startswith(EXPECTED_ENDS)]
     return {
         "seed": seed,
         "seconds": {"disturbed": round(disturbed, 1), "undisturbed": round(undisturbed, 1)},
@@ -340,8 +336,8 @@ def soak(seconds: float, seed: int, every: float, root: Path) -> dict[str, Any]:
         "disturbances": len(chaos.done),
         "nobody_in_that_state": chaos.missed,
         "drivers": chaos.driver.began,
-        "ended_by_themselves": chaos.driver.ends,
-        "unexpected_ends": unexpected,
+        "ended_by_themselves": [end.sentence for end in chaos.driver.ends],
+        "unexpected_ends": unexplained(chaos.driver.ends, chaos.done),
         "stopped_processes_left_behind": left_behind,
         "requeued_units": summary(run)["requeued_units"],
         "differing_results": sum(
@@ -371,8 +367,8 @@ def show(found: dict[str, Any]) -> None:
         f"{seconds['disturbed']} s, undisturbed {seconds['undisturbed']} s; digests "
         f"{'the same' if found['same_digests'] else 'DIFFER'}"
     )
-    for end in found["unexpected_ends"]:
-        print(f"ended unexpectedly: {end}")
+    for problem in problems(found):
+        print(problem)
 
 
 def main() -> int:
@@ -390,7 +386,7 @@ def main() -> int:
         found = soak(arguments.seconds, arguments.seed, arguments.every, Path(root))
     show(found)
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
-    return 0 if found["same_digests"] and not found["unexpected_ends"] else 1
+    return 1 if problems(found) else 0
 
 
 if __name__ == "__main__":
