@@ -224,7 +224,7 @@ class Controller:
         """Let the fleet work on an iteration; nothing to do if it does so already."""
         if not self._rollout.is_open(iteration):
             self._explore(iteration)
-            self._rollout.go_on(seconds=0.0)  # explorers are needed first: who is ready need not wait
+            self._rollout.serve()  # explorers are needed first: who is ready need not wait
         self._revisions.regenerate()
         self._rollout.regenerate(iteration, self._revisions.newest.digest)
 

@@ -188,14 +188,18 @@ class Pool:
         """Whether there is work: units at work, or free slots were asked for a moment ago."""
         return any(member.units for member in self._members.values()) or time.monotonic() - self._wanted < WANTED
 
-    def slots(self) -> list[str]:
-        """Names of workers that may take a unit, one entry per free slot, least busy first."""
+    def slots(self, credit: int | None = None) -> list[str]:
+        """Names of workers that may take a unit, one entry per free slot, least busy first.
+
+        Args:
+            credit: units that a worker may have, if not all that the pool allows.
+        """
         self._wanted = time.monotonic()
         free = [
             (taken, name)
             for name, member in self._members.items()
             if member.state is State.READY
-            for taken in range(member.units, self._credit)
+            for taken in range(member.units, credit or self._credit)
         ]
         return [name for _, name in sorted(free)]
 

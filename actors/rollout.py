@@ -123,6 +123,15 @@ class Rollout:
         self.hand_out()
         return True
 
+    def serve(self) -> None:
+        """Give units to all who have proved their revision; second ones after who proves it meanwhile has a first one.
+
+        To send units to thousands takes a while, and whoever has none waits.
+        """
+        for credit in (1, 1, None):
+            self._round(seconds=0.0, needed=False)
+            self.hand_out(credit)
+
     def take(self, events: Sequence[Work]) -> None:
         """What events of the fleet mean; those of an iteration that is over, or of an evaluation, mean nothing.
 
@@ -173,19 +182,19 @@ class Rollout:
         self.take(self._fleet.events(seconds=seconds, needed=needed))
         self._show()
 
-    def hand_out(self) -> None:
-        """Fill every free slot, with units of the oldest iteration first."""
+    def hand_out(self, credit: int | None = None) -> None:
+        """Fill free slots, with units of the oldest iteration first; `credit` as for `Pool.slots`."""
         if self._restarts != self._selector.restarts:  # what was known of the old selector's queues is void
             self._restarts = self._selector.restarts
             self._ask_all_again()
         for name, pool in self._fleet.explorers.items():
-            self._fill(name, "explore", pool)
-        self._fill("regenerators", "regenerate", self._fleet.regenerators)
+            self._fill(name, "explore", pool, credit)
+        self._fill("regenerators", "regenerate", self._fleet.regenerators, credit)
 
-    def _fill(self, name: str, stage: str, pool: Pool) -> None:
+    def _fill(self, name: str, stage: str, pool: Pool, credit: int | None) -> None:
         able = {i: this for i, this in self._open.items() if this.may(stage)}
         for iteration, this in able.items():
-            slots = pool.slots() if name not in this.drained else []
+            slots = pool.slots(credit) if name not in this.drained else []
             if slots:
                 leases = self._ask("lease", iteration, stage, slots)
                 if len(leases) < len(slots):

@@ -7,7 +7,7 @@ Bringing the same twice changes nothing. What is brought together is waited for 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -61,11 +61,23 @@ class _Open:
     opening: Opened
     later: list[dict[str, Any]]
     """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
+    save: Callable[[SampleGroup], Future[None]]
+    """Has a group written."""
+    taken: list[tuple[SampleGroup, dict[str, Any] | None]] = field(default_factory=list)
+    """Groups that are to be written, and their lines in the journal, if they get one."""
     writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
-    """Groups on their way to the disk, and their lines in the journal, if they get one."""
+    """The same on their way to the disk."""
+
+    def write(self) -> None:
+        """Send the groups that were taken on their way."""
+        for group, entry in self.taken:
+            self.writing.append((self.save(group), entry))
+        self.taken.clear()
 
     def settle(self, *, wait: bool) -> None:
         """Journal the groups that are written; those that are not yet, too, if `wait`."""
+        if wait:
+            self.write()
         while self.writing and (wait or self.writing[0][0].done()):
             written, entry = self.writing.popleft()
             written.result()
@@ -114,7 +126,7 @@ class Selector:
         groups = self._replay_all(book, now)
         book.restart()
         opened = Opened(groups=groups, candidates=book.counts().candidates, audits=book.audits_done, message=message)
-        self._open[plan.iteration] = _Open(book, journal, opened, later)
+        self._open[plan.iteration] = _Open(book, journal, opened, later, save=self._save)
         return opened
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
@@ -244,8 +256,7 @@ class Selector:
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             digest = opened.book.full_digest(group.prompt_id)
             entry = {"kind": "full", "prompt": group.prompt_id, "digest": digest}
-            written = self._writers.submit(self._folder.save_group, group)
-            opened.writing.append((written, entry if outcome is Outcome.ACCEPTED else None))
+            opened.taken.append((group, entry if outcome is Outcome.ACCEPTED else None))
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
@@ -255,7 +266,8 @@ class Selector:
         """
         try:
             group = assemble(unit, parts)
-            self.store(group)
+            with self._together():
+                self.store(group)
         except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
@@ -288,11 +300,18 @@ class Selector:
             opened.settle(wait=True)
         return opened.book.close()
 
+    def _save(self, group: SampleGroup) -> Future[None]:
+        return self._writers.submit(self._folder.save_group, group)
+
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What is journaled inside is waited for once, at the end."""
+        """What is journaled inside is waited for once, at the end; groups are written from then on.
+
+        Not before: writers and whoever judges the next group would wait for each other.
+        """
         with ExitStack() as stack:
             for opened in self._open.values():
+                stack.callback(opened.write)
                 stack.enter_context(opened.journal.together())
                 opened.settle(wait=False)
             yield

@@ -31,18 +31,25 @@ from solrl_ray.scheduling.hedging import Hedging
 from solrl_ray.scheduling.scenario import Orchestration
 from solrl_ray.scheduling.simulation import Simulation
 
-PROMPTS, POOL, MICRO_BATCH, KEEP = 160, 96, 24, 24
+POOL, MICRO_BATCH, KEEP = 96, 24, 24
+WORKS_OF_SELECTOR = ((40, 4), (160, MICRO_BATCH))
+"""Prompts, and candidates a unit, of the iterations that the selector is measured with."""
 TOGETHER = 32
 """Results, or groups, that are brought together."""
 PENDING = (20, 2000)
 REPEATS = 200
 SECONDS, ITERATIONS = 0.1, 12
-"""Of the stages of a real run, and of which the first is not counted."""
+"""Of the stages of real runs, and of which the first is not counted."""
+WORKS = (orchestration.SHORT, orchestration.Work(16, 3))
+"""Of those runs' iterations."""
 
 
 class Sleeper:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def load_revision(self, payload: Any, probe: Any, full: bool) -> None:
+        pass
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: Any) -> None:
         time.sleep(600.0)
@@ -52,22 +59,20 @@ def calibrate() -> None:
     """Print the lines of ``price_lists/controller.yaml``, milliseconds."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     with tempfile.TemporaryDirectory() as root:
-        ask, commit, fold, store, write = _selector(Path(root))
+        selector = _selector(Path(root))
     wait = _waiting()
     first, answer = _answers()
+    call, load = _sending()
     costs = Orchestration(
         round=wait[PENDING[0]] + first,
         worker=2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0]) + _looking(),
-        call=_giving(),
+        call=call,
+        load=load,
         answer=answer,
-        ask=ask,
-        commit=commit,
-        fold=fold,
-        store=store,
-        write=write,
-        hop=ask / 2,
+        hop=selector["ask"] / 2,
+        **selector,
     )
-    costs = replace(costs, iteration=_iteration(costs))
+    costs = _real(costs)
     load = os.getloadavg()[0]
     print(
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
@@ -77,31 +82,45 @@ def calibrate() -> None:
         print(f"{name}: {1000 * seconds:.4f}")
 
 
-def _selector(folder: Path) -> tuple[float, float, float, float, float]:
+def _selector(folder: Path) -> dict[str, float]:
     """Seconds of a question that needs no work, of what `take` costs beyond it for any number of results, of each
-    result, of each group, and of each group's file: medians, the last three out of `TOGETHER`."""
-    plan = IterationPlan(
-        iteration=0,
-        revision=0,
-        prompt_ids=tuple(f"{number:016x}" for number in range(PROMPTS)),
-        pool=POOL,
-        keep=KEEP,
-        micro_batch=MICRO_BATCH,
-    )
+    result, of each reward in it, of each group, and of each group's file: medians, all but the first out of `TOGETHER`.
+    """
     selector = ray.remote(Selector).options(num_cpus=0).remote(folder)
 
     def told(method: str, *arguments: Any) -> Any:
         return waiting.get(getattr(selector, method).remote(*arguments), what=method, seconds=60.0)
 
-    told("open", plan)
+    full, alone, folds = [], [], []
+    for iteration, (prompts, micro_batch) in enumerate(WORKS_OF_SELECTOR):
+        plan = IterationPlan(
+            iteration=iteration,
+            revision=iteration,
+            prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
+            pool=POOL,
+            keep=KEEP,
+            micro_batch=micro_batch,
+        )
+        told("open", plan)
+        units = plan.pool_units()
+        ones, some = _taken(told, units[: len(units) // 2], 1)
+        many, others = _taken(told, units[len(units) // 2 :], TOGETHER)
+        full += [*some, *others]
+        alone.append(ones)
+        folds.append((many - ones) / (TOGETHER - 1))
     ask = _median(lambda: told("lease", 0, "regenerate", []))
-    units = plan.pool_units()
-    ones, full = _taken(told, units[: len(units) // 2], 1)
-    many, more = _taken(told, units[len(units) // 2 :], TOGETHER)
-    fold = (many - ones) / (TOGETHER - 1)
-    commit = max(0.0, ones - ask - fold)
-    store, write = _grouped(told, [*full, *more])
-    return ask, commit, fold, max(0.0, store - (ask + commit) / TOGETHER), write
+    (_, small), (_, large) = WORKS_OF_SELECTOR
+    candidate = max(0.0, (folds[1] - folds[0]) / (large - small))
+    commit = max(0.0, alone[1] - ask - folds[1])
+    store, write = _grouped(told, full)
+    return {
+        "ask": ask,
+        "commit": commit,
+        "fold": max(0.0, folds[1] - large * candidate),
+        "candidate": candidate,
+        "store": max(0.0, store - (ask + commit) / TOGETHER),
+        "write": write,
+    }
 
 
 def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
@@ -120,28 +139,35 @@ def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tu
 
 
 def _grouped(told: Callable[..., Any], full: list[WorkUnit]) -> tuple[float, float]:
-    """Median seconds a group, `TOGETHER` at a time, until they are taken, and from there until they are written."""
+    """Median seconds a group, `TOGETHER` at a time, until they are taken, every other time while those before are being
+    written; and from there until they are written."""
     taken, written = [], []
-    for start in range(0, len(full) - TOGETHER + 1, TOGETHER):
-        groups = [
-            ray.put(
-                SampleGroup(
-                    iteration=0,
-                    revision=0,
-                    prompt_id=unit.prompt_id,
-                    indices=unit.indices,
-                    rewards=tuple(map(float, unit.indices)),
-                    latents=torch.zeros(len(unit.indices), 64, 16),
-                )
-            )
-            for unit in full[start : start + TOGETHER]
-        ]
+    for start in range(0, len(full) - 2 * TOGETHER + 1, 2 * TOGETHER):
+        pair = [_groups(full[first : first + TOGETHER]) for first in (start, start + TOGETHER)]
         began = time.perf_counter()
-        told("take_groups", *groups)
-        taken.append((time.perf_counter() - began) / TOGETHER)
-        told("stored", 0, full[start].prompt_id)  # waits for all of them
-        written.append((time.perf_counter() - began) / TOGETHER)
+        for groups in pair:
+            told("take_groups", *groups)
+        taken.append((time.perf_counter() - began) / (2 * TOGETHER))
+        last = full[start + 2 * TOGETHER - 1]
+        told("stored", last.iteration, last.prompt_id)  # waits for all of them
+        written.append((time.perf_counter() - began) / (2 * TOGETHER))
     return statistics.median(taken), statistics.median(written)
+
+
+def _groups(full: list[WorkUnit]) -> list[Any]:
+    return [
+        ray.put(
+            SampleGroup(
+                iteration=unit.iteration,
+                revision=unit.revision,
+                prompt_id=unit.prompt_id,
+                indices=unit.indices,
+                rewards=tuple(map(float, unit.indices)),
+                latents=torch.zeros(len(unit.indices), 64, 16),
+            )
+        )
+        for unit in full
+    ]
 
 
 def _answers() -> tuple[float, float]:
@@ -168,16 +194,21 @@ def _waiting() -> dict[int, float]:
     return waits
 
 
-def _giving() -> float:
-    """Median seconds to send a worker a unit."""
+def _sending() -> tuple[float, float]:
+    """Median seconds to send a worker a unit, and a revision."""
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
-    pool = _pool(1, handle=sleeper)
+    waiting.get(sleeper.sleep.remote(0.0), what="a start", seconds=60.0)  # to who has started, as in a run
     embedding = ray.put(torch.zeros(8))
     unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="0" * 16, indices=tuple(range(MICRO_BATCH)))
     prompt = Prompt(id=unit.prompt_id, text="an astronaut on a horse on the moon, in the style of a woodcut")
-    seconds = _median(lambda: pool.give("explorer-0", unit, "explore", unit, prompt, embedding))
+    payload, pool = ray.put(torch.zeros(8)), _pool(1, handle=sleeper)
+    load = _median(
+        lambda: pool.publish("0", lambda handle, full: handle.load_revision.remote(payload, embedding, full))
+    )
+    pool = _pool(1, handle=sleeper)
+    call = _median(lambda: pool.give("explorer-0", unit, "explore", unit, prompt, embedding))
     ray.kill(sleeper)
-    return seconds
+    return call, load
 
 
 def _looking(workers: int = 1000) -> float:
@@ -208,12 +239,18 @@ def _pool(workers: int, handle: Any = None) -> Pool:
     return pool
 
 
-def _iteration(costs: Orchestration) -> float:
-    """Seconds of a real iteration, with one explorer and short stages, that the other costs do not explain."""
-    with tempfile.TemporaryDirectory() as root:
-        measured = orchestration.measure(1, SECONDS, ITERATIONS, Path(root))["measured_seconds"]
-    simulated = Simulation(orchestration.scenario(1, SECONDS, costs))
-    return max(0.0, measured - statistics.fmean(iteration.seconds for iteration in simulated.run(2)))
+def _real(costs: Orchestration) -> Orchestration:
+    """With what the other costs do not explain of real iterations with one explorer and short stages: of each unit, and
+    of the whole."""
+    units, unexplained = [], []
+    for work in WORKS:
+        with tempfile.TemporaryDirectory() as root:
+            measured = orchestration.measure(1, SECONDS, ITERATIONS, Path(root), work)["measured_seconds"]
+        simulated = Simulation(orchestration.scenario(1, SECONDS, costs, work))
+        units.append(work.prompts * work.units)
+        unexplained.append(measured - statistics.fmean(iteration.seconds for iteration in simulated.run(2)))
+    gap = max(0.0, (unexplained[1] - unexplained[0]) / (units[1] - units[0]))
+    return replace(costs, gap=gap, iteration=max(0.0, unexplained[0] - units[0] * gap))
 
 
 def _median(call: Callable[[], object], repeats: int = REPEATS) -> float:

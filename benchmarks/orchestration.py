@@ -259,11 +259,11 @@ def sleeping_roles(explorer: type = SleepingExplorer) -> Roles:
     )
 
 
-def scenario(explorers: int, stage: float, costs: Orchestration) -> Scenario:
+def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SHORT) -> Scenario:
     """What `measure` runs, to be simulated."""
     return Scenario(
-        prompts=SHORT.prompts,
-        pool=SHORT.units * MICRO_BATCH,
+        prompts=work.prompts,
+        pool=work.units * MICRO_BATCH,
         keep=KEEP,
         micro_batch=MICRO_BATCH,
         explorers=explorers,

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from solrl_ray.audit import AuditedPool, AuditPlan
 from solrl_ray.errors import RunError
@@ -119,10 +118,10 @@ def rewards_digest(rewards: Sequence[float]) -> str:
 def group_digest(group: SampleGroup) -> str:
     """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see."""
     digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards))
-    digest.update(group.latents.contiguous().numpy().tobytes())
+    digest.update(group.latents.contiguous().numpy().data)
     if group.trajectory is not None:
         digest.update(struct.pack("<q", group.trajectory.first_step))
-        digest.update(group.trajectory.states.contiguous().numpy().tobytes())
+        digest.update(group.trajectory.states.contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -238,7 +237,7 @@ class IterationBook:
                 f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
                 f"expected {unit.indices} of revision {unit.revision}"
             )
-        if not (all(math.isfinite(r) for r in group.rewards) and bool(torch.isfinite(group.latents).all())):
+        if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(group.latents.numpy()).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         self.full.add(unit)
         outcome = self._finish(self.full, unit, group_digest(group), group.worker)

@@ -92,13 +92,16 @@ class OrchestrationCosts(Part):
     round: float
     worker: float
     call: float
+    load: float
     answer: float
     ask: float
     commit: float
     fold: float
+    candidate: float
     store: float
     write: float
     hop: float
+    gap: float
     iteration: float
 
     def seconds(self) -> Orchestration:

@@ -33,6 +33,8 @@ class Orchestration:
     """The same, for each worker of both pools."""
     call: float = 0.0
     """Sending one call with a unit, its prompt and the reference of an embedding."""
+    load: float = 0.0
+    """Sending one call with the references of a revision and of a probe's embedding."""
     answer: float = 0.0
     """Taking one small answer."""
     ask: float = 0.0
@@ -41,12 +43,16 @@ class Orchestration:
     """The selector's wait for the disk, once for all that is brought together."""
     fold: float = 0.0
     """The selector's own work for one result of a pool's unit among many."""
+    candidate: float = 0.0
+    """The same for each reward in it."""
     store: float = 0.0
-    """The same for a sample group."""
+    """As `fold`, for a sample group."""
     write: float = 0.0
     """A group's file, which the selector has written while it goes on; many at a time."""
     hop: float = 0.0
     """A message on its way, which delays its receiver only."""
+    gap: float = 0.0
+    """What a worker needs between two units beside their work."""
     iteration: float = 0.0
     """Once an iteration: what is neither a unit's nor a revision's message, such as opening the book, the questions to
     the learner group, metrics."""

@@ -33,12 +33,12 @@ class Pool:
         if member.state is State.READY and member.units < credit:
             heapq.heappush(self.free, (member.units, member.name))
 
-    def slot(self) -> str | None:
+    def slot(self, credit: int) -> str | None:
         """Who takes the next unit: the least busy, by name, as in `actors.pool.Pool.slots`; None if all are full."""
         while self.free:
             units, name = self.free[0]
             member = self.members.get(name)
             if member is not None and member.state is State.READY and member.units == units:
-                return name
+                return name if units < credit else None
             heapq.heappop(self.free)
         return None

@@ -130,7 +130,7 @@ class Simulation:
             self._publish("explorer", present)
         if present not in self._books:
             self._begin(present)
-            self._go_on()
+            self._serve()
         self._publish("regenerator", present)
         opened, self._controller = self._now, 0.0
         saved, this = opened + scenario.stages.checkpoint, self._books[present]
@@ -189,18 +189,19 @@ class Simulation:
         for member in pool.members.values():
             member.state = advance(member.state, "outdated")
             pool.settle(member, self._scenario.credit)
-            self._spend(self._costs.call)
+            self._spend(self._costs.load)
             if member.state is State.STALE:
                 self._load(member)
 
-    def _hand_out(self) -> None:
+    def _hand_out(self, credit: int | None = None) -> None:
+        """Fill free slots; `credit`: units that a worker may have, if not all that it may at other times."""
         for iteration, this in self._books.items():
             for role in self._working if iteration == self._iteration else ROLES[:1]:
-                self._hand_out_stage(this, role)
+                self._hand_out_stage(this, role, credit or self._scenario.credit)
 
-    def _hand_out_stage(self, this: _Open, role: str) -> None:
+    def _hand_out_stage(self, this: _Open, role: str, credit: int) -> None:
         pool = self._pools[role]
-        worker = pool.slot() if this.waiting[role] else None
+        worker = pool.slot(credit) if this.waiting[role] else None
         if worker is None:
             return
         self._spend(self._costs.ask)
@@ -212,13 +213,14 @@ class Simulation:
                 break
             self._spend(self._costs.call)
             self._give(pool, pool.members[worker], unit)
-            worker = pool.slot()
+            worker = pool.slot(credit)
 
-    def _go_on(self) -> None:
-        """Hand out what can be after what is there already."""
-        if self._heap and self._heap[0][0] <= self._now:
-            self._take_all(self._arrived())
-        self._hand_out()
+    def _serve(self) -> None:
+        """As `Rollout.serve`."""
+        for credit in (1, 1, None):
+            if self._heap and self._heap[0][0] <= self._now:
+                self._take_all(self._arrived())
+            self._hand_out(credit)
 
     def _aside(self, seconds: float) -> None:
         """Time that the learner group needs, while everybody else goes on."""
@@ -240,43 +242,48 @@ class Simulation:
         return events
 
     def _take_all(self, events: list[_Event]) -> None:
-        """Results of units come to the selector together, and so do groups."""
-        units = [event.unit for event in events if event.unit is not None]
-        groups = sum(unit.stage == "full" for unit in units)
-        for brought, cost in ((len(units) - groups, self._costs.fold), (groups, self._costs.store)):
-            if brought:
-                self._spend(self._costs.ask + self._costs.commit + brought * cost)
-        self._write(groups)
+        """As `Rollout.take`: results of pools' units come to the selector together, and after them groups."""
         for event in events:
-            self._take(event)
+            if event.kind != "lost":
+                self._settle(event)
+        explored = [event for event in events if event.unit is not None and event.unit.stage != "full"]
+        stored = [event.unit for event in events if event.unit is not None and event.unit.stage == "full"]
+        if explored:
+            self._bring(len(explored), self._costs.fold + self._costs.candidate * self._scenario.micro_batch)
+            for event in explored:
+                self._fold(event)
+        if stored:
+            if explored:
+                self._hand_out()
+            self._bring(len(stored), self._costs.store)
+            for unit in stored:
+                self._store(unit)
+        for event in events:
+            if event.kind == "lost":
+                self._replace(event.worker)
 
-    def _take(self, event: _Event) -> None:
+    def _settle(self, event: _Event) -> None:
+        """An answer, as its pool takes it."""
         pool = self._pools[role_of(event.worker)]
         member = pool.members[event.worker]
-        if event.kind == "lost":
-            self._replace(pool, member)
+        self._spend(self._costs.answer)
+        if event.kind == "done":
+            member.units -= 1
+            self._busy[role_of(event.worker)] += event.seconds
         elif event.kind == "started":
-            self._spend(self._costs.answer)
             member.state = advance(member.state, "started")
             self._load(member)
-        elif event.kind == "loaded":
-            self._spend(self._costs.answer)
-            if event.publication == pool.revision:
-                member.state = advance(member.state, "proved")
-        else:
-            member.units -= 1
-            self._finish(event)
-        if event.kind != "lost":
-            pool.settle(member, self._scenario.credit)
+        elif event.publication == pool.revision:
+            member.state = advance(member.state, "proved")
+        pool.settle(member, self._scenario.credit)
 
-    def _finish(self, event: _Event) -> None:
+    def _bring(self, count: int, cost: float) -> None:
+        """The selector takes so many at a time; groups are written while it and the controller go on."""
+        self._spend(self._costs.ask + self._costs.commit + count * cost)
+
+    def _fold(self, event: _Event) -> None:
         unit = event.unit
         assert unit is not None
-        self._spend(self._costs.answer)
-        self._busy[role_of(event.worker)] += event.seconds
-        if unit.stage == "full":
-            self._store(unit)
-            return
         this, rewards = self._books[unit.iteration], self._chance.rewards(unit)
         result = UnitResult(
             unit=unit,
@@ -289,8 +296,7 @@ class Simulation:
         this.explored = self._now
         full = this.book.ready(unit.prompt_id)
         if full is not None and self._scenario.one_stage:  # put together one by one
-            self._spend(self._costs.ask + self._costs.commit + self._costs.store)
-            self._write(1)
+            self._bring(1, self._costs.store)
             self._store(full)
         elif full is not None:
             this.waiting["regenerator"] = True
@@ -308,12 +314,11 @@ class Simulation:
             latents=torch.zeros(len(unit.indices), 1),
         )
         self._books[unit.iteration].book.fold_full(group)
+        self._written = max(self._written, self._now) + self._costs.write
 
-    def _write(self, groups: int) -> None:
-        """The selector has groups on their way to the disk, while it and the controller go on."""
-        self._written = max(self._written, self._now) + groups * self._costs.write
-
-    def _replace(self, pool: Pool, member: Member) -> None:
+    def _replace(self, worker: str) -> None:
+        pool = self._pools[role_of(worker)]
+        member = pool.members[worker]
         self._spend(self._costs.ask)
         member.state = advance(member.state, "lost")
         del pool.members[member.name]
@@ -373,7 +378,7 @@ class Simulation:
         usual = stages.full if unit.stage == "full" else stages.preview
         seconds = usual * member.factor * self._chance.factor(unit)
         begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
-        self._device_free[member.device] = begins + seconds
+        self._device_free[member.device] = begins + seconds + self._costs.gap
         member.units += 1
         pool.settle(member, self._scenario.credit)
         self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))

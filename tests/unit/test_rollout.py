@@ -7,14 +7,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actors.budget import Budget
 from actors.events import Done
 from actors.iteration import OpenIteration
+from actors.member import Member
+from actors.pool import Pool
 from actors.regenerator import GroupReport
 from actors.rollout import Rollout
 from actors.selector import Opened, Selector, Taken
+from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
+from solrl_ray.scheduling.fleet import State
 from tests.unit.test_selector import regenerated
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=2, keep=2, micro_batch=2)
@@ -45,7 +50,7 @@ class Workers:
     def __post_init__(self) -> None:
         self.explorers, self.regenerators = {"explorers": self}, self
 
-    def slots(self) -> list[str]:
+    def slots(self, credit: int | None = None) -> list[str]:
         return [self.name] if self.name else []
 
     def give(self, worker: str, unit: WorkUnit, method: str, *inputs: Any, parts: int) -> None:
@@ -90,3 +95,11 @@ def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(t
     next(tmp_path.rglob("beef.safetensors")).write_bytes(b"damaged")
     assert [group.prompt_id for group in rollout.supply()] == ["beef", "cafe"]
     assert this.groups["beef"].rewards == (0.9, 0.1)
+
+
+def test_slots_are_of_the_least_busy_first_and_may_be_those_of_first_units_alone() -> None:
+    pool = Pool(lambda name: None, unit_seconds=60.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    pool._members |= {name: Member(name, None, opened=0.0, state=State.READY) for name in ("a", "b", "c")}
+    pool._members["a"].units = 1
+    assert pool.slots() == ["b", "c", "a", "b", "c"]
+    assert pool.slots(credit=1) == ["b", "c"]

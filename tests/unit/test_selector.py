@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from actors.selector import Selector
 from solrl_ray.audit import AuditPlan
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.book import IterationPlan
 from solrl_ray.scheduling.ledger import Outcome
 
@@ -242,6 +244,37 @@ def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as
     again = Selector(tmp_path / "together").open(PLAN)
     assert {group.prompt_id for group in again.groups} == {"beef", "cafe"}
     assert again.candidates == 8
+
+
+class Noting(RunFolder):
+    def __init__(self, path: Path, happened: list[str]) -> None:
+        super().__init__(path)
+        self._happened = happened
+
+    def save_group(self, group: SampleGroup) -> None:
+        self._happened.append("written")
+
+
+class Judging(Selector):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.happened: list[str] = []
+        self._folder = Noting(path, self.happened)
+
+    def store(self, group: SampleGroup) -> Outcome:
+        outcome = super().store(group)
+        time.sleep(0.05)  # a writer would have begun
+        self.happened.append("judged")
+        return outcome
+
+
+def test_groups_are_written_when_those_that_came_with_them_are_judged(tmp_path: Path) -> None:
+    selector = Judging(tmp_path)
+    selector.open(PLAN)
+    taken = selector.take([result(unit, "explorer-0") for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4)])
+    selector.take_groups(*[regenerated(each.full) for each in taken if each.full is not None])
+    selector.close(4)
+    assert selector.happened == ["judged", "judged", "written", "written"]
 
 
 AHEAD = replace(PLAN, lead=1)

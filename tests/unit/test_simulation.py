@@ -117,6 +117,25 @@ def test_a_queued_unit_hides_the_way_of_a_message() -> None:
     assert hidden == pytest.approx(0.5 + 0.25 + 16 + 0.25)
 
 
+def test_who_proves_its_revision_while_others_are_given_units_has_one_before_they_have_two() -> None:
+    # A message takes 1 s. Both are sent the revision by 2 s, when the first one's proof is there. It is given a unit by
+    # 3 s, when the other one's proof is there, and the other one by 4 s: that one ends its two of 10 s at 24.5 s.
+    costs = Orchestration(load=1.0, call=1.0, hop=0.5)
+    made = scenario(2, prompts=2, stages=Stages(preview=10.0, full=10.0, update=10.0), orchestration=costs)
+    iteration = simulate(made)[0]
+    assert iteration.publish == pytest.approx(2 + 4 + 2)  # first units, second ones, and the revision to regenerators
+    assert iteration.publish + iteration.explored == pytest.approx(24.5 + 0.5)
+
+
+def test_what_a_worker_needs_between_units_is_added_to_each_but_the_last() -> None:
+    assert simulate(scenario(1, orchestration=Orchestration(gap=0.25)))[0].explored == pytest.approx(16 + 15 * 0.25)
+
+
+def test_a_result_costs_the_selector_by_its_candidates() -> None:
+    costs = Orchestration(fold=0.5, candidate=0.125)
+    assert simulate(scenario(16, orchestration=costs))[0].explored == pytest.approx(1 + 16 * (0.5 + 4 * 0.125))
+
+
 def test_holders_of_a_revision_multiply_in_a_broadcast() -> None:
     one = Network(payload=2e9, bandwidth=1e9, fanout=1)
     assert [one.arrival(node, 7) for node in range(7)] == [2, 4, 4, 6, 6, 6, 6]
