@@ -183,22 +183,41 @@ def best_split() -> Rows:
 
 
 def controller_share() -> Rows:
-    """Stages of 1 s, as `benchmarks/orchestration.py` has them: two units a prompt; and FLUX.1-dev's stages."""
+    """Stages of 1 s and FLUX.1-dev's stages."""
     rows = []
     for explorers in (1, 4, 16, 64, 256, 1000):
-        sleeping = Scenario(
-            prompts=max(8, 2 * explorers),
-            pool=8,
-            keep=4,
-            micro_batch=4,
-            explorers=explorers,
-            regenerators=explorers,
-            stages=Stages(preview=1.0, full=1.0, update=1.0),
-            orchestration=orchestration().seconds(),
-        )
         stages = made(explorers, math.ceil(explorers / 2), max(8, explorers), prompts=max(8, explorers))
-        rows.append({"explorers": explorers, "stages_of_1_s": overhead(sleeping), "flux": overhead(stages)})
+        rows.append(
+            {"explorers": explorers, "stages_of_1_s": overhead(short_stages(explorers)), "flux": overhead(stages)}
+        )
     return rows
+
+
+def short_stages(explorers: int) -> Scenario:
+    """Stages of 1 s, as `benchmarks/orchestration.py` has them: two units a prompt."""
+    return Scenario(
+        prompts=max(8, 2 * explorers),
+        pool=8,
+        keep=4,
+        micro_batch=4,
+        explorers=explorers,
+        regenerators=explorers,
+        stages=Stages(preview=1.0, full=1.0, update=1.0),
+        orchestration=orchestration().seconds(),
+    )
+
+
+def controller_parts() -> Rows:
+    """With 1,000 explorers and stages of 1 s: by how much each cost makes an iteration longer, beside all others and
+    alone. They overlap: neither adds up to the whole."""
+    simulated, rows = short_stages(1000), []
+    whole, costs = mean_seconds(simulated), simulated.orchestration
+    ideal = mean_seconds(replace(simulated, orchestration=Orchestration()))
+    for name, cost in asdict(costs).items():
+        without = mean_seconds(replace(simulated, orchestration=replace(costs, **{name: 0.0})))
+        alone = mean_seconds(replace(simulated, orchestration=Orchestration(**{name: cost})))
+        rows.append({"cost": name, "beside_others": whole - without, "alone": alone - ideal})
+    return [*rows, {"cost": "all", "beside_others": whole - ideal, "alone": whole - ideal}]
 
 
 def book_throughput(prompts: int = 400) -> Rows:
@@ -240,6 +259,7 @@ QUESTIONS: dict[str, Callable[[], Rows]] = {
     "fan_out": fan_out,
     "best_split": best_split,
     "controller_share": controller_share,
+    "controller_parts": controller_parts,
     "book_throughput": book_throughput,
 }
 
