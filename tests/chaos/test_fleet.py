@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from actors.events import Event, Lost, Nonsense
 from actors.fleet import Fleet
 from actors.telemetry import Telemetry
 from solrl_ray.errors import NotFiniteError, RunError, UserError
-from solrl_ray.records import Attestation, WorkUnit
+from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.revisions import payload
 from solrl_ray.revisions.manifest import Expected
 from solrl_ray.run_folder import RunFolder
 from tests.chaos.pools import Worker, load, spawn, units
+from tests.revisions import factors, publication, publisher
 from tests.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -113,6 +116,45 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
     fleet.scale({"explorers": 2})
     wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0", "explorer-4"])
+
+
+class Claims(Worker):
+    """Says that it holds other weights than revision 1, that it bound nothing of revision 2, and the truth of 3."""
+
+    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt:  # type: ignore[override]
+        manifest = payload.read(content).manifest
+        held = manifest.expected["explorer"]
+        return replace(
+            super().load_revision(full),
+            revision=manifest.revision,
+            bound_modules=0 if manifest.revision == 2 else held.modules,
+            buffer_digest="another" if manifest.revision == 1 else held.digest,
+        )
+
+
+class Claiming:
+    def explorer(self, name: str) -> Any:
+        return spawn(name, kind=Claims)
+
+    def regenerator(self, name: str) -> Any:
+        return spawn(name, "C")
+
+
+def test_a_receipt_of_other_weights_than_were_published_ends_the_run(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "claiming", "fleet.explorers.count=1")
+    fleet = Fleet(config, Claiming(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
+    fleet.open()
+
+    def publish(revision: int) -> None:
+        fleet.publish("explorer", publication(publisher().build(revision, factors())), probe=None)
+        wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0"])
+
+    stated = "its receipt states 2 modules, another; published were 2 modules, [0-9a-f]{12}"
+    with pytest.raises(RunError, match=rf"^explorer-0 \(explorer\) does not hold revision 1: {stated}$"):
+        publish(1)
+    with pytest.raises(RunError, match=r"^explorer-0 \(explorer\) bound no module of revision 2$"):
+        publish(2)
+    publish(3)
 
 
 class Mixed:

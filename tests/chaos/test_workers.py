@@ -173,6 +173,8 @@ class MortalLearner(LearnerRank):
             stored = min((RunFolder.of(self._config).path / "samples").rglob("*.safetensors"))
             os.truncate(stored, stored.stat().st_size // 2)
             raise waiting.InputGone("fetching the samples", "an object it needs is lost")
+        if iteration == 1:
+            Path(self._config.run.root, "offered").write_text(str(self._joined.taken))
         super().feed(iteration, groups, embeddings)
 
     def update(self, iteration: int) -> UpdateMetrics:
@@ -214,7 +216,9 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(calm: Config, tm
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
     commands.train(config, live=False, roles=roles)
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == DEATHS | {"idle", "sent the whole"}
+    written = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert written == DEATHS | {"idle", "sent the whole", "offered"}
+    assert int((tmp_path / "offered").read_text()) > 0  # groups that the learner had before it was fed
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 4
     stopped = int((tmp_path / "explorer stopped").read_text())

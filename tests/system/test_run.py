@@ -16,6 +16,7 @@ from actors.roles import Roles
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
+from solrl_ray.report.trace import read_spans
 from tests.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -50,6 +51,12 @@ def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
     assert attested["explorer-0"]["tier"] == "nvfp4-emulated"
     assert attested["explorer-0"]["quantized_layers"] > 0
     assert attested["regenerator-0"]["tier"] == "float32"
+
+
+def test_a_prompt_is_regenerated_while_others_are_still_explored(calm: Config) -> None:
+    units = [span for span in read_spans(folder(calm)) if span.kind == "unit"]
+    explored = {span.iteration: span.ended for span in units if span.stage == "preview"}  # of each its last
+    assert any(span.started < explored[span.iteration] for span in units if span.stage == "full")
 
 
 class Troubled(Explorer):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from actors.iteration import RolledOut, StageClock
+from actors.iteration import OpenIteration, RolledOut, StageClock
+from actors.selector import Opened
+from solrl_ray.records import Prompt
+from solrl_ray.scheduling.book import IterationPlan
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,15 @@ def test_what_was_explored_before_the_iterations_revision_was_there_is_told_apar
     end = regenerated + 6.0 if regenerated is not None else 0.0
     clocks = {"explore": StageClock(10.0, 20.0), "regenerate": StageClock(regenerated, end)}
     assert RolledOut([], [], [], clocks, lead=lead).walls == pytest.approx(expected)
+
+
+def test_groups_are_offered_in_prompt_order_and_once_as_far_as_none_is_missing() -> None:
+    plan = IterationPlan(iteration=0, revision=0, prompt_ids=tuple("abcd"), pool=2, keep=2, micro_batch=2)
+    prompts = [Prompt(id=key, text="") for key in "abcd"]
+    this = OpenIteration(plan, prompts, dict(zip("abcd", "1234", strict=True)), Opened(groups=(), candidates=0))
+    offered = []
+    for key in "bacd":
+        this.groups[key] = key.upper()
+        offered.append(this.offer())
+    assert offered == [(0, [], []), (0, ["A", "B"], ["1", "2"]), (2, ["C"], ["3"]), (3, ["D"], ["4"])]
+    assert this.offer() == (4, [], [])

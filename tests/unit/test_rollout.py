@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,24 @@ class Workers:
         return [Done(self.name, *each) for each in zip(done, reports, groups, strict=True)]
 
 
+class Ordered(Workers):
+    """Take everything, and answer for one prompt at a time, in this order."""
+
+    publication_counts: Mapping[str, float] = {}
+    order = ("cafe", "beef", "dead")
+
+    def slots(self, credit: int | None = None) -> list[str]:
+        return [self.name] * 3 if self.name else []
+
+    def events(self, *, seconds: float, needed: bool = True) -> list[Done]:
+        self.given.sort(key=lambda unit: self.order.index(unit.prompt_id))
+        held = self.given[1:]
+        del self.given[1:]
+        done = super().events(seconds=seconds, needed=needed)
+        self.given = held
+        return done
+
+
 class Quiet:
     def message(self, text: str) -> None: ...
 
@@ -103,3 +121,29 @@ def test_slots_are_of_the_least_busy_first_and_may_be_those_of_first_units_alone
     pool._members["a"].units = 1
     assert pool.slots() == ["b", "c", "a", "b", "c"]
     assert pool.slots(credit=1) == ["b", "c"]
+
+
+def test_groups_are_offered_to_the_learners_while_others_are_still_made(tmp_path: Path) -> None:
+    plan = replace(PLAN, prompt_ids=("beef", "cafe", "dead"))
+    selector, workers = Near(tmp_path), Ordered()
+    workers.regenerators = Ordered("regenerator-0")
+    workers.events = workers.regenerators.events  # type: ignore[method-assign]
+    rollout = Rollout(workers, selector, Quiet())  # type: ignore[arg-type]
+    prompts = [Prompt(id=prompt_id, text="") for prompt_id in plan.prompt_ids]
+    rollout.open(plan, prompts, {prompt_id: f"of {prompt_id}" for prompt_id in plan.prompt_ids})
+    this = rollout._open[4]
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 3):
+        selector.fold(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
+        this.folded(unit, 0.1)
+    rollout.regenerate(4, policy_digest="d")
+    seen = []
+
+    def offer(sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
+        seen.append((len(this.groups), sizes, first, [group.prompt_id for group in groups], embeddings))
+
+    rolled = rollout.run(4, explored=lambda: None, offer=offer)
+    assert seen == [
+        (2, [2, 2, 2], 0, ["beef", "cafe"], ["of beef", "of cafe"]),
+        (3, [2, 2, 2], 2, ["dead"], ["of dead"]),
+    ]
+    assert [group.prompt_id for group in rolled.groups] == ["beef", "cafe", "dead"]
