@@ -285,7 +285,8 @@ class Deadlines(Part):
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0
-    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo)."""
+    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo). If it is shorter than
+    `update`, a rank that hangs ends the run, where the group would be rebuilt."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
     rest: Seconds = 60.0

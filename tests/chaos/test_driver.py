@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import ray
 
+from actors import commands
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.report import LiveView
 from solrl_ray.report.trace import read_spans
 from tests.small import digests, folder, small_config
 
@@ -215,3 +219,23 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
     assert max(stamps) - min(stamps) > 86_400.0
     assert all(0.0 <= span.seconds < PATIENCE for span in read_spans(run))
     assert all(0.0 <= value < PATIENCE for record in iterations(run) for value in record["seconds"].values())
+
+
+class Deaf:
+    """A controller that neither ends nor says how it is."""
+
+    def run(self) -> None:
+        time.sleep(3600.0)
+
+    def progress(self) -> None:
+        time.sleep(3600.0)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_driver_ends_with_a_sentence_when_its_controller_does_not_answer(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "deaf", "fleet.deadlines.start=0.5")
+    controller = ray.remote(Deaf).options(num_cpus=0, max_concurrency=4).remote()
+    said = "^the controller did not answer 3 questions for progress; go on with --resume$"
+    with pytest.raises(RunError, match=said):
+        commands.follow(controller, LiveView(plain=True), config)
+    ray.kill(controller)

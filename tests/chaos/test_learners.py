@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,33 @@ class Light:
         return context.get_actor_name(), self._loaded, place.bundle_count
 
 
+class Late(Light):
+    """The first rank 1 never ends its update."""
+
+    def __init__(self, config: Config, rank: int) -> None:
+        super().__init__(config, rank)
+        self._rank = rank
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        pass
+
+    def update(self, iteration: int) -> tuple[str, object]:
+        name = ray.get_runtime_context().get_actor_name()
+        if self._rank == 1 and ".1" not in name:
+            time.sleep(3600.0)
+        return name, self._loaded
+
+
+def test_a_group_of_which_a_rank_hangs_is_rebuilt_when_its_update_is_late(tmp_path: Path) -> None:
+    settings = config(tmp_path, learner={"world_size": 2}, fleet={"deadlines": {"update": 1.0}})
+    said: list[str] = []
+    learners = group(settings, tmp_path, Late, said)
+    learners.start(None)
+    assert learners.update(0, [], []) == (f"{tmp_path.name}-learner-0.1", None)
+    late = "update of the learner group failed: no answer within its deadline of 1 s"
+    assert said == [f"the learner group is rebuilt from revision 0 ({late})"]
+
+
 def light_group(settings: Config, cast: Cast, said: list[str]) -> LearnerGroup:
     return LearnerGroup(
         cast.learner,
@@ -189,7 +217,7 @@ class Counting(LearnerRank):
 
 
 def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest(tiny_pipeline: Path) -> None:
-    settings = config(tiny_pipeline)
+    settings = config(tiny_pipeline, fleet={"network": "lo"})
     rank = ray.remote(Counting).options(num_cpus=0).remote(settings, 0)
 
     def call(method: str, *arguments: Any) -> Any:
@@ -201,7 +229,8 @@ def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest
         return int(call("taken"))
 
     call("start")
-    call("join", *call("address"), True)
+    call("join", *call("address"), False)
+    assert call("__ray_call__", lambda _: os.environ["GLOO_SOCKET_IFNAME"]) == "lo"  # that of `fleet.network`
     start = call("state")
     made, known = ([ray.put(one) for one in all_] for all_ in (groups(0), embeddings().values()))
     call("feed", 0, made, known)

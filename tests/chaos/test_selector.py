@@ -14,6 +14,7 @@ import ray
 import torch
 
 from actors.budget import Budget
+from actors.roles import Cast, Roles
 from actors.selector import Selector, Taken
 from actors.selector_client import SelectorClient
 from solrl_ray.errors import RunError
@@ -21,6 +22,7 @@ from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.book import Closed, IterationPlan, group_digest
 from solrl_ray.scheduling.ledger import Outcome
+from tests.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -121,6 +123,50 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     assert group_digest(stored) == group_digest(group_of(full[1]))
     left = selector.ask("lease", 5, "explore", ["explorer-2"] * 4)
     assert [unit for _, unit in left] == AHEAD.pool_units()[1:]  # the new selectors knew of that iteration, too
+
+
+class Hangs(Selector):
+    """Once, when it is asked for units."""
+
+    def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
+        try:
+            (self._folder.path / "hung").touch(exist_ok=False)
+        except FileExistsError:
+            return super().lease(iteration, stage, slots)
+        time.sleep(3600.0)
+        return []
+
+
+def test_a_selector_that_hangs_is_restarted_and_asked_again(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def tell(sentence: str) -> None:
+        said.append(sentence)
+        selector._seconds = 60.0
+
+    def spawn(name: str) -> Any:
+        return ray.remote(Hangs).options(name=f"{tmp_path.name}-{name}", num_cpus=0).remote(tmp_path)
+
+    selector = SelectorClient(spawn, seconds=60.0, budget=Budget(1), held=list, tell=tell)
+    selector.open(PLAN)
+    selector._seconds = 1.0  # it has started: a start takes longer
+    assert [unit for _, unit in selector.ask("lease", 4, "explore", ["explorer-0"])] == PLAN.pool_units()[:1]
+    late = "the selector's answer to lease failed: no answer within its deadline of 1 s"
+    assert said == [f"the selector is restarted and replays its journal ({late})"]
+
+
+def test_a_strict_run_ends_with_a_result_that_comes_again_with_other_bytes(tmp_path: Path) -> None:
+    cast = Cast(small_config(tmp_path, "strict", "fleet.strict=true"), tmp_path, Roles())
+    selector = SelectorClient(cast.selector, seconds=60.0, budget=Budget(0), held=list, tell=lambda _: None)
+    selector.open(PLAN)
+    [(_, unit)] = selector.ask("lease", 4, "explore", ["explorer-0"])
+    for _ in range(2):
+        selector.ask("take", [result_of(unit)])  # the same again is none
+    other = replace(result_of(unit), rewards=(0.5, 0.5), worker="explorer-1")
+    with pytest.raises(
+        RunError, match=rf"^explorer-1 brought other bytes for {unit.id} than explorer-0, and fleet\.strict is true$"
+    ):
+        selector.ask("take", [other])
 
 
 def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:

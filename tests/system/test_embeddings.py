@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import ray
 
 from actors.embeddings import Embeddings
 from solrl_ray.config.schema import Deadlines
+from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -53,3 +56,17 @@ def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does()
     assert of("fce") == ""
     assert of("xf") == "x"
     assert of("cd") == "cd"
+
+
+class Hangs(Asked):
+    def start(self) -> None:
+        time.sleep(3600.0)
+
+
+def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> None:
+    encoder = ray.remote(Hangs).options(num_cpus=0).remote()
+    embeddings = Embeddings(encoder, Deadlines(start=1.0, encode=0.5))
+    with pytest.raises(RunError, match=r"^the start of the encoder failed: no answer within its deadline of 1 s$"):
+        embeddings.await_encoder()
+    with pytest.raises(RunError, match=r"^encoding 3 prompts failed: no answer within its deadline of 1\.5 s$"):
+        embeddings.of(prompts("abc"))

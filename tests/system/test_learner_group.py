@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import torch
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
@@ -119,18 +121,34 @@ def take_offers(rank: int, world_size: int, pipeline: Path, folder: Path) -> Non
     (folder / f"passes-{rank}.json").write_text(json.dumps(passes))
 
 
-def first_group(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
+def wait_in_vain(rank: int, world_size: int, port: int, folder: Path) -> None:
+    """Rank 0 of another group has a collective to which rank 1 does not come."""
+    leave_process_group()
+    device = torch.device("cpu")
+    process_group(rank, world_size, "127.0.0.1", port, device=device, timeout=3.0, one_host=True)
+    said = folder / "said"
+    if rank == 0:
+        with pytest.raises(RuntimeError) as raised:
+            torch.distributed.all_reduce(torch.ones(1))
+        said.write_text(str(raised.value))
+    deadline = time.monotonic() + 60.0
+    while not said.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def first_group(rank: int, world_size: int, pipeline: Path, folder: Path, port: int) -> None:
     train_straight_and_half(rank, world_size, pipeline, folder)
     count_reductions(rank, world_size, pipeline, folder)
     refuse(rank, world_size, pipeline, folder)
     take_offers(rank, world_size, pipeline, folder)
+    wait_in_vain(rank, world_size, port, folder)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind: states after 4 updates and after 2 by ZeRO stage, counts, refusals."""
     folder = tmp_path_factory.mktemp("two-ranks")
-    run_ranks(2, first_group, tiny_pipeline, folder)
+    run_ranks(2, first_group, tiny_pipeline, folder, free_port())
     return folder
 
 
@@ -167,6 +185,10 @@ def test_ranks_of_unequal_progress_end_with_the_bytes_of_an_update_at_once(two_r
     before_each_take = [json.loads((two_ranks / f"passes-{rank}.json").read_text()) for rank in (0, 1)]
     assert before_each_take == [[0, 3, 3] * 2, [0] * 2]  # rank 0 has learned from the first prompt alone
     assert files(two_ranks / "unequal") == files(two_ranks / "at-once")
+
+
+def test_a_rank_does_not_wait_longer_for_the_others_than_it_was_told(two_ranks: Path) -> None:
+    assert "Timed out waiting 3000ms" in (two_ranks / "said").read_text()
 
 
 @pytest.fixture(scope="module")
