@@ -46,12 +46,16 @@ def forks() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def local_ray(forks: str) -> Iterator[None]:
-    """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors."""
+    """One local Ray for all tests of the system: it takes seconds to start, and runs do not share actors.
+
+    It counts a GPU, whether or not there is one: who shares it can be told apart from who does not.
+    """
     import ray
 
     ray.init(
         address="local",
         num_cpus=2,
+        num_gpus=1,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="warning",

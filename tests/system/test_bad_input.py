@@ -39,7 +39,7 @@ def test_a_reward_that_fails_ends_the_command_with_one_sentence_before_anything_
 
 
 def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small_config(tmp_path, "waiting", "fleet.explorers.num_gpus=1", "fleet.deadlines.resources=3")
+    config = small_config(tmp_path, "waiting", "fleet.explorers.num_gpus=2", "fleet.deadlines.resources=3")
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     with ThreadPoolExecutor() as aside:
@@ -50,7 +50,7 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
         with pytest.raises(UserError, match="is in use by process"):
             RunFolder(folder(config)).lock(seconds=0.0)
         assert waits.result(timeout=60) == 2
-    assert "the actors ask for 1 GPUs" in capsys.readouterr().err
+    assert "the actors ask for 2 GPUs" in capsys.readouterr().err
     RunFolder(folder(config)).lock(seconds=0.0)
 
 

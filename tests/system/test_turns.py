@@ -1,0 +1,79 @@
+"""Learners that share a GPU with explorers and regenerators take turns with them, in a run.
+
+The GPU is one that Ray only counts; the players compute on CPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors import commands, devices
+from actors.explorer import Explorer
+from actors.learner import LearnerRank
+from actors.regenerator import Regenerator
+from actors.roles import Roles
+from solrl_ray.config.schema import Config
+from tests.chaos.notes import Reader
+from tests.chaos.noting import NotingExplorer, NotingLearner, NotingRegenerator, noted
+from tests.small import digests, small_config
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+SHARES = (
+    "fleet.explorers.num_gpus=0.25",
+    "fleet.regenerators.num_gpus=0.25",
+    "fleet.learners.num_gpus=0.5",
+)
+
+
+class OnCpu:
+    """A player that has a share of a GPU and computes on the CPU."""
+
+    def start(self) -> Any:
+        devices.device_of = lambda num_gpus: torch.device("cpu")
+        return super().start()  # type: ignore[misc]
+
+
+class SharingExplorer(OnCpu, NotingExplorer):
+    rest = noted("resting", Explorer.rest, "rested")
+
+
+class SharingRegenerator(OnCpu, NotingRegenerator):
+    rest = noted("resting", Regenerator.rest, "rested")
+
+
+class SharingLearner(OnCpu, NotingLearner):
+    offer = noted("taking", LearnerRank.offer, "taken")
+    part = noted("merging", LearnerRank.part, "merged")
+    rest = noted("resting", LearnerRank.rest, "rested")
+
+
+@pytest.mark.faults
+def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
+    calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, "shared", *SHARES)
+    monkeypatch.setattr(commands, "with_tier", lambda config: config)  # it would look for that GPU
+    roles = Roles(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
+    commands.train(config, live=False, roles=roles)
+    assert digests(config) == digests(calm)
+    reader = Reader(tmp_path / "notes.jsonl")
+    reader.read()
+    does: dict[str, str] = {}
+    turns = 0
+    for note in reader.notes:
+        learner, others = does.get("learner-0", ""), [does.get("explorer-0"), does.get("regenerator-0")]
+        if note.who != "learner-0":
+            # From the beginning of an update to the learner's rest nobody else does anything.
+            assert not turns or learner not in ("updating", "updated", "merging", "merged", "resting"), (note, does)
+        elif note.doing == "updating":
+            assert others == ["rested", "rested"], does
+            turns += 1
+        does[note.who] = note.doing
+    assert turns == config.run.iterations
+    assert does["learner-0"] == "rested"
+    assert "taking" not in [note.doing for note in reader.notes]
