@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -208,8 +209,24 @@ DEATHS = {
 }
 
 
+SAID = (
+    r"explorer-\d\S* was lost \(its worker is gone: .*\); explorer-\d\S* takes its place",
+    r"\d units of explorer-\d\S* go to others",
+    r"explorer-\d\S* was lost \(preview/2/\S+ passed its deadline of \d+ s\)",
+    r"regenerator-0 was lost \(its worker is gone: .*\); regenerator-0\.1 takes its place",
+    r"the selector is restarted and replays its journal \(the selector's answer to \w+ failed: its worker is gone: ",
+    r"full/2/\S+ is done again \(",
+    r"the samples of iteration 0 are taken from the run folder \(",
+    r"the stored group of prompt \S+ is damaged: it is made again",
+    r"the learner group is rebuilt from the last checkpoint \(update of the learner group failed: its worker is gone: ",
+)
+"""What docs/reliability.md says that a user sees of them."""
+
+
 @pytest.mark.timeout(900)
-def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
+    calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.preview=8")
     config = small_config(tmp_path, "killed", *fleet)
     roles = Roles(
@@ -223,6 +240,8 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(calm: Config, tm
     assert summary(config)["requeued_units"] >= 4
     stopped = int((tmp_path / "explorer stopped").read_text())
     wait_until("the end of the process that was stopped", lambda: not alive(stopped))
+    said = capsys.readouterr().out
+    assert [sentence for sentence in SAID if not re.search(sentence, said)] == []
 
 
 class KilledWhileEvaluating(Regenerator):

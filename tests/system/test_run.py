@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import read_spans
+from solrl_ray.run_folder import RunFolder
+from tests.chaos.test_workers import accepted, wait_until
 from tests.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -61,12 +64,15 @@ def test_a_prompt_is_regenerated_while_others_are_still_explored(calm: Config) -
 
 class Troubled(Explorer):
     """The second one's first answers are nonsense: rewards that are NaN, and an answer to another unit. In iteration 2
-    one of them hangs."""
+    one of them hangs, and one has other rewards for a unit that somebody else has done meanwhile."""
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         result = super().explore(unit, prompt, embedding)
         if unit.iteration == 2 and self._first("hung"):
             time.sleep(3600.0)
+        if unit.iteration == 2 and self._first("late"):
+            wait_until(f"{unit.id} of another", lambda: accepted(self._config, unit))
+            return dataclasses.replace(result, rewards=tuple(1.0 - reward for reward in result.rewards))
         if self._name == "explorer-1" and self._first("nan"):
             return dataclasses.replace(result, rewards=(float("nan"),) * len(result.rewards))
         if self._name == "explorer-1" and self._first("other"):
@@ -82,17 +88,31 @@ class Troubled(Explorer):
         return True
 
 
+SAID = (
+    r"(?s)is done again; strike 1 of 2 for explorer-1: .*is done again; strike 2 of 2 for explorer-1: ",
+    r"refused a result of explorer-1: ",
+    r"explorer-1 was given preview/\S+ and answered WorkUnit",
+    r"explorer-1 was lost \(strike 2: .*\); explorer-1\.1 takes its place",
+    r"preview/2/\S+ takes long; explorer-\d(\.1)? does it as well",
+    r"explorer-\d(\.1)? brought other bytes for preview/2/\S+ than explorer-\d(\.1)?; the first result counts",
+)
+
+
 def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
-    calm: Config, tmp_path: Path
+    calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.preview=1800")
+    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.preview=1800", "fleet.strikes=2")
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
     commands.train(config, live=False, roles=Roles(explorer=Troubled))
     assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
-    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
     assert digests(config) == digests(calm)
     assert summary(config)["requeued_units"] >= 2
+    measured = [record for record in RunFolder.of(config).read_metrics() if record["event"] == "iteration"]
+    assert [record["differing_results"] for record in measured] == [0, 0, 1]
+    said = capsys.readouterr().out
+    assert [sentence for sentence in SAID if not re.search(sentence, said)] == []
 
 
 class Poisoned(Explorer):
