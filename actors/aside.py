@@ -8,7 +8,9 @@ the learner group samples (`LearnerGroup.offer`).
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +25,21 @@ T = TypeVar("T")
 
 
 class Aside(Generic[T]):
-    def __init__(self, work: Callable[[], T], *, seconds: float) -> None:
+    def __init__(
+        self, work: Callable[[], T], *, seconds: float, deadline: float = math.inf, what: str = "the work aside"
+    ) -> None:
         """Begin `work`.
 
         Args:
             seconds: the longest that an errand may wait for the main thread.
+            deadline: the longest that `work` may take, seconds; none if each of its waits has its own.
+            what: the work's name, as the subject of a sentence.
         """
         self._work = work
         self._seconds = seconds
+        self._deadline = deadline
+        self._what = what
+        self._began = time.monotonic()
         self._changed = threading.Condition()
         self._errand: Callable[[], Any] | None = None
         self._answer: tuple[Any, BaseException | None] | None = None
@@ -44,9 +53,13 @@ class Aside(Generic[T]):
 
         Args:
             go_on: does so, and waits for at most so many seconds; whether there is anybody at work.
+
+        Raises RunError if it has passed its deadline; its thread, which nobody can end, is left to itself.
         """
         at_work, seconds = True, FIRST_POLL
         while not self.finished(seconds=0.0 if at_work else seconds):
+            if time.monotonic() - self._began > self._deadline:
+                raise RunError(f"{self._what} passed its deadline of {self._deadline:g} s")
             at_work = go_on(seconds)
             seconds = min(POLL, 2 * seconds)
 

@@ -295,7 +295,12 @@ class Controller:
             if following < self._config.run.iterations and not self._held_out.comes_before(following):
                 self._begin(following)
         finally:
-            self._checkpoint_seconds = self._meanwhile(lambda: self._save(learned.state, following))
+            self._checkpoint_seconds = self._meanwhile(
+                lambda: self._save(learned.state, following),
+                deadline=self._config.fleet.deadlines.checkpoint,
+                what=f"the checkpoint after {following} updates in {self._folder.path} (fleet.deadlines.checkpoint)",
+            )
+        self._meanwhile(lambda: self._learners.leave(cluster.draining()))
 
     def _save(self, state: LearnerState, updates: int) -> float:
         """Write what a resumed run begins with; returns the seconds that it took."""
@@ -308,9 +313,7 @@ class Controller:
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(updates))
-        seconds = time.monotonic() - saving
-        self._learners.leave(cluster.draining())
-        return seconds
+        return time.monotonic() - saving
 
     def _publish(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
         """Make revision `updates` of the sampling policy, and do something else meanwhile. Explorers are sent it as
@@ -367,11 +370,17 @@ class Controller:
         self._telemetry.state("done")
         self._telemetry.close()
 
-    def _meanwhile(self, work: Callable[[], T]) -> T:
-        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once."""
-        return self._both(work, lambda: None)[0]
+    def _meanwhile(self, work: Callable[[], T], **named: Any) -> T:
+        """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once.
 
-    def _both(self, work: Callable[[], T], also: Callable[[], U], *, patience: float = 0.0) -> tuple[T, U]:
+        Args:
+            named: deadline and name, as `Aside` has them.
+        """
+        return self._both(work, lambda: None, **named)[0]
+
+    def _both(
+        self, work: Callable[[], T], also: Callable[[], U], *, patience: float = 0.0, **named: Any
+    ) -> tuple[T, U]:
         """As `_meanwhile`, with something that this thread does first; returns what came of both.
 
         If that fails, `work` is brought to its end nevertheless.
@@ -379,7 +388,7 @@ class Controller:
         Args:
             patience: the longest that `also` may take, seconds; for so long `work` waits for this thread's help.
         """
-        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update + patience)
+        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update + patience, **named)
         try:
             done = also()
         finally:

@@ -297,6 +297,8 @@ class Deadlines(Part):
     """The embedding of one prompt."""
     fetch: Seconds = 120.0
     """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
+    checkpoint: Seconds = 600.0
+    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept."""
     upload: Seconds = 600.0
     """Copying the last checkpoints when the run ends, if `checkpoints.upload` is set."""
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from actors import commands
+from actors.learner import LearnerRank
+from actors.roles import Roles
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.learning.state import LearnerState
 from tests.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -32,3 +37,23 @@ def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
     copied = tmp_path / "copies/truncated/checkpoints/iteration-000003"
     assert (copied / "optimizer.safetensors").read_bytes() == whole
     assert sorted(path.name for path in copied.iterdir()) == sorted(path.name for path in newest.parent.iterdir())
+
+
+class OnADiskThatHangs(LearnerState):
+    def save(self, folder: Path) -> None:
+        threading.Event().wait()
+
+
+class HandsThemOut(LearnerRank):
+    def state(self) -> LearnerState | None:
+        state = super().state()
+        assert state is not None
+        return OnADiskThatHangs(**{name: getattr(state, name) for name in LearnerState.__dataclass_fields__})
+
+
+@pytest.mark.faults
+def test_a_checkpoint_that_a_disk_never_takes_ends_the_run_by_name(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "stuck", "run.iterations=1", "fleet.deadlines.checkpoint=0.5")
+    named = r"^the checkpoint after 1 updates in .*stuck \(fleet\.deadlines\.checkpoint\) passed its deadline"
+    with pytest.raises(RunError, match=named):
+        commands.train(config, live=False, roles=Roles(learner=HandsThemOut))

@@ -52,6 +52,15 @@ def test_an_errand_is_done_by_the_main_thread_and_its_error_goes_back_to_who_ask
     assert aside.result() == (threading.get_ident(), "there are no groups")
 
 
+def test_work_that_does_not_end_is_named_while_the_rest_is_looked_after() -> None:
+    forever, looked = threading.Event(), []
+    aside = Aside(forever.wait, seconds=10.0, deadline=0.1, what="the checkpoint after 3 updates")
+    with pytest.raises(RunError, match=r"^the checkpoint after 3 updates passed its deadline of 0\.1 s$"):
+        aside.await_end(lambda seconds: not forever.wait(looked.append(seconds) or seconds))
+    assert len(looked) > 1
+    forever.set()
+
+
 def test_a_main_thread_that_does_not_come_to_an_errand_is_named() -> None:
     begin = threading.Event()
     aside = Aside(lambda: begin.wait(10.0) and aside.ask(lambda: 0, what="bringing groups"), seconds=0.05)
