@@ -21,7 +21,7 @@ from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
 from solrl_ray.report import LiveView
-from solrl_ray.resuming import concluded
+from solrl_ray.resuming import check_prompts, concluded
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling import placement
 from solrl_ray.warm_start import warm_start
@@ -59,6 +59,7 @@ def train(
             print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
             report.build(folder.path)
         else:
+            check_prompts(folder, config)
             _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0

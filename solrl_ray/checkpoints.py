@@ -1,6 +1,6 @@
 """Which checkpoints stay, and their copies elsewhere.
 
-    checkpoint ─► bounded queue ─► thread: data files, config.yaml, metrics.jsonl, then state.json ─► prune there
+    checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune there
 
 The local folder is the truth and never waits for a copy. A copy is complete when its ``state.json`` is there, which
 holds the checksums of the rest. What was copied is a run folder: fetched back, ``--resume`` takes it.
@@ -23,6 +23,8 @@ from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState
 
 MANIFEST = "state.json"
+BESIDE = ("config.yaml", "prompts.json", "metrics.jsonl")
+"""Of the run folder: what a copy of a checkpoint needs to be a run that goes on."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one takes the place of the oldest."""
 
@@ -160,7 +162,7 @@ class Uploader:
         for file in sorted(checkpoint.iterdir()):
             if file.name != MANIFEST:
                 self._files.put_file(str(file), posixpath.join(folder, file.name))
-        for name in ("config.yaml", "metrics.jsonl"):
+        for name in BESIDE:
             self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
         self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
         there = self._there()

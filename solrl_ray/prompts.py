@@ -61,6 +61,11 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     return list(prompts.values())
 
 
+def prompts_digest(prompts: Sequence[Prompt]) -> str:
+    """SHA-256 (hex) over the prompts' ids, one a line, in their order."""
+    return hashlib.sha256("".join(f"{prompt.id}\n" for prompt in prompts).encode()).hexdigest()
+
+
 def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int) -> list[Prompt]:
     """The prompts of an iteration: the first `count` of an addressed permutation, drawn anew each iteration.
 

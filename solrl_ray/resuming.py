@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from solrl_ray.checkpoints import newest_state
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.files import replace_file
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, measured_seconds
 from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.prompts import prompts_digest, read_prompts
 from solrl_ray.report.data import read_run
 from solrl_ray.run_folder import RunFolder
 
@@ -51,6 +55,29 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: in
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
     )
+
+
+def check_prompts(folder: RunFolder, config: Config) -> None:
+    """Note which prompts a run begins with: those to train on, and the held-out ones that are evaluated, in order.
+
+    Raises UserError if it began with others: which ones an iteration takes, and what rewards of evaluations are
+    compared with, would change without a word.
+    """
+    used = {
+        "train": read_prompts(config.prompts.train, "prompts.train"),
+        "heldout": read_prompts(config.prompts.heldout, "prompts.heldout")[: config.evaluation.prompts],
+    }
+    now = {part: {"prompts": len(found), "digest": prompts_digest(found)} for part, found in used.items()}
+    if not folder.prompts.is_file():
+        replace_file(folder.prompts, json.dumps(now, indent=1).encode())
+        return
+    was = json.loads(folder.prompts.read_text())
+    for part in (part for part in now if now[part] != was[part]):
+        raise UserError(
+            f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
+            f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
+            f"put the file back, or begin another run, with --from {folder.path} from what this one has learned"
+        )
 
 
 def concluded(folder: RunFolder) -> bool:

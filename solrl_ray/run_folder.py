@@ -38,6 +38,7 @@ _BEFORE_TRAINING = (
     "spans.jsonl",
     "attestations.json",
     "pools.json",
+    "prompts.json",
 )
 """What a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
@@ -211,6 +212,11 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def prompts(self) -> Path:
+        """What the run's prompt files held when it began: see `resuming.check_prompts`."""
+        return self.path / "prompts.json"
 
     @property
     def embeddings(self) -> Path:

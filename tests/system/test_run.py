@@ -29,6 +29,7 @@ def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
     root = folder(calm)
     for name in (
         "config.yaml",
+        "prompts.json",
         "metrics.jsonl",
         "attestations.json",
         "summary.json",

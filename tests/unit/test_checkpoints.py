@@ -62,6 +62,7 @@ def begun(root: Path, updates: int) -> RunFolder:
     run = RunFolder(root / "small")
     run.path.mkdir(parents=True)
     (run.path / "config.yaml").write_text("run: {name: small}\n")
+    (run.path / "prompts.json").write_text("{}")
     for number in range(updates):
         run.append_metrics(made_runs.iteration(number).as_dict())
     return run
@@ -114,7 +115,13 @@ def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, m
     state(1).save(run.checkpoint(1))
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
-    assert sorted(order[:-1]) == ["config.yaml", "metrics.jsonl", "optimizer.safetensors", "policy.safetensors"]
+    assert sorted(order[:-1]) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "optimizer.safetensors",
+        "policy.safetensors",
+        "prompts.json",
+    ]
     assert order[-1] == "state.json"
 
 

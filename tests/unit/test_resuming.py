@@ -10,9 +10,10 @@ import torch
 
 from actors import commands
 from solrl_ray.checkpoints import state_before
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.resuming import concluded, resume_point
+from solrl_ray.resuming import check_prompts, concluded, resume_point
 from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
 
@@ -178,3 +179,50 @@ def test_a_run_that_has_all_it_was_to_make_is_not_worked_on_again(
     damage(run, 3)
     state(2).save(run.checkpoint(2))
     assert not concluded(run)
+
+
+PROMPTS = "a red circle\na blue square\na green ring\n"
+
+
+def reads(folder: RunFolder, train: str = PROMPTS, heldout: str = PROMPTS) -> Config:
+    """The configuration of a run in `folder` whose prompt files, beside it, hold this; two prompts are evaluated."""
+    files = {name: folder.path.parent / f"{name}.txt" for name in ("train", "heldout")}
+    for file, content in zip(files.values(), (train, heldout), strict=True):
+        file.write_text(content)
+    values = made_runs.config().model_dump() | {"prompts": {name: str(file) for name, file in files.items()}}
+    values["run"] |= {"root": str(folder.path.parent), "name": folder.path.name}
+    values["evaluation"] |= {"prompts": 2}
+    return Config.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("train", "heldout", "problem"),
+    [
+        (
+            PROMPTS + "a cat\n",
+            PROMPTS,
+            r"prompts\.train is '.*train\.txt', whose .* \(3 then, 4 now, by text",
+        ),
+        (PROMPTS.replace("red", "pink"), PROMPTS, r"prompts\.train is .*; put the file back, or begin another run"),
+        ("".join(reversed(PROMPTS.splitlines(True))), PROMPTS, r"prompts\.train is "),
+        (PROMPTS, PROMPTS.replace("blue", "pink"), r"prompts\.heldout is '.*heldout\.txt', .* \(2 then, 2 now"),
+    ],
+)
+def test_a_run_goes_on_with_no_other_prompts_than_it_began_with(
+    tmp_path: Path, train: str, heldout: str, problem: str
+) -> None:
+    run = RunFolder(tmp_path / "run")
+    config = reads(run)
+    run.create(config, resume=False)
+    run.unlock()
+    check_prompts(run, config)
+    reads(run, train, heldout)
+    with pytest.raises(UserError, match=problem):
+        commands.train(config, resume=True, address="127.0.0.1:1")  # where nobody listens
+
+
+def test_files_of_the_same_prompts_may_look_otherwise(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    check_prompts(run, reads(run))
+    check_prompts(run, reads(run, PROMPTS.replace("\n", " \n\n"), PROMPTS + "nobody evaluates this one\n"))
