@@ -139,7 +139,10 @@ class Evaluation:
         def arguments(prompt: Prompt) -> tuple[Any, ...]:
             return prompt, embeddings[prompt.id], prompt.id in shown
 
-        return collect(fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]))
+        strict = self._config.fleet.strict
+        return collect(
+            fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]), strict=strict
+        ).answers
 
 
 def merged(

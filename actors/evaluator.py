@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,22 @@ from actors.regenerator import Evaluated
 from actors.rollout import Rollout
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.evaluation import HELD_AS, evaluation_metrics, evaluation_units
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Ledger, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    answers: dict[str, Evaluated]
+    """By prompt id; of several to a unit the first one."""
+    duplicates: int
+    """Answers to units that were answered before, and those of them with other rewards."""
+    differing: int
 
 
 def collect(
@@ -29,12 +40,18 @@ def collect(
     method: str,
     arguments: Callable[[WorkUnit], tuple[Any, ...]],
     rollout: Rollout | None = None,
-) -> dict[str, Evaluated]:
-    """Have the regenerators do every unit, whoever is lost on the way; prompt id → answer.
+    *,
+    strict: bool,
+) -> Collected:
+    """Have the regenerators do every unit, whoever is lost on the way.
 
     Args:
         method: the regenerator's; it is called with the unit and its `arguments`.
         rollout: what explorers go on with meanwhile.
+        strict: `fleet.strict`.
+
+    Raises:
+        RunError: as `Fleet.events`; or a unit was answered twice with different rewards, and `strict`.
     """
     ledger, pool = Ledger(units), fleet.regenerators
     found: dict[str, Evaluated] = {}
@@ -48,14 +65,18 @@ def collect(
             rollout.hand_out()
         events = fleet.events(seconds=1.0)
         for event in events:
-            _take(event, fleet, telemetry, ledger, found)
+            if said := _take(event, fleet, ledger, found):
+                if strict:
+                    raise RunError(f"{said}, and fleet.strict is true")
+                telemetry.message(f"{said}; the first ones count")
         if rollout is not None:
             rollout.take(events)
         telemetry.stage("evaluate", ledger.done, len(ledger))
-    return found
+    return Collected(found, ledger.duplicates, ledger.violations)
 
 
-def _take(event: Work, fleet: Fleet, telemetry: Telemetry, ledger: Ledger, found: dict[str, Evaluated]) -> None:
+def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]) -> str:
+    """Returns a sentence on an answer with other rewards than the first one to its unit."""
     if isinstance(event, Lost):
         ledger.release(event.worker)
     elif event.unit not in ledger:
@@ -69,10 +90,8 @@ def _take(event: Work, fleet: Fleet, telemetry: Telemetry, ledger: Ledger, found
         if outcome is Outcome.ACCEPTED:
             found[event.unit.prompt_id] = event.value
         elif outcome is Outcome.VIOLATION:
-            first = ledger.finisher(event.unit.id)
-            telemetry.message(
-                f"{event.worker} has other rewards for {event.unit.id} than {first}; the first ones count"
-            )
+            return f"{event.worker} has other rewards for {event.unit.id} than {ledger.finisher(event.unit.id)}"
+    return ""
 
 
 class Evaluator:
@@ -114,15 +133,18 @@ class Evaluator:
             return prompt, *embedding, prompt in pictured
 
         method = "score_reference" if policy == "real" else "evaluate"
-        found = collect(self._fleet, self._telemetry, units, method, arguments, self._rollout)
-        images = {key: evaluated.images for key, evaluated in found.items() if evaluated.images is not None}
+        strict = self._config.fleet.strict
+        found = collect(self._fleet, self._telemetry, units, method, arguments, self._rollout, strict=strict)
+        images = {key: evaluated.images for key, evaluated in found.answers.items() if evaluated.images is not None}
         metrics = evaluation_metrics(
-            {prompt.id: found[prompt.id].rewards for prompt in prompts},
+            {prompt.id: found.answers[prompt.id].rewards for prompt in prompts},
             updates=updates,
             policy=policy,
             seconds=time.monotonic() - started,
             captions={p.id: p.text for p in pictured},
             overlapped=overlaps,
+            duplicates=found.duplicates,
+            differing=found.differing,
         )
         self._keep(metrics, images, pictured)
         return metrics

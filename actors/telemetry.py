@@ -48,7 +48,7 @@ class Telemetry:
         self._writer: TensorBoardWriter | None = None
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
-        self._measured_here = 0
+        self._measured_here = self._evaluated_before = 0
         self._spans: SpanWriter | None = None
         self._stage: tuple[str, str, float, float] | None = None
         """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
@@ -61,6 +61,7 @@ class Telemetry:
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
+        self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
         self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         self._iteration = len(iterations)
@@ -193,6 +194,7 @@ class Telemetry:
         if self._writer is not None:
             self._writer.evaluation(metrics, pictures)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
+        self._export_repeated()
 
     def progress(self) -> Progress:
         with self._lock:
@@ -235,8 +237,6 @@ class Telemetry:
         for name, value in (
             ("solrl_iteration", metrics.iteration + 1),
             ("solrl_requeued_units", sum(m.requeued_units for m in here)),
-            ("solrl_duplicate_results", sum(m.duplicate_results for m in here)),
-            ("solrl_differing_results", sum(m.differing_results for m in here)),
             ("solrl_reward_mean", metrics.reward_mean),
             ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
             ("solrl_rank_fidelity", metrics.spearman),
@@ -252,6 +252,14 @@ class Telemetry:
                 exporter.set(name, value)
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
+        self._export_repeated()
+
+    def _export_repeated(self) -> None:
+        """Results that came again in this process's iterations and evaluations."""
+        first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
+        here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
+        self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
+        self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
 
     def _record(self, span: Span) -> None:
         if self._spans is not None:

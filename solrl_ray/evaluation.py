@@ -75,11 +75,14 @@ def evaluation_metrics(
     seconds: float,
     captions: dict[str, str],
     overlapped: bool = False,
+    duplicates: int = 0,
+    differing: int = 0,
 ) -> EvaluationMetrics:
     """Mean and standard error over prompts of the per-prompt mean rewards.
 
     Args:
         rewards: prompt id → rewards of its addresses.
+        duplicates, differing: results that came again, and those of them with other rewards.
     """
     means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
     stderr = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
@@ -92,6 +95,8 @@ def evaluation_metrics(
         seconds=seconds,
         captions=captions,
         overlapped=overlapped,
+        duplicate_results=duplicates,
+        differing_results=differing,
     )
 
 

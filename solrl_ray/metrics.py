@@ -103,6 +103,9 @@ class EvaluationMetrics:
     """Prompt id → text, at least of the prompts whose pictures are kept; the report shows them."""
     overlapped: bool = False
     """Whether learners were at work meanwhile: its seconds are part of an iteration's then."""
+    duplicate_results: int = 0
+    differing_results: int = 0
+    """As an iteration's: results that came again, and those of them with other rewards."""
     event: str = field(default="evaluation", init=False)
 
     def as_dict(self) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def summarize(
         candidates=sum(record.candidates for record in iterations),
         samples=sum(record.samples for record in iterations),
         requeued_units=sum(record.requeued_units for record in iterations),
-        duplicate_results=sum(record.duplicate_results for record in iterations),
+        duplicate_results=sum(i.duplicate_results for i in iterations) + sum(e.duplicate_results for e in evaluations),
         preview_precision=None if is_one_stage(config) else config.rollout.preview.precision,
         family=config.rollout.family,
         warnings=list(warnings(config)),

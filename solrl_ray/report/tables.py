@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from solrl_ray.config.families import is_one_stage, pool_sampling
 from solrl_ray.ladder import in_a_row
+from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 from solrl_ray.report.markup import escape, table
@@ -143,10 +144,11 @@ def counts(data: RunData) -> str:
         _count(f"samples {trained}", expected_samples, sum(r.samples for r in data.iterations)),
         _count("iterations", data.config.run.iterations, len(data.iterations), done=data.finished),
     ]
+    records: list[IterationMetrics | EvaluationMetrics] = [*data.iterations, *data.evaluations]
     for name, total in (
         ("units given to another worker", sum(record.requeued_units for record in data.iterations)),
-        ("duplicate results, folded", sum(record.duplicate_results for record in data.iterations)),
-        ("of them with other bytes", sum(record.differing_results for record in data.iterations)),
+        ("duplicate results, folded", sum(record.duplicate_results for record in records)),
+        ("of them with other bytes", sum(record.differing_results for record in records)),
     ):
         rows.append([escape(name), "", f"{total:,}", ""])
     rows += _ratios(data)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from actors.evaluator import collect
+import pytest
+
+from actors.evaluator import Evaluator, collect
 from actors.events import Done
 from actors.regenerator import Evaluated
 from actors.roles import namespace
+from solrl_ray.errors import RunError
 from solrl_ray.evaluation import HELD_AS, HOLDERS, evaluation_units
+from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
 
 PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green triangles")]
@@ -34,7 +40,10 @@ def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: P
 
 
 class Two:
-    """A fleet of two regenerators, of which each does every unit; the second one's rewards are others."""
+    """A fleet of two regenerators, of which each does every unit; the second one's rewards are others.
+
+    Also the rollout and telemetry of an evaluation, of which only messages are kept.
+    """
 
     def __init__(self) -> None:
         self.regenerators, self.given, self.said = self, list[tuple[str, WorkUnit]](), list[str]()
@@ -51,6 +60,14 @@ class Two:
     def events(self, *, seconds: float) -> list[Done]:
         return [Done(worker, unit, answer(worker, unit)) for worker, unit in self.given]
 
+    def hand_out(self) -> None: ...
+
+    def take(self, events: Any) -> None: ...
+
+    def state(self, words: str, *, stage: str) -> None: ...
+
+    def evaluation(self, metrics: EvaluationMetrics, pictures: Any) -> None: ...
+
     def message(self, text: str) -> None:
         self.said.append(text)
 
@@ -65,10 +82,32 @@ def answer(worker: str, unit: WorkUnit) -> Evaluated:
     return Evaluated(unit=unit, rewards=(reward,), images=None, seconds=0.1, started=0.0)
 
 
-def test_of_two_answers_that_differ_the_first_counts_and_that_is_told() -> None:
+def arguments(unit: WorkUnit) -> tuple[WorkUnit]:
+    return (unit,)
+
+
+def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:
     fleet = Two()
-    found = collect(fleet, fleet, UNITS, "evaluate", lambda unit: (unit,))  # type: ignore[arg-type]
-    assert {prompt_id: evaluated.rewards for prompt_id, evaluated in found.items()} == {"aa": (0.5,), "bb": (0.5,)}
+    found = collect(fleet, fleet, UNITS, "evaluate", arguments, strict=False)  # type: ignore[arg-type]
+    assert {prompt: evaluated.rewards for prompt, evaluated in found.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
+    assert (found.duplicates, found.differing) == (2, 1)
     (said,) = fleet.said
     assert said.startswith("regenerator-1 has other rewards for evaluate/0/bb/0-")
     assert said.endswith(" than regenerator-0; the first ones count")
+
+
+def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
+    fleet = Two()
+    said = r"^regenerator-1 has other rewards for evaluate/0/bb/.* than regenerator-0, and fleet\.strict is true$"
+    with pytest.raises(RunError, match=said):
+        collect(fleet, fleet, UNITS, "evaluate", arguments, strict=True)  # type: ignore[arg-type]
+    assert fleet.said == []
+
+
+def test_the_record_of_an_evaluation_says_how_many_results_came_again(tmp_path: Path) -> None:
+    fleet, folder, config = Two(), RunFolder(tmp_path), made_runs.config()
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"pictures": 0})})
+    evaluator = Evaluator(config, fleet, folder, fleet, fleet)  # type: ignore[arg-type]
+    evaluator.run("base", 0, PROMPTS, dict.fromkeys(("aa", "bb")))
+    (record,) = [json.loads(path.read_text()) for path in folder.evaluations.glob("*.json")]
+    assert (record["duplicate_results"], record["differing_results"]) == (2, 1)
