@@ -79,7 +79,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
         f"{entry.missing} of {entry.request.count} actors of {entry.request.key} "
         f"({entry.request.words}) have no room on "
         + (f"the {entry.nodes} node{'s' if entry.nodes > 1 else ''}" if entry.nodes else "any node, for none")
-        + (f" with {', '.join(f'{k}={v}' for k, v in entry.request.labels.items())}" if entry.request.labels else "")
+        + (f" with {entry.request.where}" if entry.request.labels else "")
         for entry in fits
         if entry.missing
     ]

@@ -14,7 +14,7 @@ from actors import cluster, waiting
 from actors.controller import Controller
 from actors.devices import settle_tier
 from actors.joining import join
-from actors.roles import Roles, namespace, on_this_node
+from actors.roles import Roles, namespace, on_this_node, where
 from solrl_ray import access, report
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
@@ -137,8 +137,8 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     """`settle_tier` where such an explorer would be."""
     if not explorer.num_gpus:
         return settle_tier(config, explorer)
-    share: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus}
-    probe = ray.remote(**share, label_selector=dict(explorer.labels))(settle_tier)
+    options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
+    probe = ray.remote(**options)(settle_tier)
     what = "the test of what tiers the explorers' device has"
     settled: tuple[str, str] = waiting.get(
         probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start

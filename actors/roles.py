@@ -121,8 +121,14 @@ class Cast:
             num_gpus=worker.num_gpus,
             max_restarts=0,
             max_task_retries=0,
-            **({"label_selector": dict(worker.labels)} | options),
+            **(where(worker) | options),
         )
+
+
+def where(worker: Worker) -> dict[str, Any]:
+    """Ray's options that say on which nodes."""
+    labels, *others = map(dict, worker.selectors)
+    return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}
 
 
 def namespace(folder: Path) -> str:

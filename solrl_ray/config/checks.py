@@ -14,6 +14,7 @@ from typing import Any
 from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
+from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config, Preview
@@ -313,6 +314,10 @@ def _fleet(config: Config) -> Iterator[Problem]:
         gpus = value_of(config, f"fleet.{role}.num_gpus")
         if gpus > 1 and not float(gpus).is_integer():
             yield Problem(f"fleet.{role}.num_gpus", "a share of one GPU, at most 1, or a whole number of them")
+    for name, pool in pools(config.fleet).items():
+        if pool.fallback_labels and not pool.labels:
+            key = f"{key_of(config.fleet, name)}.fallback_labels"
+            yield Problem(key, "empty without labels beside it: any node is its first choice")
     if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
         yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
 

@@ -242,11 +242,22 @@ class Worker(Part):
     labels: dict[str, str] = {}
     """Labels that a node must have, as Ray's label selectors: ``{role: explorer}``; ``!x``, ``in(a,b)``."""
 
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        """Labels of the nodes for it, the preferred ones first."""
+        return [self.labels]
+
 
 class WorkerPool(Worker):
     """Actors of one kind, each with these resources."""
 
     count: Positive = 1
+    fallback_labels: list[dict[str, str]] = []
+    """Labels of nodes to take where none with `labels` has room, in this order; ``{}``: any node."""
+
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        return [self.labels, *self.fallback_labels]
 
 
 class OtherExplorers(WorkerPool):

@@ -39,6 +39,8 @@ class Request:
     count: int
     each: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: Sequence[Mapping[str, str]] = ()
+    """Labels of nodes to take, in this order, where none with `labels` has room."""
     placement: str = "PACK"
     """Ray's strategy; of STRICT_PACK and STRICT_SPREAD alone it depends who has room."""
     turn: int = 0
@@ -46,6 +48,20 @@ class Request:
 
     def total(self, resource: str) -> float:
         return self.count * self.each.get(resource, 0.0)
+
+    def preferred(self, nodes: Sequence[Node]) -> list[int]:
+        """Which of the nodes it may go to, the first choice first."""
+        selectors = (self.labels, *self.fallbacks)
+        found = [n for labels in selectors for n, node in enumerate(nodes) if matches(node.labels, labels)]
+        return list(dict.fromkeys(found))
+
+    @property
+    def where(self) -> str:
+        """``role=explorer, else any``."""
+        return ", else ".join(
+            ", ".join(f"{key}={value}" for key, value in labels.items()) or "any"
+            for labels in (self.labels, *self.fallbacks)
+        )
 
     @property
     def words(self) -> str:
@@ -61,9 +77,9 @@ class Fit:
     request: Request
     placed: int
     present: Mapping[str, float]
-    """What all nodes with the request's labels have together."""
+    """What all nodes that it may go to have together."""
     nodes: int
-    """How many nodes have the labels."""
+    """How many these are."""
 
     @property
     def missing(self) -> int:
@@ -88,7 +104,13 @@ def requests(config: Config) -> list[Request]:
         ("fleet.learners", learners, config.learner.world_size),
     )
     *explorers, regenerators, ranks = (
-        Request(key=key, count=count, each={"GPU": kind.num_gpus, "CPU": kind.num_cpus}, labels=kind.labels)
+        Request(
+            key=key,
+            count=count,
+            each={"GPU": kind.num_gpus, "CPU": kind.num_cpus},
+            labels=kind.selectors[0],
+            fallbacks=kind.selectors[1:],
+        )
         for key, kind, count in kinds
     )
     # Of cards that both pools share, what is left for one depends on who was there before.
@@ -102,11 +124,10 @@ def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
     free = [_Room.of(node) for node in nodes]
     placed: dict[str, int] = {}
     for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
-        rooms = [room for room, node in zip(free, nodes, strict=True) if matches(node.labels, request.labels)]
-        placed[request.key] = _place_all(request, rooms)
+        placed[request.key] = _place_all(request, [free[node] for node in request.preferred(nodes)])
     found = []
     for request in wanted:
-        alike = [node for node in nodes if matches(node.labels, request.labels)]
+        alike = [nodes[node] for node in request.preferred(nodes)]
         present = {name: sum(node.resources.get(name, 0.0) for node in alike) for name in RESOURCES}
         found.append(Fit(request=request, placed=placed[request.key], present=present, nodes=len(alike)))
     return found
@@ -174,7 +195,7 @@ def table(fits: Sequence[Fit]) -> str:
                 request.key,
                 str(request.count),
                 amounts(request.each),
-                ", ".join(f"{key}={value}" for key, value in request.labels.items()) or "any",
+                request.where,
                 str(entry.nodes),
                 amounts(entry.present),
                 str(entry.missing) if entry.missing else "none",

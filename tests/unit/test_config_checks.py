@@ -46,6 +46,10 @@ from solrl_ray.errors import UserError
             ["fleet.explorers.num_gpus=1.5"],
             "fleet.explorers.num_gpus is 1.5 (--set); it must be a share of one GPU, at most 1, or a whole number",
         ),
+        (
+            ["fleet.regenerators.fallback_labels=[{zone: b}]"],
+            'fleet.regenerators.fallback_labels is [{"zone": "b"}] (--set); it must be empty without labels beside it',
+        ),
         (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
         (
             ["evaluation.pictures=65"],

@@ -30,6 +30,15 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def test_weights_are_pages_of_the_checkpoints_files_which_processes_of_a_node_share(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"transformer", "vae"})
+    for part, module in (("transformer", model.transformer), ("vae", model.decoder)):
+        fields = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        ends = [entry[0].split("-") for entry in fields if entry[-1].startswith(f"{tiny_pipeline}/{part}/")]
+        pages = [range(int(first, 16), int(last, 16)) for first, last in ends]
+        assert all(any(w.data_ptr() in p for p in pages) for w in module.parameters()), part
+
+
 @pytest.mark.parametrize(("guidance_embeds", "tiny_vae"), [(False, False), (True, True)])
 def test_euler_sampling_and_decoding_equal_the_stock_pipeline(
     tmp_path: Path, guidance_embeds: bool, tiny_vae: bool

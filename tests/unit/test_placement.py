@@ -28,6 +28,24 @@ def test_actors_have_room_only_on_nodes_with_their_labels() -> None:
     assert missing([explorers, ranks], [EXPLORER] * 3) == {"explorers": 0, "learners": 2}
 
 
+SPOT, RESERVED = (Node(resources={"CPU": 2.0}, labels={"market": market}) for market in ("spot", "reserved"))
+
+
+def test_who_has_a_second_choice_takes_it_where_the_first_has_no_room_and_leaves_it_to_others_else() -> None:
+    workers = {"num_cpus": 1, "labels": {"market": "spot"}, "fallback_labels": [{"market": "reserved"}, {}]}
+    explorers, regenerators, _ = requests(
+        run_with({}, workers, {"num_cpus": 1, "labels": {"market": "reserved"}}, ranks=1)
+    )
+    assert missing([explorers, regenerators], [RESERVED, SPOT]) == {"fleet.explorers": 0, "fleet.regenerators": 0}
+    assert missing([replace(explorers, count=4)], [RESERVED, SPOT]) == {"fleet.explorers": 0}
+    assert missing([replace(explorers, count=5)], [RESERVED, SPOT, LEARNERS]) == {"fleet.explorers": 0}
+    assert missing([replace(explorers, count=5, fallbacks=explorers.fallbacks[:1])], [RESERVED, SPOT, LEARNERS]) == {
+        "fleet.explorers": 1
+    }
+    _, row = table(fit([explorers], [RESERVED, SPOT])).splitlines()
+    assert row == "fleet.explorers  2       1 CPU  market=spot, else market=reserved, else any  2      4 CPU    none"
+
+
 def test_one_actor_does_not_spread_over_nodes() -> None:
     large = Request(key="learners", count=1, each={"GPU": 2.0})
     assert missing([large], [EXPLORER] * 8) == {"learners": 1}
