@@ -26,6 +26,7 @@ from actors.roles import Cast, Roles
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from tests.chaos.test_learners import Light, light_group
+from tests.heads import BIN, end
 from tests.learning import config as learner_config
 from tests.small import digests, folder, small_config
 
@@ -35,11 +36,28 @@ PLACE = {"role": "explorer"}
 
 @pytest.fixture
 def cluster(forked_workers: None) -> Iterator[Cluster]:
-    """A head, and a node for two explorers."""
+    """A head."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=2, labels=PLACE)
     yield made
     made.shutdown()
+
+
+@contextmanager
+def node_for_two(address: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A node for two explorers, as users start it. It joins later."""
+    options = ("--num-cpus=2", "--labels=role=explorer", "--object-store-memory=100000000", "--disable-usage-stats")
+    node = subprocess.Popen(
+        [BIN / "ray", "start", "--block", f"--address={address}", *options],
+        env=os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "600", "PATH": f"{BIN}:{os.environ['PATH']}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        yield node
+    finally:
+        if node.poll() is None:
+            end(node)
 
 
 def wait_for(process: subprocess.Popen[str], said: Path, reached: Callable[[], bool]) -> None:
@@ -61,16 +79,23 @@ def attested(run: Path) -> set[str]:
     return {entry["worker"] for entry in json.loads(file.read_text())} if file.exists() else set()
 
 
+@pytest.fixture
+def old(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
+    with node_for_two(cluster.address) as node:
+        yield node
+
+
 @pytest.mark.faults
 def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_the_run_folders_node_is_told(
-    calm: Config, cluster: Cluster, tmp_path: Path
+    calm: Config, cluster: Cluster, old: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     config = small_config(
         tmp_path,
         "moved",
-        "fleet.explorers={count: 2, num_cpus: 1, labels: {role: explorer}}",
+        # No node is their first choice.
+        "fleet.explorers={count: 2, num_cpus: 1, labels: {role: spare}, fallback_labels: [{role: explorer}]}",
         "fleet.max_replacements=0",  # who leaves in time is no failure
-        "fleet.deadlines.preview=600",
+        "fleet.deadlines={preview: 600, resources: 120}",  # the explorers' node is still joining
     )
     run, file, said = folder(config), tmp_path / "config.yaml", tmp_path / "said"
     file.write_text(to_yaml(config))
@@ -83,14 +108,14 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
             text=True,
         )
     wait_for(process, said, lambda: len(list(tmp_path.glob("at-gate-1-explorer-?"))) == 2)
-    (old,) = cluster.worker_nodes
-    drain(cluster.address, old.node_id)
+    old.terminate()  # its Ray says that the node is about to go, and waits for who works there
 
     # Room for one of the two who take their place; the other one goes on waiting for a node.
     cluster.add_node(num_cpus=1, labels=PLACE)
     wait_for(process, said, lambda: bool({"explorer-0.1", "explorer-1.1"} & attested(run)))
     (tmp_path / "gate-1").touch()
     wait_for(process, said, lambda: any(tmp_path.glob("at-gate-2-explorer-?.1")))
+    wait_for(process, said, lambda: old.poll() is not None)  # once nobody worked there
 
     # The head is the run folder's node: who may leaves it, and the others work as long as it is there.
     drain(cluster.address, cluster.head_node.node_id)
@@ -141,6 +166,7 @@ def leave_for_a_node_that_joins(address: str, folder: Path) -> None:
 @pytest.mark.faults
 def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
     deadline = time.monotonic() + PATIENCE
+    cluster.add_node(num_cpus=2, labels=PLACE)
     with elsewhere(leave_for_a_node_that_joins, cluster.address, tmp_path):
         while not (tmp_path / "stayed").exists() and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -2,109 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
-from solrl_ray.learning.engine import free_port
-from tests.chaos.notes import alive
+from tests.heads import BIN, PATIENCE, Head, head, wait_until
 from tests.small import digests, folder, small_config
 
 REPOSITORY = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
-PATIENCE = 400.0
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    url: str
-    token: str
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a user of this cluster has in the environment."""
-        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        return os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "PATH": path}
-
-    def status_of(self, path: str, token: str | None) -> int:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return 0
-
-
-def wait_until(what: str, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, f"{what} never came"
-        time.sleep(0.05)
-
-
-def end(head: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for a head and all that it started: told to end, a raylet waits half a minute for agents and workers."""
-    below = [process.pid for process in psutil.Process(head.pid).children(recursive=True)]  # jobs are other sessions
-
-    def nobody_lives() -> bool:
-        session = [pid for pid in psutil.pids() if session_of(pid) == head.pid]
-        living = [pid for pid in {*below, *session} if alive(pid)]
-        for pid in living:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return not living
-
-    wait_until("the end of all that the head started", nobody_lives)
-    head.communicate(timeout=PATIENCE)
-
-
-def session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
-
-
-@pytest.fixture
-def head() -> Iterator[Head]:
-    """A head node of its own: `ray stop` would end every Ray of this machine."""
-    port, dashboard, client, agent = (free_port() for _ in range(4))
-    made = Head(url=f"http://127.0.0.1:{dashboard}", token=secrets.token_hex(16))
-    Path("/tmp/ray").mkdir(exist_ok=True)
-    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: it holds Unix sockets
-    command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=200000000"]
-    ports = [f"--port={port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
-    process = subprocess.Popen(
-        [*command, *ports, f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats", f"--temp-dir={place}"],
-        env=made.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        wait_until("the Job server", lambda: made.status_of("/api/jobs/", made.token) == 200)
-        yield made
-    finally:
-        end(process)
-        shutil.rmtree(place, ignore_errors=True)
 
 
 @pytest.fixture
@@ -121,21 +30,21 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
-@pytest.mark.timeout(1800)  # two jobs, each with the start of a run
+@pytest.mark.timeout(1800)  # three jobs, each with the start of a run
 @pytest.mark.faults
-def test_a_submitted_run_is_stopped_and_resubmitted_to_the_same_bytes(
-    calm: Config, head: Head, checkout: Path, tmp_path: Path
+def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_same_bytes(
+    calm: Config, checkout: Path, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path / "runs", "submitted")
     run = folder(config)
     (checkout / "small.yaml").write_text(to_yaml(config))
     said = []
 
-    def call(*command: str | Path, status: int = 0, **variables: str) -> str:
+    def call(cluster: Head, *command: str | Path, status: int = 0, **variables: str) -> str:
         done = subprocess.run(
             list(map(str, command)),
             cwd=checkout,
-            env=head.environment | {"PYTHONPATH": ""} | variables,
+            env=cluster.environment | {"PYTHONPATH": "", "RAY_API_SERVER_ADDRESS": cluster.url} | variables,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -145,24 +54,28 @@ def test_a_submitted_run_is_stopped_and_resubmitted_to_the_same_bytes(
         assert done.returncode == status, said[-1]
         return said[-1]
 
-    solrl, jobs = (BIN / "python", "-m", "solrl_ray"), (BIN / "ray", "job")
-    submit = (*solrl, "submit", "small.yaml", "--address", head.url, "--no-wait")
-    assert head.status_of("/api/jobs/", None) == 401
-    refused = call(*submit, status=1, RAY_AUTH_TOKEN="another")
-    assert refused.startswith(f"error: the Job server at {head.url} cannot be used: "), refused
-    assert "Traceback" not in refused
-
-    assert "submitted-1" in call(*submit)
-    wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
-    call(*jobs, "stop", "--address", head.url, "submitted-1")
+    jobs = (BIN / "ray", "job")
+    with head() as first:
+        submit = (BIN / "python", "-m", "solrl_ray", "submit", "small.yaml", "--address", first.url, "--no-wait")
+        assert first.status_of("/api/jobs/", None) == 401
+        refused = call(first, *submit, status=1, RAY_AUTH_TOKEN="another")
+        assert refused.startswith(f"error: the Job server at {first.url} cannot be used: "), refused
+        assert "Traceback" not in refused
+        assert "submitted-1" in call(first, *submit)
+        wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
     assert not (run / "summary.json").exists()
-    assert "iteration 1/3" in call(*jobs, "logs", "--address", head.url, "submitted-1")
 
-    train = ("python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
-    log = call(*jobs, "submit", "--address", head.url, "--working-dir", ".", "--", *train)
-    assert "iteration 3/3" in log
+    train = ("--working-dir", ".", "--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
+    with head() as second:
+        call(second, *jobs, "submit", "--no-wait", "--submission-id", "again", *train)
+        wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
+        call(second, *jobs, "stop", "again")
+        assert not (run / "summary.json").exists()
+        assert "iteration 2/3" in call(second, *jobs, "logs", "again")
+        assert "iteration 3/3" in call(second, *jobs, "submit", *train)
     assert digests(config) == digests(calm)
 
-    assert not any(head.token in text for text in said)
-    held = [path for path in run.rglob("*") if path.is_file() and head.token.encode() in path.read_bytes()]
-    assert held == []
+    tokens = (first.token, second.token)
+    assert not any(token in text for token in tokens for text in said)
+    files = [path.read_bytes() for path in run.rglob("*") if path.is_file()]
+    assert not any(token.encode() in content for token in tokens for content in files)
