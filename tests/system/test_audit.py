@@ -1,8 +1,9 @@
-"""The live audit: measured on a real run, and out of reach of what is learned."""
+"""The live audit: measured on a real run, what the fallback ladder goes by, and out of reach of what is learned."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from actors import commands
 from actors.regenerator import Regenerator
 from actors.roles import Roles
-from solrl_ray.config.schema import Config
 from solrl_ray.journal import Journal
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from tests.small import digests, folder, small_config
+from tests.system.test_ladder import drawn, of_the_oracle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
+
+FLOOR = 0.6
+"""Below the Spearman of the chosen seeds in each iteration, above that of pools with poison in them."""
 
 
 class Poisoned(Regenerator):
@@ -27,12 +31,26 @@ class Poisoned(Regenerator):
         return dataclasses.replace(result, rewards=tuple(1000.0 + reward for reward in result.rewards))
 
 
-@pytest.mark.slow
-def test_an_audit_is_measured_and_never_reaches_selection_or_learning(calm: Config, tmp_path: Path) -> None:
-    audited = ("fidelity={audit_prompts: 2, audit_seeds: 3}", "fleet.regenerators.count=2")
-    config = small_config(tmp_path, "audited", *audited)
+@pytest.mark.faults
+def test_an_audit_makes_explorers_ahead_start_anew_for_a_higher_tier_and_never_reaches_selection_or_learning(
+    tmp_path: Path,
+) -> None:
+    fidelity = f"floor: {FLOOR}, patience: 1, ladder: [{{precision: float32}}], audit_prompts: 2, audit_seeds: 3"
+    config = small_config(
+        tmp_path, "audited", "rollout.preview.steps=2", "rollout.max_lead=1", f"fidelity={{{fidelity}}}"
+    )
     commands.train(config, live=False, roles=Roles(regenerator=Poisoned))
-    assert digests(config) == digests(calm)
+
+    # Iteration 1 is explored before iteration 0 is measured; the chosen seeds alone would stay above the floor.
+    assert drawn(config) == [(0, 2, "nvfp4-emulated"), (0, 2, "nvfp4-emulated"), (1, 2, "float32")]
+    assert all(record.spearman > FLOOR for record in read_run(folder(config)).iterations)
+    attested = json.loads((folder(config) / "attestations.json").read_text())
+    assert {(a["worker"], a["tier"]) for a in attested if a["worker"].startswith("explorer")} == {
+        ("explorer-0", "nvfp4-emulated"),
+        ("explorer-0.1", "float32"),
+    }
+    assert digests(config) == of_the_oracle(config, [0, 0, 1])
+
     for record in read_run(folder(config)).iterations:
         assert (record.audit["pools"], record.audit["seeds"]) == (2, 6)
         assert record.audit["spearman_low"] <= record.audit["spearman"] <= record.audit["spearman_high"]

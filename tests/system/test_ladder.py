@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,19 +42,3 @@ def test_each_low_iteration_takes_a_rung_also_across_a_resume(tmp_path: Path) ->
     header = RunFolder(folder(config)).journal(1).entries()[0]["plan"]
     assert (header["rung"], header["steps"]) == (1, 3)
     assert digests(config) == of_the_oracle(config, [0, 1, 2])
-
-
-def test_explorers_ahead_start_anew_for_a_higher_tier_while_the_present_iteration_is_regenerated(
-    tmp_path: Path,
-) -> None:
-    fidelity = "fidelity={floor: 0.95, patience: 1, ladder: [{precision: float32}]}"
-    config = small_config(tmp_path, "ahead", LOW[0], fidelity, "rollout.max_lead=1")
-    commands.train(config, live=False)
-    # Iteration 1 is explored before iteration 0 is measured.
-    assert drawn(config) == [(0, 2, "nvfp4-emulated"), (0, 2, "nvfp4-emulated"), (1, 2, "float32")]
-    attested = json.loads((folder(config) / "attestations.json").read_text())
-    assert {(a["worker"], a["tier"]) for a in attested if a["worker"].startswith("explorer")} == {
-        ("explorer-0", "nvfp4-emulated"),
-        ("explorer-0.1", "float32"),
-    }
-    assert digests(config) == of_the_oracle(config, [0, 0, 1])
