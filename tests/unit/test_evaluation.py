@@ -96,18 +96,25 @@ def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counte
     assert said.endswith(" than regenerator-0; the first ones count")
 
 
-def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
-    fleet = Two()
-    said = r"^regenerator-1 has other rewards for evaluate/0/bb/.* than regenerator-0, and fleet\.strict is true$"
-    with pytest.raises(RunError, match=said):
-        collect(fleet, fleet, UNITS, "evaluate", arguments, strict=True)  # type: ignore[arg-type]
-    assert fleet.said == []
+def run_evaluation(folder: RunFolder, *, strict: bool) -> None:
+    fleet, config = Two(), made_runs.config()
+    changed = {"evaluation": {"pictures": 0}, "fleet": {"strict": strict}}
+    config = config.model_copy(
+        update={name: getattr(config, name).model_copy(update=values) for name, values in changed.items()}
+    )
+    evaluator = Evaluator(config, fleet, folder, fleet, fleet)  # type: ignore[arg-type]
+    evaluator.run("base", 0, PROMPTS, dict.fromkeys(("aa", "bb")))
 
 
 def test_the_record_of_an_evaluation_says_how_many_results_came_again(tmp_path: Path) -> None:
-    fleet, folder, config = Two(), RunFolder(tmp_path), made_runs.config()
-    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"pictures": 0})})
-    evaluator = Evaluator(config, fleet, folder, fleet, fleet)  # type: ignore[arg-type]
-    evaluator.run("base", 0, PROMPTS, dict.fromkeys(("aa", "bb")))
+    folder = RunFolder(tmp_path)
+    run_evaluation(folder, strict=False)
     (record,) = [json.loads(path.read_text()) for path in folder.evaluations.glob("*.json")]
     assert (record["duplicate_results"], record["differing_results"]) == (2, 1)
+
+
+def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run(tmp_path: Path) -> None:
+    said = r"^regenerator-1 has other rewards for evaluate/0/bb/.* than regenerator-0, and fleet\.strict is true$"
+    with pytest.raises(RunError, match=said):
+        run_evaluation(RunFolder(tmp_path), strict=True)
+    assert not RunFolder(tmp_path).evaluations.exists()
