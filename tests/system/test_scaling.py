@@ -76,5 +76,8 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     (tmp_path / "gate-2").touch()
     wait_for(handle, lambda p: set(explorers(p)) == {"explorer-0", "explorer-1"})
     ray.get(done, timeout=PATIENCE)
+    messages = wait_for(handle, lambda _: True).messages
+    gone = ("explorer-2", "explorer-3")
+    assert {f"{n} leaves after what it holds" for n in gone} | {f"{n} has left" for n in gone} <= set(messages)
     ray.kill(handle)
     assert digests(config) == digests(calm)
