@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from actors.events import Event, Lost, Nonsense
+from actors.events import Event, Lost, Nonsense, Unplaced
 from actors.fleet import Fleet
 from actors.telemetry import Telemetry
 from solrl_ray.errors import NotFiniteError, RunError, UserError
@@ -116,6 +116,8 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
     fleet.scale({"explorers": 2})
     wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0", "explorer-4"])
+    fleet._miss(fleet.explorers["explorers"], Unplaced("explorer-5", 180.0))
+    assert telemetry.progress().messages[-1] == "explorer-5 has found no place for 180 s, and waits; at work: 2"
 
 
 class Claims(Worker):

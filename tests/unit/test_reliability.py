@@ -1,4 +1,5 @@
-"""The failure table of docs/reliability.md: every line names tests that exist, and the command that runs them."""
+"""The failure table of docs/reliability.md: every line names tests that exist and the command that runs them, and the
+sentences that it quotes are looked for by these tests."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ ROOT = Path(__file__).parents[2]
 COMMANDS = {"test": "`make test`", "faults": "`make test-faults`"}
 """Level → who runs it in continuous integration. What is marked slow only `make test-all` runs."""
 NAMED = re.compile(r"`([a-z]+/test_\w+\.py)::([\w…]+)`")
+VARIES = re.compile(r"…|[();:]|[\w-]*\d[\w./-]*")
+"""Between the parts of a sentence that every run says alike: names, numbers, and what is left out."""
 
 
-def lines() -> Iterator[tuple[str, str, str]]:
-    """(what dies, tests, run by) of every line of the page's failure tables."""
+def lines() -> Iterator[tuple[str, str, str, str]]:
+    """(what dies, what is seen, tests, run by) of every line of the page's failure tables."""
     inside = False
     for line in (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -27,7 +30,7 @@ def lines() -> Iterator[tuple[str, str, str]]:
         elif not line.startswith("|"):
             inside = False
         elif inside and set(cells[0]) != {"-"}:
-            yield cells[0], cells[-2], cells[-1]
+            yield cells[0], cells[2] if len(cells) == 6 else "", cells[-2], cells[-1]
 
 
 def marks(node: ast.AST) -> set[str]:
@@ -73,8 +76,43 @@ def levels(file: str, pattern: str) -> frozenset[str]:
     return declared(file)[names[0]]
 
 
-@pytest.mark.parametrize(("what", "named", "run_by"), [pytest.param(*line, id=line[0][:60]) for line in lines()])
-def test_a_line_of_the_failure_table_names_its_tests_and_who_runs_them(what: str, named: str, run_by: str) -> None:
+def sentences(seen: str) -> list[str]:
+    """Those that a line quotes; a single word is a metric or a command."""
+    return [quoted for quoted in re.findall(r"`([^`]+)`", seen) if quoted.count(" ") > 2]
+
+
+def looked_for(sentence: str, searched: str) -> bool:
+    """Whether one of the parts that every run says alike, of two words at least, is searched for."""
+    parts = (part.strip(" ,/") for part in VARIES.split(sentence))
+    return any(part in searched for part in parts if " " in part)
+
+
+@functools.cache
+def literals(file: str) -> str:
+    """All strings of a test's file but docstrings, patterns among them, as text to search."""
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    documents = {n.value for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    strings = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n not in documents)
+    return "\n".join(n.value for n in strings if isinstance(n.value, str)).replace("\\", "")
+
+
+LINES = pytest.mark.parametrize(
+    ("what", "seen", "named", "run_by"), [pytest.param(*line, id=line[0][:60]) for line in lines()]
+)
+
+
+@LINES
+def test_what_a_line_says_that_is_seen_is_looked_for_by_one_of_its_tests(
+    what: str, seen: str, named: str, run_by: str
+) -> None:
+    searched = "\n".join(literals(file) for file, _ in NAMED.findall(named))
+    assert [sentence for sentence in sentences(seen) if not looked_for(sentence, searched)] == []
+
+
+@LINES
+def test_a_line_of_the_failure_table_names_its_tests_and_who_runs_them(
+    what: str, seen: str, named: str, run_by: str
+) -> None:
     tests = NAMED.findall(named)
     assert tests, f"no test proves what is said of: {what}"
     found = frozenset[str]().union(*(levels(file, pattern) for file, pattern in tests))
