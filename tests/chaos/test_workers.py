@@ -228,7 +228,8 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.preview=8")
-    config = small_config(tmp_path, "killed", *fleet)
+    beside = "evaluation.every=2"  # beside the update of iteration 2, whose damaged group is made again
+    config = small_config(tmp_path, "killed", *fleet, beside)
     roles = Roles(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
