@@ -90,6 +90,9 @@ def replacement_name(name: str) -> str:
 
 
 def leavers(states: Mapping[str, State], count: int) -> list[str]:
-    """Which `count` workers of a pool are to leave it: those that only wait for a place, then the newest slots."""
+    """Which `count` workers of a pool are to leave it: those that only wait for a place, then the newest slots.
+
+    Nobody, if `count` is below 0: the pool is to grow.
+    """
     staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
-    return sorted(staying, key=lambda name: (states[name] is not State.WAITING, -slot_of(name)))[:count]
+    return sorted(staying, key=lambda name: (states[name] is not State.WAITING, -slot_of(name)))[: max(0, count)]

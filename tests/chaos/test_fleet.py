@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from actors.events import Event, Lost, Nonsense, Unplaced
+from actors.events import Event, Lost, Nonsense
 from actors.fleet import Fleet
+from actors.places import Places
 from actors.telemetry import Telemetry
+from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.revisions import payload
@@ -83,9 +85,11 @@ class Dies(Worker):
 
 class Newcomers:
     """A cast whose second explorer is of another score class than the first; the third cannot start, the fourth dies in
-    its start, and who takes its place does as well."""
+    its start, and who takes its place does as well; for the sixth there is no room."""
 
     def explorer(self, name: str) -> Any:
+        if name == "explorer-5":
+            return spawn(name, resources={"nowhere": 1})
         if name.startswith("explorer-3"):
             return spawn(name, kind=Dies)
         failure = (lambda: UserError("model.path: no such folder")) if name == "explorer-2" else None
@@ -116,8 +120,10 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
     assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
     fleet.scale({"explorers": 2})
     wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0", "explorer-4"])
-    fleet._miss(fleet.explorers["explorers"], Unplaced("explorer-5", 180.0))
-    assert telemetry.progress().messages[-1] == "explorer-5 has found no place for 180 s, and waits; at work: 2"
+    fleet.explorers["explorers"]._places = Places(fleet.explorers["explorers"]._members, Deadlines(start=1.0))
+    fleet.scale({"explorers": 3})
+    waits = "explorer-5 has found no place for 1 s, and waits; at work: 2"
+    wait_for(fleet, lambda: waits in telemetry.progress().messages)
 
 
 class Claims(Worker):

@@ -91,3 +91,4 @@ def test_who_waits_for_a_place_leaves_first_then_the_newest() -> None:
     }
     assert leavers(states, 2) == ["explorer-1.1", "explorer-10"]
     assert leavers(states, 9) == ["explorer-1.1", "explorer-10", "explorer-2", "explorer-0"]
+    assert leavers(states, 0) == leavers(states, -1) == []  # the pool grows
