@@ -160,7 +160,7 @@ class MortalSelector(Selector):
 
 
 class MortalLearner(LearnerRank):
-    """Does not get its samples at first, kills an idle explorer in update 1, dies in update 2 after a backward pass.
+    """Does not get its samples at first in update 1, kills an idle explorer in it, dies in update 2 after a backward.
 
     Of the samples that it is given instead, from the run folder, one file is cut in half.
     """
@@ -170,8 +170,8 @@ class MortalLearner(LearnerRank):
             super().offer(iteration, *arguments)
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        if first_time(self._config.run.root, "samples lost"):
-            stored = min((RunFolder.of(self._config).path / "samples").rglob("*.safetensors"))
+        if iteration == 1 and first_time(self._config.run.root, "samples lost"):
+            stored = min((RunFolder.of(self._config).path / "samples/iteration-000001").glob("*.safetensors"))
             os.truncate(stored, stored.stat().st_size // 2)
             raise waiting.InputGone("fetching the samples", "an object it needs is lost")
         if iteration == 1:
@@ -216,7 +216,7 @@ SAID = (
     r"regenerator-0 was lost \(its worker is gone: .*\); regenerator-0\.1 takes its place",
     r"the selector is restarted and replays its journal \(the selector's answer to \w+ failed: its worker is gone: ",
     r"full/2/\S+ is done again \(",
-    r"the samples of iteration 0 are taken from the run folder \(",
+    r"the samples of iteration 1 are taken from the run folder \(",
     r"the stored group of prompt \S+ is damaged: it is made again",
     r"the learner group is rebuilt from the last checkpoint \(update of the learner group failed: its worker is gone: ",
 )
@@ -228,7 +228,7 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.preview=8")
-    beside = "evaluation.every=2"  # beside the update of iteration 2, whose damaged group is made again
+    beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
     roles = Roles(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
