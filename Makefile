@@ -20,7 +20,7 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
-	@echo "make test     tests: unit, system, chaos; ten minutes on two cores"
+	@echo "make test     tests: unit, system, chaos; nine minutes on two cores"
 	@echo "make test-faults  the rest of the failure table (docs/reliability.md); continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"

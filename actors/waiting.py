@@ -1,4 +1,4 @@
-"""The only place that waits for Ray. Every wait has a deadline, a name and a diagnosis (design law 8)."""
+"""Waits for what actors answer. Every wait has a deadline, a name and a diagnosis (design law 8)."""
 
 from __future__ import annotations
 

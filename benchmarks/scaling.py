@@ -220,14 +220,15 @@ def controller_parts() -> Rows:
     return [*rows, {"cost": "all", "beside_others": whole - ideal, "alone": whole - ideal}]
 
 
-def book_throughput(prompts: int = 400) -> Rows:
+def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[UnitResult]]:
+    """An iteration with pools of the published size, and the results of all its units."""
     plan = IterationPlan(
         iteration=0,
         revision=0,
         prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
         pool=96,
         keep=24,
-        micro_batch=24,
+        micro_batch=micro_batch,
     )
     rewards = {
         prompt: uniform(Address(run_seed=0, purpose="reward", prompt_id=prompt), (96,)).tolist()
@@ -243,11 +244,33 @@ def book_throughput(prompts: int = 400) -> Rows:
         )
         for unit in plan.pool_units()
     ]
-    book, began = IterationBook(plan), time.process_time()
-    for result in results:
-        book.fold(result)
-    seconds = time.process_time() - began
-    return [{"candidates": 96 * prompts, "candidates_per_second": 96 * prompts / seconds}]
+    return plan, results
+
+
+def selector_throughput(prompts: int = 400) -> Rows:
+    """Candidates that a selector takes in a second, in one process: with its journal, which waits for the disk once for
+    all results that come together; and the book alone."""
+    from actors.selector import Selector
+
+    rows: Rows = []
+    for micro_batch in (24, 4):
+        plan, results = selector_plan(prompts, micro_batch)
+        for together in (1, 8, 64):
+            with tempfile.TemporaryDirectory() as folder:
+                selector = Selector(Path(folder))
+                selector.open(plan)
+                began = time.perf_counter()
+                for start in range(0, len(results), together):
+                    selector.take(results[start : start + together])
+                seconds = time.perf_counter() - began
+                selector.drop(plan.iteration)
+            rows.append({"micro_batch": micro_batch, "together": together, "per_second": 96 * prompts / seconds})
+        book, began = IterationBook(plan), time.perf_counter()
+        for result in results:
+            book.fold(result)
+        per_second = 96 * prompts / (time.perf_counter() - began)
+        rows.append({"micro_batch": micro_batch, "together": None, "per_second": per_second})
+    return rows
 
 
 QUESTIONS: dict[str, Callable[[], Rows]] = {
@@ -260,7 +283,7 @@ QUESTIONS: dict[str, Callable[[], Rows]] = {
     "best_split": best_split,
     "controller_share": controller_share,
     "controller_parts": controller_parts,
-    "book_throughput": book_throughput,
+    "selector_throughput": selector_throughput,
 }
 
 

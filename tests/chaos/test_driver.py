@@ -1,4 +1,4 @@
-"""Driver, controller and encoder are killed in chosen states; resuming ends with the bytes of an undisturbed run.
+"""Driver and controller are killed in chosen states; resuming ends with the bytes of an undisturbed run.
 
 Meanwhile the machine's clock jumps to and fro, as one whose time is set, and its disk stops where
 the test wants. The runs start a local Ray, so what that tells their workers of OpenMP is looked at, too.
@@ -162,7 +162,6 @@ DEATHS = (
     Death("driver", journal=0),
     Death("driver", journal=1, unsaved="iteration-000001"),  # 0 is learned from and does not count
     Death("Controller", journal=1, sentence=r"error: the controller is gone: .*; go on with --resume"),
-    Death("Encoder", journal=1, sentence=r"error: encoding 3 prompts failed: its worker is gone: "),
     Death("driver", unsaved="iteration-000003"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -70,3 +71,14 @@ def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> No
         embeddings.await_encoder()
     with pytest.raises(RunError, match=r"^encoding 3 prompts failed: no answer within its deadline of 1\.5 s$"):
         embeddings.of(prompts("abc"))
+
+
+def test_an_encoder_that_is_gone_is_named_with_what_it_was_asked_for() -> None:
+    encoder = ray.remote(Asked).options(num_cpus=0).remote()
+    embeddings = Embeddings(encoder, Deadlines())
+    embeddings.await_encoder()
+    known = embeddings.of(prompts("a"))
+    encoder.__ray_call__.remote(lambda _: os._exit(1))
+    with pytest.raises(RunError, match=r"^encoding 3 prompts failed: its worker is gone: "):
+        embeddings.of(prompts("bcd"))
+    assert ray.get(known["a"], timeout=60).prompt_id == "a"  # the open iteration has what it needs
