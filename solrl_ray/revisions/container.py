@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors.torch
+import safetensors
 import torch
+from safetensors import TensorSpec
 
 from solrl_ray.errors import RunError
 from solrl_ray.revisions.checksums import DTYPES
@@ -27,9 +28,22 @@ class Unusable(RunError):
 
 
 def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file of CPU tensors."""
+    """A safetensors file of CPU tensors.
+
+    Not by `safetensors.torch.save`: for each length that it meets it makes a type of `ctypes` that lives as long as the
+    process does, and deltas are of other lengths in every revision.
+    """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    return safetensors.torch.save(contiguous, metadata=dict(metadata))
+    specs = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).partition(".")[2],
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in contiguous.items()
+    }
+    return bytes(safetensors.serialize(specs, metadata=dict(metadata)))
 
 
 def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
