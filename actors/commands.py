@@ -11,16 +11,17 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors import cluster, waiting
-from actors.controller import Controller
 from actors.devices import settle_tier
+from actors.front import NAME, ControllerFront, namespace
 from actors.joining import join
-from actors.roles import Roles, namespace, on_this_node, where
-from solrl_ray import access, report
+from actors.roles import Roles, on_this_node, where
+from solrl_ray import access
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
-from solrl_ray.report import LiveView
+from solrl_ray.report.live import LiveView
+from solrl_ray.report.page import build
 from solrl_ray.resuming import check_prompts, concluded
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling import placement
@@ -57,7 +58,7 @@ def train(
         stack.callback(folder.unlock)
         if resume and concluded(folder):
             print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
-            report.build(folder.path)
+            build(folder.path)
         else:
             check_prompts(folder, config)
             _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
@@ -76,7 +77,7 @@ def _work(
     path = folder.path.absolute()
     folder.note_cluster(ray.get_runtime_context().gcs_address)
     folder.unlock()  # the controller claims it: the process that writes
-    actor = on_this_node(Controller, "controller", namespace(path), max_concurrency=4)
+    actor = on_this_node(ControllerFront, NAME, namespace(path), max_concurrency=4)
     controller = actor.remote(located(config), path, roles)
     stack.callback(ray.kill, controller)  # and with it all that it owns
     follow(controller, view, config)

@@ -36,7 +36,7 @@ from actors.roles import Cast, Roles
 from actors.rollout import Rollout
 from actors.selector_client import SelectorClient
 from actors.telemetry import Telemetry
-from solrl_ray import models, report
+from solrl_ray import models
 from solrl_ray.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.pools import kinds_of_prompts
@@ -48,6 +48,8 @@ from solrl_ray.metrics import Progress
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.prompts import choose, read_prompts
 from solrl_ray.records import Prompt
+from solrl_ray.report.page import build
+from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.resuming import ResumePoint, resume_point
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.run_metrics import audit_plan, iteration_metrics
@@ -359,14 +361,12 @@ class Controller:
         model = self._config.model
         convolutions = models.CONVOLUTIONS.get(model.family, ())
         save_lora(self._folder.lora, self._learners.factors("ema"), model.lora, convolutions)
-        summary = report.summarize(
-            self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds
-        )
-        report.write_summary(self._folder.path, summary)
+        summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
+        write_summary(self._folder.path, summary)
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints")
             self._uploader.close(seconds=self._config.fleet.deadlines.upload)
-        report.build(self._folder.path)
+        build(self._folder.path)
         self._telemetry.state("done")
         self._telemetry.close()
 

@@ -19,9 +19,10 @@ import torch
 from actors import cluster, commands, waiting
 from actors.evaluator import collect
 from actors.fleet import Fleet
+from actors.front import namespace
 from actors.learner import LearnerRank
 from actors.regenerator import Evaluated
-from actors.roles import Cast, Roles, namespace, on_this_node
+from actors.roles import Cast, Roles, on_this_node
 from actors.scorer import Scorer
 from actors.telemetry import Telemetry
 from solrl_ray.config.schema import Config, Learners, WorkerPool
@@ -30,9 +31,9 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import Progress
 from solrl_ray.prompts import read_prompts
 from solrl_ray.records import Prompt
-from solrl_ray.report import LiveView
 from solrl_ray.report.comparison import PAGE_FILE, Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
+from solrl_ray.report.live import LiveView
 from solrl_ray.revisions.manifest import Policy
 from solrl_ray.revisions.payload import Revision
 from solrl_ray.revisions.publication import REGENERATOR, Publications

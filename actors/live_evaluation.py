@@ -28,8 +28,9 @@ import ray
 from actors import waiting, watching
 from actors.commands import located
 from actors.evaluation import Merger, Request, merged, write
+from actors.front import namespace
 from actors.regenerator import Evaluated
-from actors.roles import namespace, on_this_node
+from actors.roles import on_this_node
 from actors.termination import Leaving
 from solrl_ray.config.continuation import stored
 from solrl_ray.config.schema import Config, Learners

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from actors.encoder import Encoder
 from actors.explorer import Explorer
+from actors.front import namespace
 from actors.learner import LearnerRank
 from actors.packer import Packer
 from actors.regenerator import Regenerator
@@ -129,15 +129,6 @@ def where(worker: Worker) -> dict[str, Any]:
     """Ray's options that say on which nodes."""
     labels, *others = map(dict, worker.selectors)
     return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}
-
-
-def namespace(folder: Path) -> str:
-    """Ray namespace of the run in `folder`: two runs never share one, even under equal names.
-
-    By whatever way the folder is named: the one who asks how a run is may know it by a link.
-    """
-    place = folder.resolve()
-    return f"solrl-{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"
 
 
 def on_this_node(role: type, name: str, namespace: str, **options: Any) -> Any:

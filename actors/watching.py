@@ -10,8 +10,8 @@ from typing import Any
 import ray
 
 from actors import waiting
+from actors.front import NAME, namespace
 from actors.joining import join
-from actors.roles import namespace
 from solrl_ray.errors import UserError
 from solrl_ray.metrics import Progress
 
@@ -79,7 +79,7 @@ def controller_of(run: Path | None) -> Any | None:
     spaces = sorted(
         found["namespace"]
         for found in ray.util.list_named_actors(all_namespaces=True)
-        if found["name"] == "controller" and found["namespace"].startswith("solrl-")
+        if found["name"] == NAME and found["namespace"].startswith("solrl-")
     )
     if run is not None:
         spaces = [space for space in spaces if space == namespace(run)]
@@ -88,6 +88,6 @@ def controller_of(run: Path | None) -> Any | None:
     if not spaces:
         return None
     try:
-        return ray.get_actor("controller", namespace=spaces[0])
+        return ray.get_actor(NAME, namespace=spaces[0])
     except ValueError:  # it has ended since
         return None

@@ -14,13 +14,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
-from solrl_ray.learning.state import LearnerState
+
+if TYPE_CHECKING:  # takes seconds, and who only asks which ones stay does without
+    from solrl_ray.learning.state import LearnerState
 
 MANIFEST = "state.json"
 BESIDE = ("config.yaml", "prompts.json", "metrics.jsonl")
@@ -48,6 +50,8 @@ def newest_state(
     Raises:
         UserError: there are some, and all are damaged.
     """
+    from solrl_ray.learning.state import LearnerState
+
     damaged: list[tuple[int, str]] = []
     for updates, path in reversed(checkpoints):
         try:
@@ -71,6 +75,8 @@ def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> Learn
     Raises:
         UserError: it is not there any more, or damaged.
     """
+    from solrl_ray.learning.state import LearnerState
+
     there = dict(checkpoints)
     if updates - 1 in there:
         return LearnerState.load(there[updates - 1])

@@ -12,10 +12,12 @@ machine and after a restart:
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from solrl_ray.wire import Portable
+
+if TYPE_CHECKING:  # takes seconds, and only names types here
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

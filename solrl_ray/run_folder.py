@@ -11,10 +11,8 @@ import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 
 from solrl_ray.checkpoints import retained
@@ -23,9 +21,13 @@ from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.files import make_folder, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
-from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
+
+if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does without
+    import torch
+
+    from solrl_ray.learning.state import LearnerState
 
 RESUME_PATIENCE = 20.0
 """How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
@@ -273,6 +275,8 @@ class RunFolder:
 
     def save_group(self, group: SampleGroup) -> None:
         """Store a regenerated group, so that a resumed run need not make it again."""
+        import safetensors.torch
+
         header = {
             "revision": group.revision,
             "indices": group.indices,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+if TYPE_CHECKING:  # records without tensors, as they cross to `solrl status`, need neither
+    import numpy as np
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Portable:
 
 
 def _encode(value: Any) -> Any:
+    import torch
+
     if isinstance(value, torch.Tensor):
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         return _Bytes(content, value.dtype, tuple(value.shape))
@@ -45,6 +48,8 @@ def _encode(value: Any) -> Any:
 
 def _decode(value: Any) -> Any:
     if isinstance(value, _Bytes):
+        import torch
+
         tensor = torch.empty(value.shape, dtype=value.dtype)
         # A copy: what lies in the object store is shared and must not be written to.
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = value.content

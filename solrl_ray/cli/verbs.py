@@ -80,7 +80,7 @@ def report(arguments: argparse.Namespace) -> int:
     """Build the report of a run folder again."""
     folder: Path = arguments.run
     continuation.stored(folder)
-    from solrl_ray.report import build
+    from solrl_ray.report.page import build
 
     print(build(folder))
     return 0
@@ -174,8 +174,8 @@ def status(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from actors import watching
-    from solrl_ray.report import stored_progress
     from solrl_ray.report.live import render
+    from solrl_ray.report.stored import stored_progress
     from solrl_ray.run_folder import RunFolder
 
     address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)

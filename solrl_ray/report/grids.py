@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from PIL import Image
 
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_file
+
+if TYPE_CHECKING:  # takes seconds, and who looks for pictures alone does without
+    import torch
 
 PictureKey = tuple[str, int]
 """(prompt id, sample number): which fixed address a picture was drawn from."""
@@ -24,9 +27,9 @@ def to_bytes(image: torch.Tensor) -> torch.Tensor:
     """
     if image.ndim != 3 or image.shape[0] != 3:
         raise ValueError(f"A picture must have shape [3, H, W], got {list(image.shape)}.")
-    if not bool(torch.isfinite(image).all()):
+    if not bool(image.isfinite().all()):
         raise ValueError("A picture holds values that are not finite.")
-    return (image.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous()
 
 
 def encode_png(image: torch.Tensor) -> bytes:
@@ -73,6 +76,8 @@ def shrink(image: torch.Tensor, side: int) -> torch.Tensor:
     longest = max(height, width)
     if longest <= side:
         return image
+    import torch
+
     size = (max(1, height * side // longest), max(1, width * side // longest))
     return torch.nn.functional.interpolate(image.float()[None], size=size, mode="area")[0]
 
@@ -94,6 +99,8 @@ def contact_sheet(
     Raises:
         ValueError: no picture, or pictures of different sizes.
     """
+    import torch
+
     shapes = {tuple(image.shape) for row in rows for image in row}
     if len(shapes) != 1:
         raise ValueError(f"A contact sheet needs pictures of one shape, got {sorted(shapes) or 'none'}.")

@@ -23,7 +23,7 @@ import ray
 from actors import commands
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.report import LiveView
+from solrl_ray.report.live import LiveView
 from solrl_ray.report.trace import read_spans
 from tests.small import digests, folder, small_config
 

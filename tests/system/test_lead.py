@@ -14,6 +14,7 @@ import torch
 from actors import commands
 from actors.controller import Controller
 from actors.explorer import Explorer
+from actors.front import ControllerFront
 from actors.learner import LearnerRank
 from actors.roles import Roles
 from solrl_ray.config.schema import Config
@@ -142,6 +143,11 @@ class DiesWithItsCheckpoint(Controller):
         return super()._save(state, updates)
 
 
+class FrontOfOneThatDies(ControllerFront):
+    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+        self._controller = DiesWithItsCheckpoint(config, folder, roles)
+
+
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
@@ -160,7 +166,7 @@ def test_a_controller_killed_while_it_explores_ahead_and_before_a_checkpoint_res
         commands.train(config, live=False, roles=Roles(learner=KillsTheController))
     before = (run / AHEAD_OF).read_bytes()
     assert before.count(b"\n") >= 3
-    monkeypatch.setattr(commands, "Controller", DiesWithItsCheckpoint)
+    monkeypatch.setattr(commands, "ControllerFront", FrontOfOneThatDies)
     with pytest.raises(RunError, match="the controller is gone"):
         commands.train(config, live=False, resume=True)
     assert sampled(run)

@@ -14,8 +14,8 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.commands import located
-from actors.controller import Controller
-from actors.roles import Roles, namespace, on_this_node
+from actors.front import NAME, ControllerFront, namespace
+from actors.roles import Roles, on_this_node
 from solrl_ray.config.schema import Config
 from solrl_ray.instruments import INSTRUMENTS, table
 from solrl_ray.report.trace import read_spans
@@ -55,7 +55,7 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(Controller, "controller", namespace(run.path), max_concurrency=4)
+    controller = on_this_node(ControllerFront, NAME, namespace(run.path), max_concurrency=4)
     handle = controller.remote(located(config), run.path, Roles())
     ray.get(handle.run.remote(), timeout=200)
     yield config

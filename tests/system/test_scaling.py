@@ -12,8 +12,8 @@ import pytest
 import ray
 
 from actors.commands import located
-from actors.controller import Controller
-from actors.roles import Roles, namespace, on_this_node
+from actors.front import NAME, ControllerFront, namespace
+from actors.roles import Roles, on_this_node
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics import Progress
@@ -48,7 +48,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(Controller, "controller", namespace(run.path), max_concurrency=4)
+    controller = on_this_node(ControllerFront, NAME, namespace(run.path), max_concurrency=4)
     handle = controller.remote(located(config), run.path, Roles(explorer=Gated))
     done = handle.run.remote()
 

@@ -11,8 +11,8 @@ import pytest
 
 from actors.evaluator import Evaluator, collect
 from actors.events import Done
+from actors.front import namespace
 from actors.regenerator import Evaluated
-from actors.roles import namespace
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation import HELD_AS, HOLDERS, evaluation_units
 from solrl_ray.metrics import EvaluationMetrics

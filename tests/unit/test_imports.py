@@ -9,22 +9,30 @@ from pathlib import Path
 
 import pytest
 
+from actors import commands
+from actors.front import ControllerFront
 from solrl_ray.importing import import_large
+from tests.unit import made_runs
 
 HEAVY = {"torch._dynamo", "transformers", "diffusers", "peft", "deepspeed", "accelerate", "matplotlib", "tensorboard"}
 
 
 def imported(*modules: str) -> set[str]:
     """Names in `sys.modules` of a new interpreter that has imported `modules`."""
-    program = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    return modules_after(f"import {', '.join(modules)}")
+
+
+def modules_after(program: str) -> set[str]:
+    """Names in `sys.modules` of a new interpreter that has run `program`."""
+    program += "\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_controller_driver_and_workers_import_no_model_library_before_they_start() -> None:
     """The controller imports every role's module, because it makes the actors."""
-    found = imported("actors.commands", "actors.packer", "actors.scorer")
-    assert {"actors.controller", "actors.explorer", "actors.selector", "actors.learner", "torch"} <= found
+    found = imported("actors.commands", "actors.controller", "actors.packer", "actors.scorer")
+    assert {"actors.explorer", "actors.selector", "actors.learner", "torch"} <= found
     assert not found & HEAVY
 
 
@@ -32,6 +40,19 @@ def test_commands_that_compute_nothing_do_without_torch() -> None:
     found = imported("solrl_ray.cli", "solrl_ray.scheduling.placement", "actors.jobs")
     assert not found & {"torch", *HEAVY}
     assert not imported("solrl_ray.cli") & {"torch", "ray", "numpy"}
+
+
+def test_asking_a_run_how_it_is_and_scaling_it_do_without_torch(tmp_path: Path) -> None:
+    """Also who finds it live: what Ray imports for its controller is the module of `ControllerFront`."""
+    run = made_runs.write_run(tmp_path / "ended")
+    found = modules_after(
+        f"from solrl_ray.cli import main\n"
+        f"assert main(['status', {str(run)!r}]) == 0\n"
+        f"assert main(['pool', 'scale', {str(run)!r}, '--explorers', '2']) == 2"
+    )
+    assert {"ray", ControllerFront.__module__} <= found
+    assert commands.ControllerFront is ControllerFront
+    assert not found & {"torch", *HEAVY}
 
 
 def test_what_a_large_import_brings_is_not_searched_for_garbage(

@@ -17,10 +17,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
-from solrl_ray.report import TensorBoardWriter, build, contact_sheet, save_pictures, tables
+from solrl_ray.report import tables
 from solrl_ray.report.data import read_run
-from solrl_ray.report.grids import picture_paths, shrink, write_picture
+from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures, shrink, write_picture
+from solrl_ray.report.page import build
 from solrl_ray.report.pictures import data_uri
+from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
 from tests.unit.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
 
