@@ -69,6 +69,7 @@ class Controller:
         self._folder = RunFolder(folder)
         self._scaling = threading.Lock()
         self._telemetry = Telemetry(config, self._folder)
+        self._disk = self._telemetry.disk
         self._cast = Cast(config, folder, roles)
         self._lender = Lender(config, self._telemetry.message)
         self._fleet = Fleet(config, self._cast, self._telemetry, self._lender)
@@ -117,13 +118,15 @@ class Controller:
     def run(self) -> None:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
         started = time.monotonic()
-        self._folder.lock(seconds=30.0)
         config = self._config
-        point = resume_point(
-            self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_lead
-        )
+        with self._disk.work("finding where to go on"):
+            self._folder.lock(seconds=30.0)
+            point = resume_point(
+                self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_lead
+            )
+            sizes = self._folder.take_sizes()
         self._telemetry.resume(point.iterations, point.evaluations)
-        for note in (*point.notes, *forgotten(config, self._folder.take_sizes())):
+        for note in (*point.notes, *forgotten(config, sizes)):
             self._telemetry.message(note)
         self._open(point)
         if point.updates == 0:
@@ -154,7 +157,7 @@ class Controller:
             self._cast.learner,
             self._config,
             seat=self._cast.seat_learners,
-            last_state=lambda: newest_state(self._folder.checkpoints(), self._folder.path)[1],
+            last_state=self._last_state,
             budget=self._fleet.budget,
             tell=self._telemetry.message,
             supply=self._supply,
@@ -178,16 +181,18 @@ class Controller:
         )
         behind = lag(point.updates, self._lead)
         if behind:  # what the open iteration is explored with was made from the checkpoint before
-            self._learners.start(state_before(self._folder.checkpoints(), point.updates))
+            with self._disk.work("reading the checkpoint before the last"):
+                before = state_before(self._folder.checkpoints(), point.updates)
+            self._learners.start(before)
             self._make(point.updates - behind)
-            self._revisions.store()
+            self._store()
             self._revisions.explore()
             assert point.state is not None
             self._learners.load(point.state)
         else:
             self._learners.start(point.state)
         self._publish(point.updates)
-        self._revisions.store()
+        self._store()
         self._revisions.regenerate()
 
     def _iterate(self, iteration: int) -> None:
@@ -317,6 +322,14 @@ class Controller:
             self._uploader.submit(self._folder.checkpoint(updates))
         return time.monotonic() - saving
 
+    def _last_state(self) -> LearnerState | None:
+        with self._disk.work("reading the last checkpoint"):
+            return newest_state(self._folder.checkpoints(), self._folder.path)[1]
+
+    def _store(self) -> None:
+        with self._disk.work("writing a revision"):
+            self._revisions.store()
+
     def _publish(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
         """Make revision `updates` of the sampling policy, and do something else meanwhile. Explorers are sent it as
         soon as they may have it, which without lead is at once; regenerators when their iteration begins."""
@@ -360,13 +373,15 @@ class Controller:
         self._telemetry.state("writing the report", stage="report")
         model = self._config.model
         convolutions = models.CONVOLUTIONS.get(model.family, ())
-        save_lora(self._folder.lora, self._learners.factors("ema"), model.lora, convolutions)
+        factors = self._learners.factors("ema")
         summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
-        write_summary(self._folder.path, summary)
+        with self._disk.work("writing LoRA file, summary and report"):
+            save_lora(self._folder.lora, factors, model.lora, convolutions)
+            write_summary(self._folder.path, summary)
+            build(self._folder.path)
         if self._uploader is not None:
-            self._telemetry.state("copying the last checkpoints")
+            self._telemetry.state("copying the last checkpoints and the report")
             self._uploader.close(seconds=self._config.fleet.deadlines.upload)
-        build(self._folder.path)
         self._telemetry.state("done")
         self._telemetry.close()
 

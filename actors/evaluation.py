@@ -119,7 +119,8 @@ class Evaluation:
             publication = Publications(self._config.publish).publish(revision)
             fleet.publish(REGENERATOR, publication, embeddings[self._prompts[0].id])
             found[policy] = self._evaluate(fleet, policy, embeddings)
-        write(self._config, self._request, self._state, found)
+        with self._telemetry.disk.work("writing what was found"):
+            write(self._config, self._request, self._state, found)
         self._telemetry.state("done")
 
     def _embedded(self) -> dict[str, Any]:

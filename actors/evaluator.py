@@ -156,6 +156,7 @@ class Evaluator:
         """Write the pictures first: metrics that are there have their pictures."""
         folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
         pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
-        save_pictures(folder, pictures)
-        self._folder.save_evaluation(metrics)
+        with self._telemetry.disk.work("writing an evaluation"):
+            save_pictures(folder, pictures)
+            self._folder.save_evaluation(metrics)
         self._telemetry.evaluation(metrics, [list(images[p.id]) for p in pictured])

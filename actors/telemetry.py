@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from actors.disk import Disk
 from actors.exporter import Exporter
 from solrl_ray.config.schema import Config
 from solrl_ray.files import replace_file
@@ -34,6 +35,7 @@ class Telemetry:
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config = config
         self._folder = folder
+        self.disk = Disk(folder.path, seconds=config.fleet.deadlines.checkpoint)
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._before = 0.0
@@ -63,9 +65,11 @@ class Telemetry:
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
-        self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         self._iteration = len(iterations)
-        self._spans = SpanWriter(self._folder.path)
+        with self.disk.work("opening spans.jsonl"):
+            self._spans = SpanWriter(self._folder.path)
+        with self.disk.work("opening tensorboard/"):
+            self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
         if self._attestations_file.exists():
             for values in json.loads(self._attestations_file.read_text()):
                 self._keep(Attestation(**values))
@@ -164,7 +168,8 @@ class Telemetry:
         """Keep what a worker really runs, for the report (design law 5)."""
         self._keep(attestation)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
-        replace_file(self._attestations_file, content.encode())
+        with self.disk.work("writing attestations.json"):
+            replace_file(self._attestations_file, content.encode())
 
     def _keep(self, attestation: Attestation) -> None:
         """A name may come again, as after a resume; what it ran before stays, unless it was the same."""
@@ -182,21 +187,25 @@ class Telemetry:
 
     def write(self, metrics: IterationMetrics) -> None:
         """Bring an iteration's metrics to all who read them."""
-        self._folder.append_metrics(metrics.as_dict())
-        if self._writer is not None:
-            self._writer.iteration(metrics)
+        with self.disk.work("writing metrics"):
+            self._folder.append_metrics(metrics.as_dict())
+            if self._writer is not None:
+                self._writer.iteration(metrics)
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
-        self._folder.append_metrics(metrics.as_dict())
+        with self.disk.work("writing metrics"):
+            self._folder.append_metrics(metrics.as_dict())
+            if self._writer is not None:
+                self._writer.evaluation(metrics, pictures)
         with self._lock:
             self.evaluations.append(metrics)
-        if self._writer is not None:
-            self._writer.evaluation(metrics, pictures)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_repeated()
 
     def progress(self) -> Progress:
+        """Raises RunError if the disk hangs, which the run's own thread cannot tell."""
+        self.disk.check()
         with self._lock:
             return Progress(
                 run=self._config.run.name,
@@ -223,11 +232,12 @@ class Telemetry:
         return left * sum(recent) / len(recent) + last
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        if self._spans is not None:
-            self._spans.close()
-            self._spans = None
+        with self.disk.work("closing tensorboard/ and spans.jsonl"):
+            if self._writer is not None:
+                self._writer.close()
+            if self._spans is not None:
+                self._spans.close()
+                self._spans = None
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter
@@ -263,4 +273,5 @@ class Telemetry:
 
     def _record(self, span: Span) -> None:
         if self._spans is not None:
-            self._spans.write(span)
+            with self.disk.work("writing spans.jsonl"):
+                self._spans.write(span)

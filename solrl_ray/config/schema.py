@@ -309,9 +309,10 @@ class Deadlines(Part):
     fetch: Seconds = 120.0
     """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
     checkpoint: Seconds = 600.0
-    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept."""
+    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept; also whatever else
+    the controller reads or writes there: metrics, an evaluation, the report."""
     upload: Seconds = 600.0
-    """Copying the last checkpoints when the run ends, if `checkpoints.upload` is set."""
+    """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
 
 
 class Fleet(Part):

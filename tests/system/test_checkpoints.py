@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -53,7 +54,17 @@ class HandsThemOut(LearnerRank):
 
 @pytest.mark.faults
 def test_a_checkpoint_that_a_disk_never_takes_ends_the_run_by_name(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "stuck", "run.iterations=1", "fleet.deadlines.checkpoint=0.5")
+    config = small_config(tmp_path, "stuck", "run.iterations=1", "fleet.deadlines.checkpoint=2")
     named = r"^the checkpoint after 1 updates in .*stuck \(fleet\.deadlines\.checkpoint\) passed its deadline"
     with pytest.raises(RunError, match=named):
         commands.train(config, live=False, roles=Roles(learner=HandsThemOut))
+
+
+@pytest.mark.faults
+def test_a_disk_that_takes_no_timeline_ends_the_run_by_name(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "silent", "fleet.deadlines.checkpoint=2")
+    folder(config).mkdir()
+    os.mkfifo(folder(config) / "spans.jsonl")  # who opens it waits for a reader
+    named = r"^opening spans\.jsonl in .*silent \(fleet\.deadlines\.checkpoint\) passed its deadline of 2 s"
+    with pytest.raises(RunError, match=named):
+        commands.train(config, live=False)

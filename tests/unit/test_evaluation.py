@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.disk import Disk
 from actors.evaluator import Evaluator, collect
 from actors.events import Done
 from actors.front import namespace
@@ -47,6 +48,7 @@ class Two:
 
     def __init__(self) -> None:
         self.regenerators, self.given, self.said = self, list[tuple[str, WorkUnit]](), list[str]()
+        self.disk = Disk(Path(), seconds=60.0)
 
     def slots(self) -> list[str]:
         return ["regenerator-0"] * 2

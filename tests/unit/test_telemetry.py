@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
+
 from actors.telemetry import Telemetry
+from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation
 from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
@@ -53,3 +58,28 @@ def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:
     made.resume([made_runs.iteration(0), made_runs.iteration(1)], made_runs.evaluations()[:2])
     assert 23 < made.progress().elapsed < 40  # 2 iterations of 10 s, 2 evaluations of 1.5 s, and what passed here
     made.close()
+
+
+def test_a_disk_that_takes_no_timeline_is_told_to_who_asks_for_progress(tmp_path: Path) -> None:
+    config = made_runs.config()
+    deadlines = config.fleet.deadlines.model_copy(update={"checkpoint": 0.2})
+    config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"deadlines": deadlines})})
+    made = Telemetry(config, RunFolder(tmp_path))
+    os.mkfifo(tmp_path / "spans.jsonl")  # who opens it waits for a reader
+    writing = threading.Thread(target=lambda: made.resume([made_runs.iteration(0)], []))
+    writing.start()
+    said = r"^opening spans\.jsonl in .* \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.2 s; when the disk"
+
+    def ask() -> None:
+        while writing.is_alive():
+            made.progress()
+            writing.join(0.05)
+
+    with pytest.raises(RunError, match=said):
+        ask()
+    reader = os.open(tmp_path / "spans.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    writing.join(20.0)
+    assert not writing.is_alive()
+    assert made.progress().iteration == 1
+    made.close()
+    os.close(reader)
