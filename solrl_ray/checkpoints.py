@@ -3,7 +3,8 @@
     checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune there
 
 The local folder is the truth and never waits for a copy. A copy is complete when its ``state.json`` is there, which
-holds the checksums of the rest. What was copied is a run folder: fetched back, ``--resume`` takes it.
+holds the checksums of the rest. What was copied is a run folder: fetched back, ``--resume`` takes it. When the run has
+ended, `END` is copied as well.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:  # takes seconds, and who only asks which ones stay does witho
 MANIFEST = "state.json"
 BESIDE = ("config.yaml", "prompts.json", "metrics.jsonl")
 """Of the run folder: what a copy of a checkpoint needs to be a run that goes on."""
+END = (*BESIDE, "attestations.json", "evaluations", "lora", "summary.json", "report.html")
+"""Of the run folder: what a run that has ended leaves to read and to use; folders with all that is in them."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one takes the place of the oldest."""
 
@@ -132,13 +135,13 @@ class Uploader:
             self._changed.notify()
 
     def close(self, *, seconds: float) -> None:
-        """Copy what still waits, for at most `seconds`, and end the thread."""
+        """Copy what still waits and what the run has ended with, for at most `seconds`, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._say(f"the last checkpoints were not copied to {self._shown} within {seconds:g} s; they are here")
+            self._say(f"the end of the run was not all copied to {self._shown} within {seconds:g} s; it is here")
 
     @property
     def _shown(self) -> str:
@@ -148,14 +151,27 @@ class Uploader:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    return
-                checkpoint = self._waiting.popleft()
+                checkpoint = self._waiting.popleft() if self._waiting else None
+            name = checkpoint.name if checkpoint else "the end of the run"
             try:
-                self._copy(checkpoint)
+                if checkpoint:
+                    self._copy(checkpoint)
+                else:
+                    self._copy_end()
             except Exception as error:  # each filesystem has errors of its own, and training must go on
                 reason = " ".join(str(error).split()) or type(error).__name__
-                self._say(f"{checkpoint.name} was not copied to {self._shown}: {reason}")
+                self._say(f"{name} was not copied to {self._shown}: {reason}")
+            if checkpoint is None:
+                return
+
+    def _copy_end(self) -> None:
+        for name in END:
+            path = self._run / name
+            for file in sorted(path.rglob("*") if path.is_dir() else [path]):
+                if file.is_file():
+                    there = posixpath.join(self._place, file.relative_to(self._run).as_posix())
+                    self._files.makedirs(posixpath.dirname(there), exist_ok=True)
+                    self._files.put_file(str(file), there)
 
     def _copy(self, checkpoint: Path) -> None:
         number = _number(checkpoint.name)

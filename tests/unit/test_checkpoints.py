@@ -17,6 +17,7 @@ from solrl_ray import checkpoints
 from solrl_ray.checkpoints import Uploader, filesystem, retained
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
+from solrl_ray.report.data import read_run
 from solrl_ray.resuming import resume_point
 from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
@@ -89,6 +90,27 @@ def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere/small/config.yaml").read_text() == "run: {name: small}\n"
 
 
+def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) -> None:
+    run, said = RunFolder(made_runs.write_run(tmp_path / "small")), list[str]()
+    run.prompts.write_text("{}")
+    run.lora.mkdir()
+    (run.lora / "pytorch_lora_weights.safetensors").write_bytes(b"factors")
+    (run.path / "spans.jsonl").write_text("\n")
+    (run.path / "report.html").write_text("<p>")
+    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
+    state(3).save(run.checkpoint(3))
+    copies.submit(run.checkpoint(3))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    here, there = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (run.path, tmp_path / "elsewhere" / "small")
+    )
+    assert here.keys() - there.keys() == {Path("spans.jsonl")}
+    assert there.items() <= here.items()
+    assert read_run(tmp_path / "elsewhere" / "small").finished
+
+
 def test_a_run_that_went_back_replaces_what_it_had_copied(tmp_path: Path, memory: MemoryFileSystem) -> None:
     run, said = begun(tmp_path, 5), list[str]()
     copies = uploader(run, "memory://bucket/runs", said, keep=9)
@@ -115,14 +137,14 @@ def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, m
     state(1).save(run.checkpoint(1))
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
-    assert sorted(order[:-1]) == [
+    assert sorted(order[:5]) == [
         "config.yaml",
         "metrics.jsonl",
         "optimizer.safetensors",
         "policy.safetensors",
         "prompts.json",
     ]
-    assert order[-1] == "state.json"
+    assert order[5:] == ["state.json", *checkpoints.BESIDE]  # which are copied once more at the end
 
 
 def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path) -> None:
@@ -132,8 +154,9 @@ def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path)
     state(1).save(run.checkpoint(1))
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
-    (message,) = said
-    assert message.startswith(f"iteration-000001 was not copied to {tmp_path / 'elsewhere'}: ")
+    elsewhere = tmp_path / "elsewhere"
+    for message, what in zip(said, ("iteration-000001", "the end of the run"), strict=True):
+        assert message.startswith(f"{what} was not copied to {elsewhere}: ")
     (tmp_path / "elsewhere").unlink()
     said.clear()
     copies = uploader(run, str(tmp_path / "elsewhere"), said)
@@ -162,6 +185,6 @@ def test_copies_that_are_too_slow_are_skipped_and_end_by_their_deadline(
         copies.submit(run.checkpoint(updates))
     assert said == ["iteration-000002 is not copied to memory://bucket: copying is slower than training"]
     copies.close(seconds=0.01)
-    assert said[1] == "the last checkpoints were not copied to memory://bucket within 0.01 s; they are here"
+    assert said[1] == "the end of the run was not all copied to memory://bucket within 0.01 s; it is here"
     go_on.set()
     shutil.rmtree(run.path)
