@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,6 +13,7 @@ import torch
 
 from solrl_ray import compilation
 from solrl_ray.errors import RunError
+from solrl_ray.files import refuses_files
 from solrl_ray.quantization import attestation, capability
 
 LIBRARIES = ("torch", "ray", "diffusers", "transformers", "peft", "deepspeed", "transformer-engine")
@@ -82,21 +82,9 @@ def _storage(root: Path) -> Iterator[Finding]:
     for what, place in places:
         folder = place.expanduser().absolute()
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        problem = _unwritable(existing)
+        free = shutil.disk_usage(existing).free
+        problem = refuses_files(existing) or ("" if free else "is full")
         if problem:
             yield Finding("storage", what, "FAILS", f"{folder}: {existing} {problem}")
         else:
-            yield Finding("storage", what, "ok", f"{folder}, {shutil.disk_usage(existing).free / 1e9:.1f} GB free")
-
-
-def _unwritable(folder: Path) -> str:
-    """Why nothing can be kept in what is there; empty if something can."""
-    if not folder.is_dir():
-        return "is a file"
-    try:
-        tempfile.TemporaryFile(dir=folder).close()  # a file without a name: nothing is left behind
-    except FileNotFoundError:
-        return "takes no files"  # such as /proc
-    except OSError as error:
-        return f"cannot be written: {error.strerror}"
-    return "" if shutil.disk_usage(folder).free else "is full"
+            yield Finding("storage", what, "ok", f"{folder}, {free / 1e9:.1f} GB free")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,34 @@ def _refusal(error: OSError, path: Path) -> OSError:
     if error.errno == errno.ENOENT:
         return PermissionError(errno.EPERM, "its folder takes no files, or is gone", str(path))
     return OSError(error.errno, error.strerror, str(path))
+
+
+def refuses_files(folder: Path) -> str:
+    """Why nothing can be kept in what is there; empty if something can, unless its disk is full. Leaves nothing."""
+    if not folder.is_dir():
+        return "is a file"
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # a file without a name
+    except FileNotFoundError:
+        return "takes no files"  # such as /proc
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"
+    return ""
+
+
+def lacks_space(folder: Path, wanted_gb: float) -> str:
+    """What is wrong with the place of `folder`, which need not be there yet, if it has not so much free; else empty.
+
+    Args:
+        wanted_gb: `checkpoints.min_free_gb`.
+    """
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    free_gb = shutil.disk_usage(existing).free / 1e9
+    if free_gb >= wanted_gb:
+        return ""
+    if problem := refuses_files(existing):
+        return f"{existing} {problem}"
+    return f"its disk has {free_gb:.2f} GB free; checkpoints.min_free_gb asks for {wanted_gb:g} GB"
 
 
 def remove_partial(folder: Path) -> None:

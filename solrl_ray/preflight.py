@@ -5,7 +5,6 @@ Also `model_facts`: the sizes that only the model's files can tell, read without
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from solrl_ray.config.families import pool_sampling, previews
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.files import lacks_space
 from solrl_ray.prompts import read_prompts
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
@@ -28,8 +28,6 @@ from solrl_ray.quantization.scope import plan as quantization_plan
 from solrl_ray.records import Prompt
 from solrl_ray.rewards import import_callable
 from solrl_ray.warm_start import warm_start
-
-GIGABYTE = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +113,8 @@ def _space(config: Config, sources: Sources) -> None:
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     if not existing.is_dir():
         raise UserError(f"run.root is {config.run.root} ({sources.of('run.root')}), but {existing} is a file.")
-    free = shutil.disk_usage(existing).free / GIGABYTE
-    if free < config.checkpoints.min_free_gb:
-        raise UserError(
-            f"run.root is {config.run.root} ({sources.of('run.root')}), whose disk has {free:.2f} GB free; "
-            f"checkpoints.min_free_gb asks for at least {config.checkpoints.min_free_gb:g} GB."
-        )
+    if reason := lacks_space(root, config.checkpoints.min_free_gb):
+        raise UserError(f"run.root is {config.run.root} ({sources.of('run.root')}), but {reason}.")
 
 
 def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:

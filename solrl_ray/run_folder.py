@@ -19,7 +19,7 @@ from solrl_ray.checkpoints import retained
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import make_folder, remove_partial, replace_file, sync_folder
+from solrl_ray.files import lacks_space, make_folder, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
@@ -177,12 +177,8 @@ class RunFolder:
                 time.sleep(0.2)
 
     def _check_space(self, wanted_gb: float) -> None:
-        existing = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
-        free_gb = shutil.disk_usage(existing).free / 1e9
-        if free_gb < wanted_gb:
-            raise UserError(
-                f"the disk of {self.path} has {free_gb:.2f} GB free; checkpoints.min_free_gb asks for {wanted_gb:g} GB"
-            )
+        if reason := lacks_space(self.path, wanted_gb):
+            raise UserError(f"the run folder is {self.path}, but {reason}")
 
     @property
     def begun(self) -> bool:

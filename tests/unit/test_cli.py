@@ -189,6 +189,7 @@ def test_options_may_stand_before_and_after_files(
         (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
+        (["--set", "run.root=/proc/x"], "run.root is /proc/x (--set), but /proc takes no files."),
         (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
     ],
 )
