@@ -16,3 +16,30 @@ def parts(tmp_path: Path) -> list[Path]:
     model.write_text(MODEL)
     rest.write_text(REST)
     return [model, rest]
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, tiny_pipeline: Path, tiny_clip: Path) -> Path:
+    """A whole small run whose files are all there."""
+    from tests import tiny  # takes seconds
+
+    (tmp_path / "train.txt").write_text("a red ring\na blue cross\na green disc\n")
+    (tmp_path / "heldout.txt").write_text("a red cross\na blue disc\n")
+    file = tmp_path / "config.yaml"
+    file.write_text(f"""
+run: {{name: small, root: {tmp_path / "runs"}, iterations: 3}}
+model:
+  family: flux
+  path: {tiny_pipeline}
+  dtype: float32
+  resolution: {tiny.RESOLUTION}
+  max_sequence_length: {tiny.T5_TOKENS}
+  schedule: {{kind: flux}}
+  lora: {{rank: 4, targets: [to_q, to_k]}}
+prompts: {{train: {tmp_path / "train.txt"}, heldout: {tmp_path / "heldout.txt"}}}
+rewards: [{{kind: clipscore, path: {tiny_clip}}}]
+rollout: {{prompts: 2, pool: 8, keep: 4, preview: {{micro_batch: 8}}, full: {{micro_batch: 4}}}}
+learner: {{micro_batch: 4}}
+evaluation: {{prompts: 2, pictures: 1}}
+""")
+    return file
