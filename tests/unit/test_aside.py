@@ -64,8 +64,8 @@ def test_work_that_does_not_end_is_named_while_the_rest_is_looked_after() -> Non
 def test_a_main_thread_that_does_not_come_to_an_errand_is_named() -> None:
     begin = threading.Event()
     aside = Aside(lambda: begin.wait(10.0) and aside.ask(lambda: 0, what="bringing groups"), seconds=0.05)
+    asking = next(thread for thread in threading.enumerate() if thread.name == "aside")
     begin.set()
-    ended = next(thread for thread in threading.enumerate() if thread.name == "aside")
-    ended.join(10.0)
+    asking.join(10.0)
     with pytest.raises(RunError, match=r"bringing groups: the controller did not come to it within 0\.05 s"):
         aside.result()
