@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from actors.calls import Callee
 from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder, base_to_keep, make_room
 from solrl_ray import models, rewards
@@ -39,7 +40,7 @@ from solrl_ray.scheduling.book import group_digest
 from solrl_ray.scheduling.fleet import pool_of
 
 
-class Explorer:
+class Explorer(Callee):
     def __init__(self, name: str, config: Config, pack: Buffer | None = None) -> None:
         """`pack`: the base pack, if this explorer is not to load the checkpoint's transformer."""
         self._name = name

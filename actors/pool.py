@@ -15,6 +15,7 @@ import ray
 
 from actors import cluster, waiting
 from actors.budget import Budget
+from actors.calls import send
 from actors.events import (
     Done,
     Event,
@@ -206,7 +207,7 @@ class Pool:
     def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any, parts: int = 1) -> None:
         """Send a unit: call `method` on the worker; with 2 `parts` it returns a small and a large one."""
         member = self._members[worker]
-        refs = getattr(member.handle, method).options(num_returns=parts).remote(*arguments)
+        refs = send(member.handle, method, *arguments, parts=parts)
         small, large = refs if parts == 2 else (refs, None)
         seconds = self._unit_seconds * (member.units + 1)
         if not member.units:

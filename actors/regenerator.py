@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from actors.calls import Callee
 from actors.devices import free_cache, prepare
 from actors.weights import WeightHolder
 from solrl_ray import models, rewards
@@ -51,7 +52,7 @@ class Evaluated:
     """Scores by each of several rewards, if the worker has them apart."""
 
 
-class Regenerator:
+class Regenerator(Callee):
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config

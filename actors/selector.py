@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from actors.calls import Callee
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.journal import Journal
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
@@ -36,6 +37,10 @@ class Taken:
     """The full unit of its prompt, if that can be done from now on."""
     refused: str = ""
     """What is wrong with it, if it is no answer."""
+
+
+_COUNTED = Taken()
+"""Most are like this; of many in one answer, the same one is pickled once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ class _Open:
                 self.journal.append(entry)
 
 
-class Selector:
+class Selector(Callee):
     def __init__(self, folder: Path, strict: bool = False) -> None:
         """`strict`: a result that comes again with other bytes ends the run."""
         self._folder = RunFolder(folder)
@@ -206,10 +211,11 @@ class Selector:
             elif brought.unit.stage == "audit":
                 self.fold_audit(brought)
             else:
-                return Taken(full=self.fold(brought))
+                full = self.fold(brought)
+                return _COUNTED if full is None else Taken(full=full)
         except NonsenseError as error:
             return Taken(refused=str(error))
-        return Taken()
+        return _COUNTED
 
     def fold(self, result: UnitResult) -> WorkUnit | None:
         """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.

@@ -15,6 +15,7 @@ import ray
 
 from actors import waiting
 from actors.budget import Budget
+from actors.calls import send
 from actors.selector import Opened, Taken
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.book import IterationPlan
@@ -83,7 +84,7 @@ class SelectorClient:
         """`Selector.assemble` of parts given by reference: rewards, and the reference of the group."""
 
         def attempt() -> tuple[Any, Any]:
-            rewards, group = self._actor.assemble.options(num_returns=2).remote(unit, *parts)
+            rewards, group = send(self._actor, "assemble", unit, *parts, parts=2)
             what = f"putting the group of prompt {unit.prompt_id} together"
             return waiting.get(rewards, what=what, seconds=self._seconds), group
 
@@ -98,7 +99,7 @@ class SelectorClient:
         """
 
         def attempt() -> tuple[Any, Any]:
-            acknowledged, group = self._actor.stored.options(num_returns=2).remote(iteration, prompt_id)
+            acknowledged, group = send(self._actor, "stored", iteration, prompt_id, parts=2)
             what = f"reading the group of prompt {prompt_id}"
             return waiting.get(acknowledged, what=what, seconds=self._seconds), group
 
@@ -106,7 +107,7 @@ class SelectorClient:
         return group if there else None
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        ref = getattr(self._actor, method).remote(*arguments)
+        ref = send(self._actor, method, *arguments)
         return waiting.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
 
     def _repeat(self, attempt: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:

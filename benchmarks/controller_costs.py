@@ -20,6 +20,7 @@ import torch
 
 from actors import waiting
 from actors.budget import Budget
+from actors.calls import Callee, send
 from actors.member import Member
 from actors.pool import Pool
 from actors.selector import Selector
@@ -44,7 +45,7 @@ WORKS = (orchestration.SHORT, orchestration.Work(16, 3))
 """Of those runs' iterations."""
 
 
-class Sleeper:
+class Sleeper(Callee):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
@@ -53,6 +54,9 @@ class Sleeper:
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: Any) -> None:
         time.sleep(600.0)
+
+    def answer(self, unit: WorkUnit) -> UnitResult:
+        return _result(unit)
 
 
 def calibrate() -> None:
@@ -89,7 +93,7 @@ def _selector(folder: Path) -> dict[str, float]:
     selector = ray.remote(Selector).options(num_cpus=0).remote(folder)
 
     def told(method: str, *arguments: Any) -> Any:
-        return waiting.get(getattr(selector, method).remote(*arguments), what=method, seconds=60.0)
+        return waiting.get(send(selector, method, *arguments), what=method, seconds=60.0)
 
     full, alone, folds = [], [], []
     for iteration, (prompts, micro_batch) in enumerate(WORKS_OF_SELECTOR):
@@ -127,10 +131,7 @@ def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tu
     """Median seconds to bring so many results at a time, and the full units that came of them."""
     seconds, full = [], []
     for start in range(0, len(units) - together + 1, together):
-        results = [
-            UnitResult(unit=u, rewards=tuple(map(float, u.indices)), worker="w", score_class="c", seconds=1.0)
-            for u in units[start : start + together]
-        ]
+        results = [_result(unit) for unit in units[start : start + together]]
         began = time.perf_counter()
         answers = told("take", results)
         seconds.append(time.perf_counter() - began)
@@ -171,11 +172,11 @@ def _groups(full: list[WorkUnit]) -> list[Any]:
 
 
 def _answers() -> tuple[float, float]:
-    """Median seconds to take answers that are there: for any number of them, and for each out of `TOGETHER`."""
+    """Median seconds to take results that are there: for any number of them, and for each out of `TOGETHER`."""
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
     seconds = {}
     for count in (1, TOGETHER):
-        groups = [[sleeper.sleep.remote(0.0) for _ in range(count)] for _ in range(50)]
+        groups = [[send(sleeper, "answer", _unit()) for _ in range(count)] for _ in range(50)]
         ray.wait(groups[-1], num_returns=count, timeout=60.0)
         answered = iter(groups)
         seconds[count] = _median(lambda found=answered: waiting.get_together(next(found), seconds=60.0), len(groups))
@@ -199,7 +200,7 @@ def _sending() -> tuple[float, float]:
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
     waiting.get(sleeper.sleep.remote(0.0), what="a start", seconds=60.0)  # to who has started, as in a run
     embedding = ray.put(torch.zeros(8))
-    unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="0" * 16, indices=tuple(range(MICRO_BATCH)))
+    unit = _unit()
     prompt = Prompt(id=unit.prompt_id, text="an astronaut on a horse on the moon, in the style of a woodcut")
     payload, pool = ray.put(torch.zeros(8)), _pool(1, handle=sleeper)
     load = _median(
@@ -216,8 +217,7 @@ def _looking(workers: int = 1000) -> float:
     pool = _pool(workers)
     for number in range(workers):
         for start in (0, MICRO_BATCH):
-            indices = tuple(range(start, start + MICRO_BATCH))
-            unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"{number:016x}", indices=indices)
+            unit = _unit(number, start)
             member = pool._members[f"explorer-{number}"]
             pool._call(member, unit, "unit", 600.0, unit=unit)
     hedging = Hedging(3.0)
@@ -229,6 +229,15 @@ def _looking(workers: int = 1000) -> float:
         hedging.pairs(pool.roll.idle(), pool.roll.out())
 
     return _median(turn, 20) / workers
+
+
+def _unit(prompt: int = 0, start: int = 0) -> WorkUnit:
+    indices = tuple(range(start, start + MICRO_BATCH))
+    return WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"{prompt:016x}", indices=indices)
+
+
+def _result(unit: WorkUnit) -> UnitResult:
+    return UnitResult(unit=unit, rewards=tuple(map(float, unit.indices)), worker="w", score_class="c", seconds=1.0)
 
 
 def _pool(workers: int, handle: Any = None) -> Pool:

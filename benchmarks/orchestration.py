@@ -31,6 +31,7 @@ import ray
 import torch
 
 from actors import commands
+from actors.calls import Callee
 from actors.regenerator import Evaluated, GroupReport
 from actors.roles import Roles
 from solrl_ray.config.loading import load
@@ -84,7 +85,7 @@ class SleepingEncoder:
         return PromptEmbedding(prompt_id=prompt.id, tensors={"prompt_embeds": torch.zeros(1)}, digest=prompt.id)
 
 
-class SleepingWorker:
+class SleepingWorker(Callee):
     """Holds revisions as a real worker does and proves them; its stages sleep."""
 
     role = ""

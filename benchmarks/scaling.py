@@ -183,12 +183,17 @@ def best_split() -> Rows:
 
 
 def controller_share() -> Rows:
-    """Stages of 1 s and FLUX.1-dev's stages."""
+    """Stages of 1 s, in short iterations and in those of the published size, and FLUX.1-dev's stages."""
     rows = []
     for explorers in (1, 4, 16, 64, 256, 1000):
         stages = made(explorers, math.ceil(explorers / 2), max(8, explorers), prompts=max(8, explorers))
         rows.append(
-            {"explorers": explorers, "stages_of_1_s": overhead(short_stages(explorers)), "flux": overhead(stages)}
+            {
+                "explorers": explorers,
+                "stages_of_1_s": overhead(short_stages(explorers)),
+                "published_size": overhead(published_size(explorers)),
+                "flux": overhead(stages),
+            }
         )
     return rows
 
@@ -205,6 +210,12 @@ def short_stages(explorers: int) -> Scenario:
         stages=Stages(preview=1.0, full=1.0, update=1.0),
         orchestration=orchestration().seconds(),
     )
+
+
+def published_size(explorers: int) -> Scenario:
+    """The same with as many units an explorer as `orchestration.PUBLISHED` has for four: 12 prompts in 4 units."""
+    short = short_stages(explorers)
+    return replace(short, prompts=12 * explorers, pool=4 * short.micro_batch)
 
 
 def controller_parts() -> Rows:
@@ -305,6 +316,9 @@ def plot(results: dict[str, Rows]) -> None:
     axes[1].set(xscale="log", yscale="log", xlabel="GPUs, 48 prompts", ylabel="iteration, s")
     axes[2].plot(
         [r["explorers"] for r in share], [100 * r["stages_of_1_s"] for r in share], "o-", label="stages of 1 s"
+    )
+    axes[2].plot(
+        [r["explorers"] for r in share], [100 * r["published_size"] for r in share], "^-", label="1 s, published size"
     )
     axes[2].plot([r["explorers"] for r in share], [100 * r["flux"] for r in share], "s-", label="FLUX.1-dev")
     axes[2].set(xscale="log", xlabel="explorers", ylabel="controller's share, %", ylim=(0, None))

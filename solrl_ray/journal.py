@@ -20,6 +20,8 @@ from typing import IO, Any
 
 from solrl_ray.files import make_folder, sync_folder
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 class Journal:
     """The journal of one iteration. Not for several processes at once."""
@@ -92,7 +94,7 @@ class Journal:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    text = json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+    text = _ENCODER.encode(entry).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from actors.budget import Budget
+from actors.calls import Callee
 from actors.events import Event
 from actors.pool import Pool
 from solrl_ray.config.schema import Deadlines
@@ -18,7 +19,7 @@ Failure = Callable[[], Exception]
 """Makes the error: Ray takes one of its own errors among an actor's arguments for a lost argument."""
 
 
-class Worker:
+class Worker(Callee):
     """Attests the score class it is told; fails in its start if it is told how and replaces nobody."""
 
     def __init__(self, name: str, score_class: str, failure: Failure | None) -> None:
