@@ -20,6 +20,7 @@ from solrl_ray.config.schema import Config, Lora, Model
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.policy.digest import lora_digest
+from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.policy.saving import load_lora
 from solrl_ray.revisions.publish import touched_linears
 from solrl_ray.run_folder import RunFolder
@@ -45,11 +46,12 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         _check_base(trained, config.model, named)
         lora = trained.lora
         state = LearnerState.load(path) if path != source else _newest(source, named)
-    elif path.exists():
+    elif path.is_file() or (path / LORA_FILE).is_file():
         factors, lora = load_lora(path)
         state = _state_of(factors)
     else:
-        raise UserError(f"{named}, which is not there; it must be a run folder, a checkpoint of one, or a LoRA file.")
+        problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
+        raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
     _check_lora(lora, config.model.lora, named)
     state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
     try:

@@ -158,7 +158,12 @@ def read_part(path: Path, kind: type[P]) -> P:
         return kind.model_validate(yaml12.parse(text, str(path)))
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in detail["loc"]) or "the file"
+        key = ".".join(str(part) for part in detail["loc"])
+        known = f"it is read as a {kind.__name__}, whose keys are {', '.join(kind.model_fields)}"
+        if detail["type"] == "missing":
+            raise UserError(f"{path} has no key {key}; {known}.") from None
+        if detail["type"] in ("extra_forbidden", "model_type"):
+            raise UserError(f"{path} has {f'the unknown key {key}' if key else 'no keys'}; {known}.") from None
         raise UserError(f"{path}: {key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}.") from None
 
 

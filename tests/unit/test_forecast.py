@@ -173,7 +173,20 @@ def test_a_cluster_is_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
     assert cluster_of(file, None) == Cluster(gpu="h200", gpus_per_node=4)
     assert cluster_of(file, "b200") == Cluster(gpu="b200", gpus_per_node=4)
     file.write_text("gpu: h200\nnodes: 4\n")
-    with pytest.raises(UserError, match=r"cluster\.yaml: nodes: extra inputs are not permitted\."):
+    with pytest.raises(
+        UserError, match=r"cluster\.yaml has the unknown key nodes; .* a Cluster, whose keys are gpu, gpus"
+    ):
+        cluster_of(file, None)
+    file.write_text("gpus_per_node: 4\n")
+    with pytest.raises(UserError, match=r"cluster\.yaml has no key gpu; it is read as a Cluster, whose keys are gpu, "):
+        cluster_of(file, None)
+    file.write_text("h200\n")
+    with pytest.raises(
+        UserError, match=r"cluster\.yaml has no keys; it is read as a Cluster, whose keys are gpu, gpus_"
+    ):
+        cluster_of(file, None)
+    file.write_text("gpu: h200\ngpus_per_node: many\n")
+    with pytest.raises(UserError, match=r"cluster\.yaml: gpus_per_node: input should be a valid integer"):
         cluster_of(file, None)
     with pytest.raises(
         UserError, match=r"gpu is 'h300' \(--gpu or .*\); it must be one of b200, h200, or a price list in a"

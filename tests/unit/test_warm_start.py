@@ -108,6 +108,10 @@ def test_a_lora_that_does_not_fit_is_one_sentence(source: Config, override: str,
 
 
 def test_what_is_no_policy_is_one_sentence(source: Config, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"' \(default\), a folder of another kind, with no pytorch_lora_w.*; it must be a"
+    ):
+        warm_start(forked(source, tmp_path))
     with pytest.raises(UserError, match=r"nowhere' \(default\), which is not there; it must be a run folder"):
         warm_start(forked(source, tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
