@@ -16,7 +16,7 @@ from torch import Tensor
 from solrl_ray.errors import UserError
 from solrl_ray.files import replace_file
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.paths import resolve
+from solrl_ray.models.paths import BUILTIN, resolve, shipped
 from solrl_ray.noise import permutation
 from solrl_ray.records import Address, Prompt, PromptEmbedding
 
@@ -47,7 +47,8 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     except OSError as error:
         raise UserError(
             f"{key} is {path!r}, but {file} cannot be read ({error.strerror}); give a text file with one "
-            "prompt a line, or a .jsonl file with one object a line, its prompt under 'text'."
+            "prompt a line, or a .jsonl file with one object a line, its prompt under 'text'"
+            + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
     prompts: dict[str, Prompt] = {}
     # Not splitlines(), which also breaks at separators that a prompt may contain.

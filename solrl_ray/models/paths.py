@@ -33,6 +33,13 @@ def resolve(path: str) -> Path | str:
     return path
 
 
+def shipped(pattern: str) -> list[str]:
+    """The ``builtin:`` paths of the files of that name, such as ``*.txt``."""
+    package = Path(solrl_ray.__file__).parent
+    found = (path.relative_to(package).parts for path in sorted(package.glob(f"*/assets/**/{pattern}")))
+    return [f"{BUILTIN}{room}/{'/'.join(rest)}" for room, _, *rest in found]
+
+
 def absolute(path: str) -> str:
     """`path` with a local file or folder made absolute; ``builtin:`` paths and Hugging Face ids stay as they are."""
     resolved = resolve(path) if path and not path.startswith(BUILTIN) else path

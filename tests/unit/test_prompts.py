@@ -75,6 +75,12 @@ def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:
 # --- choice
 
 
+def test_a_prompt_file_that_is_not_shipped_is_refused_with_those_that_are() -> None:
+    ships = r"; this package ships builtin:testbed/prompts/heldout\.txt, builtin:testbed/prompts/train\.txt\.$"
+    with pytest.raises(UserError, match=ships):
+        read_prompts("builtin:train.txt")
+
+
 def test_a_choice_is_distinct_and_depends_on_seed_and_iteration_alone() -> None:
     prompts = prompts_of(*(f"prompt {i}" for i in range(50)))
     first = choose(prompts, run_seed=42, iteration=3, count=12)
