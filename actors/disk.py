@@ -41,5 +41,4 @@ class Disk:
             if time.monotonic() - began > self._seconds:
                 raise RunError(
                     f"{what} in {self._folder} (fleet.deadlines.checkpoint) passed its deadline of {self._seconds:g} s"
-                    "; when the disk answers, go on with --resume"
                 )
