@@ -218,4 +218,6 @@ def read_summary(folder: Path) -> Summary:
     except FileNotFoundError:
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.") from None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not the summary of a run: {error!r}.") from error
+        raise UserError(
+            f"{path} is not the summary of a run ({error}); remove it, and solrl train --resume writes it again."
+        ) from error

@@ -136,5 +136,7 @@ def test_a_missing_or_damaged_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no summary\.json"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text('{"run": "half')
-    with pytest.raises(UserError, match=r"summary\.json is not the summary of a run"):
+    with pytest.raises(
+        UserError, match=r"summary\.json is not the summary of a run \(.*\); remove it, and solrl train"
+    ):
         read_summary(tmp_path)
