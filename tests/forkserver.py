@@ -1,11 +1,12 @@
-"""Ray's workers as forks of one process that has imported what they import: seconds less for each of them.
+"""Ray's workers, and drivers, as forks of one process that has imported what they import: seconds less for each one.
 
 Most tests of the system start a handful of workers, and two cores would be busy with nothing but importing the same
 libraries again. Ray is told to start its workers by `COMMAND` (``py_executable`` of a runtime environment), a bare
 interpreter that hands its arguments, environment, working folder and streams to the server and waits. The server
 forks; the fork goes on as the worker that would have been. It is a process of its own: it can be killed like any other.
 
-Drivers in processes of their own are told by `environment`, the way Ray's Job server tells those that it starts.
+Drivers in processes of their own are told by `environment`, the way Ray's Job server tells those that it starts. They
+are forks themselves if they are started by `solrl`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 STREAMS = (0, 1, 2)
+KILLED = 137
+"""Exit status of the client of a fork that did not end by itself, as a shell has it."""
+MAIN = "solrl_ray/__main__.py"
 READY = b"ready"
 PRELOADED = (
     "solrl_ray.models.flux",
@@ -65,6 +69,11 @@ def environment(command: str) -> dict[str, str]:
     }
 
 
+def solrl(command: str, *arguments: str) -> list[str]:
+    """``python -m solrl_ray ARGUMENTS`` as a fork: the command of a client that ends as the fork does."""
+    return [*command.split(), str(Path(__file__).parents[1] / MAIN), *arguments]
+
+
 def serve(path: str) -> None:
     """Import, then fork a worker for each client, for ever."""
     import gc
@@ -101,7 +110,7 @@ def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def become(message: dict[str, Any], streams: list[int], client: socket.socket) -> None:
-    """Go on as the program that the client was to run; the client sees its end, for nobody closes `client` before."""
+    """Go on as the program that the client was to run; the client is told its status, or sees that it was killed."""
     import runpy
     import traceback
 
@@ -115,15 +124,19 @@ def become(message: dict[str, Any], streams: list[int], client: socket.socket) -
     sys.argv = message["arguments"]
     sys.orig_argv = [sys.executable, *sys.argv]
     customize(os.environ.get("PYTHONPATH", ""))
+    status = 0
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit:
-        pass
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
+        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # what the server has open is not this process's to tear down
+    with suppress(OSError):  # it may be gone
+        client.send(bytes([status]))
+    os._exit(status)  # what the server has open is not this process's to tear down
 
 
 def customize(folders: str) -> None:
@@ -140,7 +153,7 @@ def customize(folders: str) -> None:
 
 
 def ask(path: str, arguments: list[str]) -> None:
-    """The client: have `arguments` run by a fork, and end when it has ended."""
+    """The client: have `arguments` run by a fork, and end when and as it has ended."""
     server = socket.socket(socket.AF_UNIX)
     server.connect(path)
     message = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
@@ -148,7 +161,7 @@ def ask(path: str, arguments: list[str]) -> None:
     rights = array.array("i", STREAMS)
     server.sendmsg([len(content).to_bytes(8)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
     server.sendall(content)
-    server.recv(1)  # nothing is sent: it closes
+    sys.exit(*server.recv(1) or [KILLED])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.trace import read_spans
+from tests.forkserver import solrl
 from tests.small import digests, folder, small_config
 
 PATIENCE = 240.0
@@ -52,6 +52,9 @@ def rename(source, target):
         time.sleep(0.01)
     renamed(source, target)
 
+if any(part.endswith("__main__.py") for part in sys.orig_argv):
+    with open(os.path.join(os.path.dirname(__file__), "driver"), "w") as note:
+        note.write(str(os.getpid()))
 if any(part.endswith("default_worker.py") for part in sys.orig_argv):  # an actor's process
     with open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.pid"), "w") as note:
         note.write(os.environ.get("OMP_WAIT_POLICY", "none"))
@@ -67,15 +70,14 @@ A file beside it says how many lines the file of its name may have before the di
 """
 
 
-def solrl(*arguments: str, machine: Path) -> subprocess.Popen[str]:
+def train(forks: str, *arguments: str, machine: Path) -> subprocess.Popen[str]:
     path = os.pathsep.join(filter(None, (str(machine), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
-        [sys.executable, "-m", "solrl_ray", "train", *arguments, "--no-live"],
+        solrl(forks, "train", *arguments, "--no-live"),
         env=os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
 
 
@@ -166,12 +168,12 @@ DEATHS = (
 )
 
 
-def kill(death: Death, start: list[str], run: Path, machine: Path) -> None:
+def kill(death: Death, forks: str, start: list[str], run: Path, machine: Path) -> None:
     """Start or resume, SIGKILL who is to die once its state is reached, and wait for the driver's end."""
     reached = death.hold(run, machine)
-    process = solrl(*start, machine=machine)
+    process = train(forks, *start, machine=machine)
     wait_until(process, reached)
-    victims = [process.pid] if death.who == "driver" else pids(death.who, machine)
+    victims = [int((machine / "driver").read_text())] if death.who == "driver" else pids(death.who, machine)
     assert len(victims) == 1
     os.kill(victims[0], signal.SIGKILL)
     if death.who == "driver":
@@ -190,7 +192,7 @@ def kill(death: Death, start: list[str], run: Path, machine: Path) -> None:
 @pytest.mark.faults
 @pytest.mark.usefixtures("forked_workers")
 def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
-    calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calm: Config, forks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     config = small_config(tmp_path, "killed")
@@ -202,12 +204,12 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
     machine.joinpath("sitecustomize.py").write_text(MACHINE)
     start = [str(path), "--set", f"run.root='{tmp_path}'", "--set", "run.name=killed"]
     for death in DEATHS:
-        kill(death, start, run, machine)
+        kill(death, forks, start, run, machine)
         assert not (run / "summary.json").exists(), death
         start = ["--resume", str(run)]
     assert wait_policies(machine) == {"PASSIVE"}
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # a user's own is kept
-    last = solrl(*start, machine=machine)
+    last = train(forks, *start, machine=machine)
     said, _ = last.communicate(timeout=PATIENCE)
     assert last.returncode == 0, said
     assert wait_policies(machine) == {"ACTIVE"}

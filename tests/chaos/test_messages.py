@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config.schema import Config
+from tests.forkserver import solrl
 from tests.small import digests, folder, small_config
 
 ATTEMPTS = 6
@@ -56,9 +56,9 @@ def place() -> Iterator[Path]:
 
 @pytest.mark.faults
 @pytest.mark.usefixtures("forked_workers")
-def test_lost_messages_cost_time_and_no_bytes(calm: Config, tmp_path: Path, place: Path) -> None:
+def test_lost_messages_cost_time_and_no_bytes(calm: Config, forks: str, tmp_path: Path, place: Path) -> None:
     stored = str(folder(calm) / "config.yaml")
-    command = [sys.executable, "-m", "solrl_ray", "train", stored, "--continue", "--no-live"]
+    command = solrl(forks, "train", stored, "--continue", "--no-live")
     command += ["--set", f"run.root='{tmp_path}'", "--set", "run.name=faulty", "--set", "fleet.max_replacements=50"]
     faults = {"RAY_testing_rpc_failure": json.dumps(FAULTS), "RAY_TMPDIR": str(place), "RAY_AUTH_MODE": "disabled"}
     said = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from ray.cluster_utils import Cluster
 
 from solrl_ray.config.schema import Config
 from solrl_ray.run_folder import RunFolder
+from tests.forkserver import solrl
 from tests.small import digests, folder, small_config, summary
 
 PATIENCE = 200.0
@@ -27,9 +27,9 @@ def two_nodes(forked_workers: None) -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def solrl(*arguments: str) -> subprocess.Popen[str]:
+def train(forks: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "solrl_ray", "train", *arguments, "--no-live"],
+        solrl(forks, "train", *arguments, "--no-live"),
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -39,20 +39,20 @@ def solrl(*arguments: str) -> subprocess.Popen[str]:
 
 @pytest.mark.faults
 def test_a_run_on_a_cluster_that_loses_a_node_and_gets_another_has_the_same_bytes(
-    calm: Config, two_nodes: Cluster, tmp_path: Path
+    calm: Config, forks: str, two_nodes: Cluster, tmp_path: Path
 ) -> None:
     here = ("--address", two_nodes.address, "--set", f"run.root='{tmp_path}'", "--set", "run.name=joined")
     stored = str(folder(calm) / "config.yaml")
 
     # More than the cluster has is said at once; the corrected command may use the same run name.
-    greedy = solrl(stored, *here, "--set", "fleet.explorers.num_gpus=1")
+    greedy = train(forks, stored, *here, "--set", "fleet.explorers.num_gpus=1")
     said, _ = greedy.communicate(timeout=PATIENCE)
     assert greedy.returncode == 2
     assert "error: the actors ask for 1 GPUs (fleet.explorers 1), but the cluster has 0;" in said
 
     # The CPUs that explorers ask for are only on the second node: with it all of them go, in the middle of a unit.
     config = small_config(tmp_path, "joined")
-    run = solrl(stored, *here, "--set", "fleet.explorers={count: 2, num_cpus: 1}")
+    run = train(forks, stored, *here, "--set", "fleet.explorers={count: 2, num_cpus: 1}")
     journal, deadline = RunFolder.of(config).journal(1), time.monotonic() + PATIENCE
     while len(journal.entries()) < 2:
         assert run.poll() is None, run.communicate()[0]
