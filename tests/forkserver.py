@@ -6,7 +6,7 @@ interpreter that hands its arguments, environment, working folder and streams to
 forks; the fork goes on as the worker that would have been. It is a process of its own: it can be killed like any other.
 
 Drivers in processes of their own are told by `environment`, the way Ray's Job server tells those that it starts. They
-are forks themselves if they are started by `solrl`.
+are forks themselves if they are started by `solrl`, or by `calling`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,26 @@ PRELOADED = (
     "matplotlib.backends.backend_svg",
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
+    "jsonschema",
+    "wcwidth",
 )
-"""What the workers of a run on the testbed import; nothing of Ray, which reads a worker's environment at its import."""
+"""What the workers of a run on the testbed import, and what Ray does; not Ray, which reads its environment then."""
 
 
 @contextmanager
 def serving(place: Path) -> Iterator[str]:
     """A server for as long as the ``with`` block lasts; yields the command for ``py_executable``.
 
+    It still imports then: a Ray starts meanwhile, and who is to be forked waits.
+
     Args:
         place: a folder with a short path, for it holds a Unix socket.
     """
     path = place / "forks"
-    server = subprocess.Popen([sys.executable, "-m", "tests.forkserver", path], stdout=subprocess.PIPE)
+    # OpenMP reads it where it is loaded, and that is there; the workers of a local Ray have it, see `actors.joining`.
+    variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    command = [sys.executable, "-m", "tests.forkserver", path]
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         assert any(line.strip() == READY for line in server.stdout), "the fork server did not start"
@@ -74,21 +81,27 @@ def solrl(command: str, *arguments: str) -> list[str]:
     return [*command.split(), str(Path(__file__).parents[1] / MAIN), *arguments]
 
 
+def calling(command: str, function: Callable[..., None], *arguments: str) -> list[str]:
+    """The call of a module's function as a fork: the command of a client that ends as the fork does."""
+    program = str(Path(__file__).with_name("calling.py"))
+    return [*command.split(), program, f"{function.__module__}:{function.__qualname__}", *arguments]
+
+
 def serve(path: str) -> None:
     """Import, then fork a worker for each client, for ever."""
     import gc
     import signal
 
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    print(READY.decode(), flush=True)
     gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
     gc.freeze()  # nothing of this is written to, so the forks share it
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen(64)
-    print(READY.decode(), flush=True)
     while True:
         client, _ = listener.accept()
         message, streams = receive(client)

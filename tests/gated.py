@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -21,10 +20,10 @@ class Gated(Explorer):
         return super().explore(unit, prompt, embedding)
 
 
-def main() -> None:
-    """Train on the cluster at argv[1] as the file argv[2] says."""
+def train(address: str, file: str) -> None:
+    """On the cluster at `address`, as `file` says."""
     from actors import commands
     from actors.roles import Roles
     from solrl_ray.config.loading import load
 
-    commands.train(load([Path(sys.argv[2])]), address=sys.argv[1], live=False, roles=Roles(explorer=Gated))
+    commands.train(load([Path(file)]), address=address, live=False, roles=Roles(explorer=Gated))

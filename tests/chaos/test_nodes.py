@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -25,7 +21,9 @@ from actors.cluster import draining
 from actors.roles import Cast, Roles
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from tests import gated
 from tests.chaos.test_learners import Light, light_group
+from tests.forkserver import calling
 from tests.heads import BIN, end
 from tests.learning import config as learner_config
 from tests.small import digests, folder, small_config
@@ -87,7 +85,7 @@ def old(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.faults
 def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_the_run_folders_node_is_told(
-    calm: Config, cluster: Cluster, old: subprocess.Popen[bytes], tmp_path: Path
+    calm: Config, forks: str, cluster: Cluster, old: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     config = small_config(
         tmp_path,
@@ -101,7 +99,7 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
     file.write_text(to_yaml(config))
     with said.open("w") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from tests.gated import main; main()", cluster.address, str(file)],
+            calling(forks, gated.train, cluster.address, str(file)),
             env=os.environ | {"RAY_AUTH_MODE": "disabled"},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -133,16 +131,18 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
 
 
 @contextmanager
-def elsewhere(function: Callable[..., None], *arguments: Any) -> Iterator[None]:
-    """Call a function in a process of its own, for this one has joined another cluster; raises what it raised."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        done = processes.submit(function, *arguments)
+def elsewhere(forks: str, function: Callable[..., None], *arguments: str) -> Iterator[None]:
+    """Call a function in a process of its own, for this one has joined another cluster; it must not raise."""
+    command = calling(forks, function, *arguments)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         yield
-        done.result(timeout=PATIENCE)
+        said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, said
 
 
-def leave_for_a_node_that_joins(address: str, folder: Path) -> None:
+def leave_for_a_node_that_joins(address: str, root: str) -> None:
     """Touches `stayed` when there was no room elsewhere."""
+    folder = Path(root)
     fleet = {"learners": {"num_cpus": 1, "labels": PLACE}, "deadlines": {"start": 120.0}}
     settings = learner_config(folder, learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
@@ -164,16 +164,19 @@ def leave_for_a_node_that_joins(address: str, folder: Path) -> None:
 
 
 @pytest.mark.faults
-def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(cluster: Cluster, tmp_path: Path) -> None:
+def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(
+    cluster: Cluster, forks: str, tmp_path: Path
+) -> None:
     deadline = time.monotonic() + PATIENCE
-    cluster.add_node(num_cpus=2, labels=PLACE)
-    with elsewhere(leave_for_a_node_that_joins, cluster.address, tmp_path):
+    with elsewhere(forks, leave_for_a_node_that_joins, cluster.address, str(tmp_path)):
+        cluster.add_node(num_cpus=2, labels=PLACE)
         while not (tmp_path / "stayed").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         cluster.add_node(num_cpus=2, labels=PLACE)
 
 
-def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
+def one_of_each_kind_on_a_card(address: str, root: str) -> None:
+    folder = Path(root)
     shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
     settings = learner_config(folder, learner={"world_size": 2}, fleet=shares)
     ray.init(address=address, log_to_driver=False)
@@ -192,10 +195,10 @@ def one_of_each_kind_on_a_card(address: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(tmp_path: Path) -> None:
+def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(forks: str, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
     try:
-        with elsewhere(one_of_each_kind_on_a_card, cluster.address, tmp_path):
+        with elsewhere(forks, one_of_each_kind_on_a_card, cluster.address, str(tmp_path)):
             pass
     finally:
         cluster.shutdown()

@@ -60,7 +60,8 @@ def roles() -> list[str]:
     return sorted(node["Labels"]["role"] for node in ray.nodes() if node["Alive"] and "role" in node["Labels"])
 
 
-def wait_and_work(address: str, folder: Path) -> None:
+def wait_and_work(address: str, root: str) -> None:
+    folder = Path(root)
     explorers = {"count": 2, "num_cpus": 1, "labels": {"role": "explorer"}}
     settings = learner_config(folder, fleet={"explorers": explorers, "deadlines": {"resources": SECONDS}})
     ray.init(address=address, log_to_driver=False)
@@ -80,7 +81,7 @@ def wait_and_work(address: str, folder: Path) -> None:
 
 @pytest.mark.faults
 def test_an_autoscaler_gives_the_nodes_that_a_run_waits_for_and_is_not_asked_for_them_any_longer(
-    forked_workers: None, tmp_path: Path
+    forked_workers: None, forks: str, tmp_path: Path
 ) -> None:
     variables = {
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
@@ -90,5 +91,8 @@ def test_an_autoscaler_gives_the_nodes_that_a_run_waits_for_and_is_not_asked_for
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
         "RAY_enable_autoscaler_v2": "1",
     }
-    with head(cpus=0, scaling=CLUSTER, variables=variables) as made, elsewhere(wait_and_work, made.address, tmp_path):
+    with (
+        head(cpus=0, scaling=CLUSTER, variables=variables) as made,
+        elsewhere(forks, wait_and_work, made.address, str(tmp_path)),
+    ):
         pass
