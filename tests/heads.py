@@ -43,10 +43,11 @@ class Head:
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         return os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "PATH": path}
 
-    def status_of(self, path: str, token: str | None) -> int:
+    def status_of(self, path: str, token: str | None, method: str = "GET") -> int:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, headers=headers), timeout=10) as answer:
+            request = urllib.request.Request(self.url + path, headers=headers, method=method)
+            with urllib.request.urlopen(request, timeout=10) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code

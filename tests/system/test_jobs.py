@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
+from solrl_ray.run_folder import RunFolder
 from tests.heads import BIN, PATIENCE, Head, head, wait_until
 from tests.small import digests, folder, small_config
 
@@ -33,7 +37,7 @@ def checkout(tmp_path: Path) -> Path:
 @pytest.mark.timeout(1800)  # three jobs, each with the start of a run
 @pytest.mark.faults
 def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_same_bytes(
-    calm: Config, checkout: Path, tmp_path: Path
+    calm: Config, forks: str, checkout: Path, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path / "runs", "submitted")
     run = folder(config)
@@ -54,25 +58,33 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
         assert done.returncode == status, said[-1]
         return said[-1]
 
-    jobs = (BIN / "ray", "job")
-    with head() as first:
-        submit = (BIN / "python", "-m", "solrl_ray", "submit", "small.yaml", "--address", first.url, "--no-wait")
-        assert first.status_of("/api/jobs/", None) == 401
-        refused = call(first, *submit, status=1, RAY_AUTH_TOKEN="another")
-        assert refused.startswith(f"error: the Job server at {first.url} cannot be used: "), refused
-        assert "Traceback" not in refused
-        assert "submitted-1" in call(first, *submit)
-        wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
-    assert not (run / "summary.json").exists()
-
-    train = ("--working-dir", ".", "--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
-    with head() as second:
-        call(second, *jobs, "submit", "--no-wait", "--submission-id", "again", *train)
-        wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
-        call(second, *jobs, "stop", "again")
+    with ExitStack() as clusters:
+        with head() as first, ThreadPoolExecutor() as aside:
+            assert first.status_of("/api/jobs/", None) == 401
+            submit = (BIN / "python", "-m", "solrl_ray", "submit", "small.yaml", "--address", first.url, "--no-wait")
+            assert "submitted-1" in call(first, *submit)
+            # While its workers start as users' do: those of the jobs to come are forks.
+            coming = aside.submit(clusters.enter_context, head(variables={"RAY_prestart_worker_first_driver": "0"}))
+            refused = call(first, *submit, status=1, RAY_AUTH_TOKEN="another")
+            assert refused.startswith(f"error: the Job server at {first.url} cannot be used: "), refused
+            assert "Traceback" not in refused
+            second = coming.result(PATIENCE)
+            wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
         assert not (run / "summary.json").exists()
-        assert "iteration 2/3" in call(second, *jobs, "logs", "again")
-        assert "iteration 3/3" in call(second, *jobs, "submit", *train)
+
+        again = (BIN / "ray", "job", "submit", "--working-dir", ".", "--runtime-env-json")
+        again += (json.dumps({"py_executable": forks}), "--submission-id")
+        train = ("--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
+        call(second, *again, "again", "--no-wait", *train)
+        wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
+        wait_until("its checkpoint", RunFolder(run).checkpoint(2).exists)
+        assert second.status_of("/api/jobs/again/stop", second.token, "POST") == 200  # as `ray job stop` does
+        RunFolder(run).lock(seconds=PATIENCE)  # its processes have let go of the run
+        RunFolder(run).unlock()
+        assert not (run / "summary.json").exists()
+        finished = call(second, *again, "once-more", *train)
+        assert "iteration 1/3" not in finished
+        assert "iteration 3/3" in finished
     assert digests(config) == digests(calm)
 
     tokens = (first.token, second.token)
