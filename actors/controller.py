@@ -56,7 +56,6 @@ from solrl_ray.run_metrics import audit_plan, iteration_metrics
 from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.book import Closed, IterationPlan
 from solrl_ray.scheduling.lead import lag, may_explore
-from solrl_ray.scheduling.lending import Loan
 from solrl_ray.scheduling.scaling import forgotten
 
 T = TypeVar("T")
@@ -71,8 +70,8 @@ class Controller:
         self._telemetry = Telemetry(config, self._folder)
         self._disk = self._telemetry.disk
         self._cast = Cast(config, folder, roles)
-        self._lender = Lender(config, self._telemetry.message)
-        self._fleet = Fleet(config, self._cast, self._telemetry, self._lender)
+        self.lender = Lender(config, self._telemetry.message)
+        self._fleet = Fleet(config, self._cast, self._telemetry, self.lender)
         upload = bool(config.checkpoints.upload)
         self._uploader = Uploader(folder, config.checkpoints, self._telemetry.message) if upload else None
         self._train = read_prompts(config.prompts.train)
@@ -95,18 +94,6 @@ class Controller:
     def progress(self) -> Progress:
         """A snapshot; answers from another thread while `run` is at work."""
         return self._telemetry.progress()
-
-    def borrow(self, request: str) -> Loan | None:
-        """A regenerator for an evaluation from outside, now or at a later call; answers from another thread, too."""
-        return self._lender.ask(request)
-
-    def renew(self, request: str) -> None:
-        """The evaluation is at work with the regenerator that it has."""
-        self._lender.renew(request)
-
-    def give_back(self, request: str) -> None:
-        """The evaluation has what it wanted, or gives up."""
-        self._lender.done(request)
 
     def scale(self, sizes: Mapping[str, int]) -> str:
         """Have pools of other sizes; answers from another thread, as `Fleet.scale`."""

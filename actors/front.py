@@ -33,20 +33,25 @@ class ControllerFront:
     def run(self) -> None:
         self._controller.run()
 
+    # While that is at work, these answer from other threads.
+
     def progress(self) -> Progress:
         return self._controller.progress()
 
-    def borrow(self, request: str) -> Loan | None:
-        return self._controller.borrow(request)
-
-    def renew(self, request: str) -> None:
-        self._controller.renew(request)
-
-    def give_back(self, request: str) -> None:
-        self._controller.give_back(request)
-
     def scale(self, sizes: Mapping[str, int]) -> str:
         return self._controller.scale(sizes)
+
+    def borrow(self, request: str) -> Loan | None:
+        """A regenerator for an evaluation from outside, now or at a later call."""
+        return self._controller.lender.ask(request)
+
+    def renew(self, request: str) -> None:
+        """The evaluation is at work with the regenerator that it has."""
+        self._controller.lender.renew(request)
+
+    def give_back(self, request: str) -> None:
+        """The evaluation has what it wanted, or gives up."""
+        self._controller.lender.done(request)
 
 
 def namespace(folder: Path) -> str:
