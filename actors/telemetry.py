@@ -20,6 +20,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.files import replace_file
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.report.data import read_attestations
 from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
 from solrl_ray.run_folder import RunFolder
@@ -70,9 +71,8 @@ class Telemetry:
             self._spans = SpanWriter(self._folder.path)
         with self.disk.work("opening tensorboard/"):
             self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
-        if self._attestations_file.exists():
-            for values in json.loads(self._attestations_file.read_text()):
-                self._keep(Attestation(**values))
+        for attestation in read_attestations(self._attestations_file):
+            self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
         """What is going on now, and as which stage the timeline shows it; that of before has ended."""

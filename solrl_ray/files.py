@@ -6,12 +6,16 @@ What is not complete yet is called ``.<name>.partial``; `remove_partial` clears 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from solrl_ray.errors import UserError
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -30,6 +34,14 @@ def replace_file(path: Path, content: bytes) -> None:
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+def read_json(path: Path, mend: str = "") -> Any:
+    """What a JSON file holds. Raises UserError that names it, and says how to `mend` it, if it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:

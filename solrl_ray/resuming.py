@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from solrl_ray.checkpoints import newest_state
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.files import replace_file
+from solrl_ray.files import read_json, replace_file
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics, measured_seconds
 from solrl_ray.policy.saving import FILE as LORA_FILE
@@ -71,7 +71,10 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
     if not folder.prompts.is_file():
         replace_file(folder.prompts, json.dumps(now, indent=1).encode())
         return
-    was = json.loads(folder.prompts.read_text())
+    mend = "remove it, if the prompts are those that the run began with"
+    was = read_json(folder.prompts, mend)
+    if not isinstance(was, dict) or was.keys() != now.keys():
+        raise UserError(f"{folder.prompts} does not say what the run began with; {mend}.")
     for part in (part for part in now if now[part] != was[part]):
         raise UserError(
             f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "

@@ -19,7 +19,7 @@ from solrl_ray.checkpoints import retained
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import lacks_space, make_folder, remove_partial, replace_file, sync_folder
+from solrl_ray.files import lacks_space, make_folder, read_json, remove_partial, replace_file, sync_folder
 from solrl_ray.journal import Journal
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
@@ -161,7 +161,7 @@ class RunFolder:
 
     def _sizes(self) -> dict[str, int]:
         path = self.path / "pools.json"
-        sizes: dict[str, int] = json.loads(path.read_text()) if path.is_file() else {}
+        sizes: dict[str, int] = read_json(path, "remove it") if path.is_file() else {}
         return sizes
 
     def _claim(self, file: FileIO, *, deadline: float) -> None:

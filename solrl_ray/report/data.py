@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 from solrl_ray.config import yaml12
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.files import read_json
 from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
@@ -61,7 +61,7 @@ def read_run(folder: Path) -> RunData:
     config_text = (folder / CONFIG_FILE).read_text()
     iterations, evaluations = _read_metrics(places)
     for path in sorted(places.evaluations.glob("*.json")):
-        evaluation = _record(EvaluationMetrics, _parse(path.read_text(), path), str(path))
+        evaluation = _record(EvaluationMetrics, read_json(path), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
     config = _read_config(folder / CONFIG_FILE, config_text)
@@ -72,7 +72,7 @@ def read_run(folder: Path) -> RunData:
         config_text=config_text,
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,
-        attestations=_read_attestations(folder / ATTESTATIONS_FILE),
+        attestations=read_attestations(folder / ATTESTATIONS_FILE),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
         pictures={
             name: _pictures(places, find_evaluation(ordered, policy))
@@ -116,21 +116,15 @@ def _read_metrics(
     return iterations, evaluations
 
 
-def _read_attestations(path: Path) -> tuple[Attestation, ...]:
+def read_attestations(path: Path) -> tuple[Attestation, ...]:
+    """Those of a run, by worker; none if the file is not there. Raises UserError if it is damaged."""
     if not path.is_file():
         return ()
-    values = _parse(path.read_text(), path)
+    values = read_json(path)
     if not isinstance(values, list):
         raise UserError(f"{path} must hold a list of attestations.")
     records = [_record(Attestation, entry, str(path)) for entry in values]
     return tuple(sorted(records, key=lambda record: record.worker))
-
-
-def _parse(text: str, where: Path | str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}.") from error
 
 
 def _record(kind: type[Record], values: Any, where: str) -> Record:

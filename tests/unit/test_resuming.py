@@ -226,3 +226,18 @@ def test_files_of_the_same_prompts_may_look_otherwise(tmp_path: Path) -> None:
     run.path.mkdir()
     check_prompts(run, reads(run))
     check_prompts(run, reads(run, PROMPTS.replace("\n", " \n\n"), PROMPTS + "nobody evaluates this one\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{bad", r"prompts\.json is not JSON: .*; remove it, if"),
+        ("{}", r"prompts\.json does not say .*; remove it, if"),
+    ],
+)
+def test_a_damaged_note_of_the_prompts_is_named(tmp_path: Path, content: str, problem: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    run.prompts.write_text(content)
+    with pytest.raises(UserError, match=problem):
+        check_prompts(run, reads(run))

@@ -85,3 +85,6 @@ def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Pa
         "ask again, or resume with --set fleet.explorers.count=4"
     ]
     assert forgotten(config, folder.take_sizes()) == []
+    (tmp_path / "pools.json").write_text("{")
+    with pytest.raises(UserError, match=r"pools\.json is not JSON: .*; remove it\.$"):
+        folder.take_sizes()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from actors.telemetry import Telemetry
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Attestation
 from solrl_ray.run_folder import RunFolder
 from tests.unit import made_runs
@@ -41,6 +41,12 @@ def test_attestations_of_earlier_workers_survive_a_resume(tmp_path: Path) -> Non
     assert sorted(map(str, map(asdict, stored(tmp_path)))) == sorted(
         map(str, map(asdict, [explorer_0, explorer_1, elsewhere, regenerator]))
     )
+
+
+def test_damaged_attestations_are_named(tmp_path: Path) -> None:
+    (tmp_path / "attestations.json").write_text("[{")
+    with pytest.raises(UserError, match=r"attestations\.json is not JSON: "):
+        telemetry(tmp_path)
 
 
 def test_a_new_run_has_no_attestations_but_its_own(tmp_path: Path) -> None:
