@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.fleet import kind_of
+from tests.chaos.test_workers import once
 from tests.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -53,26 +52,24 @@ def test_prompts_of_other_explorers_that_score_alike_are_ranked_to_the_same_byte
 
 
 class Killed(Explorer):
-    """The first of the others dies with its second unit in its hands."""
-
-    done = 0
+    """The first of the others that has a unit of iteration 1 dies with it in its hands."""
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        self.done += 1
-        if self._name == "explorer_other-0" and self.done == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if kind_of(self._name) == "other" and unit.iteration == 1:
+            once(self._config.run.root, "killed")
         return super().explore(unit, prompt, embedding)
 
 
 @pytest.mark.faults
 def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they_are(tmp_path: Path) -> None:
-    one = small_config(tmp_path, "one", OTHERS.format(count=1, threads=2))
+    one = small_config(tmp_path, "one", OTHERS.format(count=1, threads=2), "run.iterations=2")
     commands.train(one, live=False)
     classes = {(kind, score_class) for _, kind, score_class in brought(one)}
     assert all(set(entry["spearman_by_kind"]) == {"", "other"} for entry in iterations(one))
     assert len(classes) == len({score_class for _, score_class in classes}) == 2  # each kind has one of its own
 
-    more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), "fleet.explorers.count=2")
+    both = ("fleet.explorers.count=2", "run.iterations=2")
+    more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), *both)
     commands.train(more, live=False, roles=Roles(explorer=Killed))
     assert summary(more)["requeued_units"] >= 1
     assert sorted(brought(more)) == sorted(brought(one))
