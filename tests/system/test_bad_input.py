@@ -50,8 +50,9 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
         with pytest.raises(UserError, match="is in use by process"):
             RunFolder(folder(config)).lock(seconds=0.0)
         assert waits.result(timeout=60) == 2
-    assert "the actors ask for 2 GPUs" in capsys.readouterr().err
-    RunFolder(folder(config)).lock(seconds=0.0)
+    said = capsys.readouterr().err
+    assert "error: the actors ask for 2 GPUs (fleet.explorers 2), but the cluster has 1;" in said
+    RunFolder(folder(config)).create(config, resume=False)  # the corrected command may use the same run name
 
 
 DRIVER = """
