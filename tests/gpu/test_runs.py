@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 import torch
 
 from actors import commands
@@ -21,14 +19,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.usefixtures("usual_workers"),
 ]
-
-
-@pytest.fixture(scope="module")
-def usual_workers() -> Iterator[None]:
-    """A local Ray whose workers are no forks: CUDA does not work in a fork of a process that asked for devices."""
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="warning")
-    yield
-    ray.shutdown()
 
 
 GPU_AND_CPU = (
