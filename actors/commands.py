@@ -14,7 +14,7 @@ from actors import cluster, waiting
 from actors.devices import settle_tier
 from actors.front import NAME, ControllerFront, namespace
 from actors.joining import join
-from actors.roles import Roles, on_this_node, where
+from actors.roles import Roles, on_this_node, vacate, where
 from solrl_ray import access
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
@@ -79,7 +79,8 @@ def _work(
     folder.unlock()  # the controller claims it: the process that writes
     actor = on_this_node(ControllerFront, NAME, namespace(path), max_concurrency=4)
     controller = actor.remote(located(config), path, roles)
-    stack.callback(ray.kill, controller)  # and with it all that it owns
+    stack.callback(vacate, namespace(path))
+    stack.callback(ray.kill, controller)  # and with it all actors that it owns
     follow(controller, view, config)
 
 

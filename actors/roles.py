@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.encoder import Encoder
@@ -52,6 +58,7 @@ class Cast:
         self._pack: tuple[Any, ...] = ()
         self._packer: Any = None
         self._seats: PlacementGroup | None = None
+        self._seatings = 0
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
@@ -90,8 +97,12 @@ class Cast:
         # A byte of memory: ranks that ask for nothing have a place as well.
         each = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
         bundle = {name: amount for name, amount in each.items() if amount}
+        self._seatings += 1
         seats = placement_group(
-            [bundle] * ranks, strategy=learners.placement, bundle_label_selector=[dict(learners.labels)] * ranks
+            [bundle] * ranks,
+            strategy=learners.placement,
+            name=f"{self._namespace}/learners.{self._seatings}",
+            bundle_label_selector=[dict(learners.labels)] * ranks,
         )
         found = seats.wait(seconds)
         given_back = self._seats if found else seats
@@ -123,6 +134,13 @@ class Cast:
             max_task_retries=0,
             **(where(worker) | options),
         )
+
+
+def vacate(namespace: str) -> None:
+    """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
+    for reserved in placement_group_table().values():
+        if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(reserved["name"]))
 
 
 def where(worker: Worker) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from actors import commands
-from actors.roles import namespace
+from actors.front import namespace
 from tests.chaos.held import GIVEN, HELD, sizes
 from tests.small import folder, small_config
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray.util.placement_group import placement_group_table
 
 from actors import commands
 from actors.explorer import Explorer
+from actors.front import namespace
 from actors.roles import Roles
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -48,6 +50,14 @@ def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
     assert found["heldout_prompts"] == 2
     assert found["candidates"] == 3 * 3 * 8
     assert found["samples"] == 3 * 3 * 4
+
+
+def test_a_run_that_has_ended_leaves_nothing_reserved(calm: Config) -> None:
+    places = placement_group_table().values()
+    of_the_run = [place for place in places if place["name"].startswith(namespace(folder(calm)))]
+        seats for seats in placement_group_table().values() if seats["name"].startswith(namespace(folder(calm)))
+    ]
+    assert [seats["state"] for seats in of_the_run] == ["REMOVED"]
 
 
 def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
