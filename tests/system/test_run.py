@@ -53,11 +53,8 @@ def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
 
 
 def test_a_run_that_has_ended_leaves_nothing_reserved(calm: Config) -> None:
-    places = placement_group_table().values()
-    of_the_run = [place for place in places if place["name"].startswith(namespace(folder(calm)))]
-        seats for seats in placement_group_table().values() if seats["name"].startswith(namespace(folder(calm)))
-    ]
-    assert [seats["state"] for seats in of_the_run] == ["REMOVED"]
+    places = [place for place in placement_group_table().values() if place["name"].startswith(namespace(folder(calm)))]
+    assert [place["state"] for place in places] == ["REMOVED"]
 
 
 def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
