@@ -35,5 +35,5 @@ def send(actor: Any, method: str, *arguments: Any, parts: int = 1) -> Any:
     """
     references = [argument for argument in arguments if isinstance(argument, ray.ObjectRef)]
     values = [... if isinstance(argument, ray.ObjectRef) else argument for argument in arguments]
-    do = actor.do if parts == 1 else actor.do.options(num_returns=parts)
+    do = actor.do.options(num_returns=parts, name=method)  # the name that process titles and Ray's task lists have
     return do.remote(pickle.dumps((method, values), pickle.HIGHEST_PROTOCOL), *references)
