@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,8 +12,13 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 
+KEPT = 1024
+"""Prompts: more than an iteration or an evaluation comes back to, and a few MB of features on a device."""
+
+
 class Texts:
-    """A cache of tensors by prompt. A prompt longer than `limit` tokens is cut, with a warning and a count."""
+    """Tensors by prompt, of which the last `KEPT` are kept. A prompt longer than `limit` tokens is cut, with a warning
+    and a count."""
 
     def __init__(self, name: str, encode: Callable[[str], Tensor], count: Callable[[str], int], limit: int) -> None:
         """Args:
@@ -24,26 +30,29 @@ class Texts:
         self._encode = encode
         self._count = count
         self._limit = limit
-        self._known: dict[str, Tensor] = {}
-        self.truncated = 0
+        self._of = lru_cache(maxsize=KEPT)(self._one)
+        self._cut: set[int] = set()
+        """Hashes of the prompts that were cut: also of those whose tensors are not kept any more."""
+
+    @property
+    def truncated(self) -> int:
         """Distinct prompts that were cut so far."""
+        return len(self._cut)
 
     def __call__(self, prompts: Sequence[str]) -> Tensor:
         """[B, ...], the prompts' tensors stacked."""
-        return torch.stack([self._one(prompt) for prompt in prompts])
+        return torch.stack([self._of(prompt) for prompt in prompts])
 
     def _one(self, prompt: str) -> Tensor:
-        if prompt not in self._known:
-            tokens = self._count(prompt)
-            if tokens > self._limit:
-                self.truncated += 1
-                logger.warning(
-                    "%s: a prompt of %d tokens is cut to %d (%d prompts cut so far): %.60s",
-                    self._name,
-                    tokens,
-                    self._limit,
-                    self.truncated,
-                    prompt,
-                )
-            self._known[prompt] = self._encode(prompt)
-        return self._known[prompt]
+        tokens = self._count(prompt)
+        if tokens > self._limit and hash(prompt) not in self._cut:
+            self._cut.add(hash(prompt))
+            logger.warning(
+                "%s: a prompt of %d tokens is cut to %d (%d prompts cut so far): %.60s",
+                self._name,
+                tokens,
+                self._limit,
+                self.truncated,
+                prompt,
+            )
+        return self._encode(prompt)
