@@ -26,14 +26,15 @@ class Callee:
         return getattr(self, method)(*(next(given) if argument is ... else argument for argument in arguments))
 
 
-def send(actor: Any, method: str, *arguments: Any, parts: int = 1) -> Any:
+def send(actor: Any, role: str, method: str, *arguments: Any, parts: int = 1) -> Any:
     """Call a handler: as ``actor.method.remote(*arguments)``, in less time.
 
     Args:
         actor: handle of a `Callee`.
+        role: which part it plays, for the name that process titles and Ray's lists of tasks have.
         parts: of its answer, each with a reference of its own.
     """
     references = [argument for argument in arguments if isinstance(argument, ray.ObjectRef)]
     values = [... if isinstance(argument, ray.ObjectRef) else argument for argument in arguments]
-    do = actor.do.options(num_returns=parts, name=method)  # the name that process titles and Ray's task lists have
+    do = actor.do.options(num_returns=parts, name=f"{role}.{method}")
     return do.remote(pickle.dumps((method, values), pickle.HIGHEST_PROTOCOL), *references)

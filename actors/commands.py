@@ -16,6 +16,7 @@ from actors.front import NAME, ControllerFront, namespace
 from actors.joining import join
 from actors.roles import Roles, on_this_node, vacate, where
 from solrl_ray import access
+from solrl_ray.checkpoints import Uploader
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
@@ -59,6 +60,7 @@ def train(
         if resume and concluded(folder):
             print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
             build(folder.path)
+            _copy_end(config, folder)
         else:
             check_prompts(folder, config)
             _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
@@ -66,20 +68,29 @@ def train(
     return 0
 
 
+def _copy_end(config: Config, folder: RunFolder) -> None:
+    """Copy what a run has ended with to `checkpoints.upload`, again: the run may have been cut off before it did."""
+    if config.checkpoints.upload:
+        uploader = Uploader(folder.path, config.checkpoints, print)
+        uploader.submit(folder.checkpoint(config.run.iterations))
+        uploader.close(seconds=config.fleet.deadlines.upload)
+
+
 def _work(
     config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: Roles
 ) -> None:
+    path = folder.path.absolute()
     if connect(address):
         stack.callback(ray.shutdown)
+    else:
+        stack.callback(vacate, namespace(path))
     cluster.await_resources(config)
     config = with_tier(config)
     view = stack.enter_context(LiveView(plain=not live))
-    path = folder.path.absolute()
     folder.note_cluster(ray.get_runtime_context().gcs_address)
     folder.unlock()  # the controller claims it: the process that writes
     actor = on_this_node(ControllerFront, NAME, namespace(path), max_concurrency=4)
     controller = actor.remote(located(config), path, roles)
-    stack.callback(vacate, namespace(path))
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
     follow(controller, view, config)
 

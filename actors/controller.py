@@ -86,11 +86,6 @@ class Controller:
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
-    def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
-        run = self._config.run
-        return f"controller of {run.name}, {run.iterations} iterations"
-
     def progress(self) -> Progress:
         """A snapshot; answers from another thread while `run` is at work."""
         return self._telemetry.progress()
@@ -99,7 +94,8 @@ class Controller:
         """Have pools of other sizes; answers from another thread, as `Fleet.scale`."""
         with self._scaling:  # what is noted last is what was asked for last
             said = self._fleet.scale(sizes)
-            self._folder.note_sizes(sizes)
+            with self._disk.work("noting the sizes of pools"):
+                self._folder.note_sizes(sizes)
         return said
 
     def run(self) -> None:

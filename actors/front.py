@@ -23,12 +23,15 @@ class ControllerFront:
     where that of the controller takes seconds."""
 
     def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+        self._config = config  # of which Ray asks for the name even where what follows raises
         from actors.controller import Controller
 
         self._controller = Controller(config, folder, roles)
 
     def __repr__(self) -> str:
-        return repr(self._controller)
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        run = self._config.run
+        return f"controller of {run.name}, {run.iterations} iterations"
 
     def run(self) -> None:
         self._controller.run()

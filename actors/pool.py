@@ -37,7 +37,7 @@ from actors.termination import Leaving, present
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NonsenseError, RunError, UserError
 from solrl_ray.records import Refusal, WorkUnit
-from solrl_ray.scheduling.fleet import State, advance, replacement_name
+from solrl_ray.scheduling.fleet import State, advance, replacement_name, role_of
 
 WANTED = 2.0
 """How long after somebody asked for free slots there still counts as being work, seconds."""
@@ -207,7 +207,7 @@ class Pool:
     def give(self, worker: str, unit: WorkUnit, method: str, *arguments: Any, parts: int = 1) -> None:
         """Send a unit: call `method` on the worker; with 2 `parts` it returns a small and a large one."""
         member = self._members[worker]
-        refs = send(member.handle, method, *arguments, parts=parts)
+        refs = send(member.handle, role_of(worker), method, *arguments, parts=parts)
         small, large = refs if parts == 2 else (refs, None)
         seconds = self._unit_seconds * (member.units + 1)
         if not member.units:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
-    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -58,7 +60,6 @@ class Cast:
         self._pack: tuple[Any, ...] = ()
         self._packer: Any = None
         self._seats: PlacementGroup | None = None
-        self._seatings = 0
 
     def encoder(self) -> Any:
         return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
@@ -97,11 +98,10 @@ class Cast:
         # A byte of memory: ranks that ask for nothing have a place as well.
         each = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
         bundle = {name: amount for name, amount in each.items() if amount}
-        self._seatings += 1
         seats = placement_group(
             [bundle] * ranks,
             strategy=learners.placement,
-            name=f"{self._namespace}/learners.{self._seatings}",
+            name=f"{self._namespace}/learners-{secrets.token_hex(4)}",
             bundle_label_selector=[dict(learners.labels)] * ranks,
         )
         found = seats.wait(seconds)
@@ -138,9 +138,10 @@ class Cast:
 
 def vacate(namespace: str) -> None:
     """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
-    for reserved in placement_group_table().values():
-        if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
-            remove_placement_group(get_placement_group(reserved["name"]))
+    with suppress(RayError):  # the cluster is gone, which whoever waited for the run has been told
+        for key, reserved in placement_group_table().items():
+            if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
 
 
 def where(worker: Worker) -> dict[str, Any]:

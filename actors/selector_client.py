@@ -84,7 +84,7 @@ class SelectorClient:
         """`Selector.assemble` of parts given by reference: rewards, and the reference of the group."""
 
         def attempt() -> tuple[Any, Any]:
-            rewards, group = send(self._actor, "assemble", unit, *parts, parts=2)
+            rewards, group = send(self._actor, "selector", "assemble", unit, *parts, parts=2)
             what = f"putting the group of prompt {unit.prompt_id} together"
             return waiting.get(rewards, what=what, seconds=self._seconds), group
 
@@ -99,7 +99,7 @@ class SelectorClient:
         """
 
         def attempt() -> tuple[Any, Any]:
-            acknowledged, group = send(self._actor, "stored", iteration, prompt_id, parts=2)
+            acknowledged, group = send(self._actor, "selector", "stored", iteration, prompt_id, parts=2)
             what = f"reading the group of prompt {prompt_id}"
             return waiting.get(acknowledged, what=what, seconds=self._seconds), group
 
@@ -107,7 +107,7 @@ class SelectorClient:
         return group if there else None
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        ref = send(self._actor, method, *arguments)
+        ref = send(self._actor, "selector", method, *arguments)
         return waiting.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
 
     def _repeat(self, attempt: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:

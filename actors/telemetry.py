@@ -71,7 +71,9 @@ class Telemetry:
             self._spans = SpanWriter(self._folder.path)
         with self.disk.work("opening tensorboard/"):
             self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
-        for attestation in read_attestations(self._attestations_file):
+        with self.disk.work("reading attestations.json"):
+            attested = read_attestations(self._attestations_file)
+        for attestation in attested:
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:

@@ -73,7 +73,8 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
         return
     mend = "remove it, if the prompts are those that the run began with"
     was = read_json(folder.prompts, mend)
-    if not isinstance(was, dict) or was.keys() != now.keys():
+    parts = was.values() if isinstance(was, dict) and was.keys() == now.keys() else (None,)
+    if not all(isinstance(part, dict) and "prompts" in part for part in parts):
         raise UserError(f"{folder.prompts} does not say what the run began with; {mend}.")
     for part in (part for part in now if now[part] != was[part]):
         raise UserError(

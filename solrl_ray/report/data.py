@@ -61,7 +61,7 @@ def read_run(folder: Path) -> RunData:
     config_text = (folder / CONFIG_FILE).read_text()
     iterations, evaluations = _read_metrics(places)
     for path in sorted(places.evaluations.glob("*.json")):
-        evaluation = _record(EvaluationMetrics, read_json(path), str(path))
+        evaluation = _record(EvaluationMetrics, read_json(path, "remove it"), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
     config = _read_config(folder / CONFIG_FILE, config_text)
@@ -120,7 +120,7 @@ def read_attestations(path: Path) -> tuple[Attestation, ...]:
     """Those of a run, by worker; none if the file is not there. Raises UserError if it is damaged."""
     if not path.is_file():
         return ()
-    values = read_json(path)
+    values = read_json(path, "remove it")
     if not isinstance(values, list):
         raise UserError(f"{path} must hold a list of attestations.")
     records = [_record(Attestation, entry, str(path)) for entry in values]

@@ -53,6 +53,7 @@ class Watch:
         self._run = run
         self._ray = get_state_from_address(ray.get_runtime_context().gcs_address)
         self._over = threading.Event()
+        self._error: Exception | None = None
         self.samples: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
         """(actor, what) → (iteration, value)."""
 
@@ -64,8 +65,16 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(120.0)
+        if self._error is not None:
+            raise self._error
 
     def _work(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # told in `__exit__`
+            self._error = error
+
+    def _follow(self) -> None:
         due = 0
         while not self._over.wait(0.1):
             metrics = self._run / "metrics.jsonl"

@@ -168,6 +168,7 @@ def kill(death: Death, forks: str, start: list[str], run: Path, machine: Path) -
     reached = death.hold(run, machine)
     process = train(forks, *start, machine=machine)
     wait_until(process, reached)
+    assert len(controllers(machine)) == 1
     os.kill(int((machine / "driver").read_text()), signal.SIGKILL)
     process.wait(PATIENCE)
     wait_for("the end of the controller", lambda: not controllers(machine))

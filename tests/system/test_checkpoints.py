@@ -40,6 +40,11 @@ def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
     copied = tmp_path / "copies/truncated/checkpoints/iteration-000003"
     assert (copied / "optimizer.safetensors").read_bytes() == whole
     assert sorted(path.name for path in copied.iterdir()) == sorted(path.name for path in newest.parent.iterdir())
+    # As if it had been cut off before the copies: what has nothing left to make is copied when it is resumed.
+    shutil.rmtree(tmp_path / "copies/truncated")
+    commands.train(config, live=False, resume=True)
+    assert (tmp_path / "copies/truncated/summary.json").read_bytes() == (run / "summary.json").read_bytes()
+    assert (copied / "optimizer.safetensors").read_bytes() == whole
 
 
 class OnADiskThatHangs(LearnerState):
