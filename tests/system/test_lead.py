@@ -146,6 +146,7 @@ class DiesWithItsCheckpoint(Controller):
 
 class FrontOfOneThatDies(ControllerFront):
     def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+        self._config = config
         self._controller = DiesWithItsCheckpoint(config, folder, roles)
 
 
