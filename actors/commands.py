@@ -20,11 +20,12 @@ from solrl_ray.checkpoints import Uploader
 from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.files import in_time
 from solrl_ray.models.paths import absolute
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import build
 from solrl_ray.resuming import check_prompts, concluded
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.run_folder import RESUME_PATIENCE, RunFolder
 from solrl_ray.scheduling import placement
 from solrl_ray.warm_start import warm_start
 
@@ -49,20 +50,28 @@ def train(
 
     Raises:
         UserError: bad input, before any training state is touched.
-        RunError: the run cannot go on; the run folder can be resumed.
+        RunError: the run cannot go on, or its disk hangs; the run folder can be resumed.
     """
     folder, first = RunFolder.of(config), None
     if config.run.init and not resume:
         config, first = warm_start(config)
-    folder.create(config, resume=resume, first=first)
+
+    def claim() -> bool:
+        """Whether nothing is left to do."""
+        folder.create(config, resume=resume, first=first)
+        over = resume and concluded(folder)
+        if not over:
+            check_prompts(folder, config)
+        return over
+
     with ExitStack() as stack:
         stack.callback(folder.unlock)
-        if resume and concluded(folder):
+        what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
+        if in_time(claim, what=what, seconds=config.fleet.deadlines.checkpoint + RESUME_PATIENCE):
             print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
             build(folder.path)
             _copy_end(config, folder)
         else:
-            check_prompts(folder, config)
             _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0

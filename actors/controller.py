@@ -358,9 +358,10 @@ class Controller:
         convolutions = models.CONVOLUTIONS.get(model.family, ())
         factors = self._learners.factors("ema")
         summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
-        with self._disk.work("writing LoRA file, summary and report"):
+        with self._disk.work("writing LoRA file and summary"):
             save_lora(self._folder.lora, factors, model.lora, convolutions)
             write_summary(self._folder.path, summary)
+        with self._disk.work("writing the report"):
             build(self._folder.path)
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints and the report")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from actors.aside import Aside
 from actors.encoder import Encoder
 from actors.explorer import Explorer
 from actors.front import namespace
@@ -27,7 +27,11 @@ from actors.regenerator import Regenerator
 from actors.selector import Selector
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.errors import RunError
 from solrl_ray.scheduling.fleet import pool_of
+
+VACATE_SECONDS = 30.0
+"""How long Ray's answer to that is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +142,21 @@ class Cast:
 
 def vacate(namespace: str) -> None:
     """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
-    with suppress(RayError):  # the cluster is gone, which whoever waited for the run has been told
-        for key, reserved in placement_group_table().items():
-            if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
-                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+    what = f"giving back what learners of {namespace} had reserved"
+    aside = Aside(lambda: _vacate(namespace), seconds=0.0, deadline=VACATE_SECONDS, what=what)
+    try:
+        aside.await_end(lambda _: False)
+        aside.result()
+    except RayError:  # the cluster is gone, which whoever waited for the run has been told
+        pass
+    except RunError as error:
+        print(f"note: {error}")
+
+
+def _vacate(namespace: str) -> None:
+    for key, reserved in placement_group_table().items():
+        if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
 
 
 def where(worker: Worker) -> dict[str, Any]:

@@ -19,7 +19,16 @@ from solrl_ray.checkpoints import retained
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import lacks_space, make_folder, read_json, remove_partial, replace_file, sync_folder
+from solrl_ray.files import (
+    READ_SECONDS,
+    in_time,
+    lacks_space,
+    make_folder,
+    read_json,
+    remove_partial,
+    replace_file,
+    sync_folder,
+)
 from solrl_ray.journal import Journal
 from solrl_ray.metrics import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
@@ -138,7 +147,10 @@ class RunFolder:
         replace_file(self.path / "cluster", f"{address}\n".encode())
 
     def live_cluster(self) -> str | None:
-        """The Ray cluster on which a process writes here now; None if none does."""
+        """The Ray cluster on which a process writes here now; None if none does. Raises RunError if the disk hangs."""
+        return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
+
+    def _live_cluster(self) -> str | None:
         try:
             with (self.path / "lock").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

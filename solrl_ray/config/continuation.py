@@ -9,16 +9,21 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.files import READ_SECONDS, in_time
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 
 
 def stored(run_folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if the folder holds none."""
-    if not (run_folder / FILE).is_file():
-        raise UserError(f"{run_folder} is not a run folder: it has no {FILE}.")
-    return load([run_folder / FILE])
+    """The configuration of a run folder. Raises UserError if the folder holds none, RunError if its disk hangs."""
+
+    def read() -> Config:
+        if not (run_folder / FILE).is_file():
+            raise UserError(f"{run_folder} is not a run folder: it has no {FILE}.")
+        return load([run_folder / FILE])
+
+    return in_time(read, what=f"reading {run_folder / FILE}", seconds=READ_SECONDS)
 
 
 def origin(path: Path) -> Path | None:

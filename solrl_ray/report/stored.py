@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from solrl_ray.files import READ_SECONDS, in_time
 from solrl_ray.metrics import Progress, measured_seconds
 from solrl_ray.report.data import read_run
 
 
 def stored_progress(folder: Path) -> Progress:
-    """The snapshot that a run folder gives. Raises UserError as `read_run` does."""
-    run = read_run(folder)
+    """The snapshot that a run folder gives. Raises UserError as `read_run` does, RunError if its disk hangs."""
+    run = in_time(lambda: read_run(folder), what=f"reading {folder}", seconds=READ_SECONDS)
     done, planned = len(run.iterations), run.config.run.iterations
     return Progress(
         run=run.config.run.name,

@@ -65,6 +65,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(120.0)
+        assert not self._thread.is_alive(), "the watch still waits for an actor's answer"
         if self._error is not None:
             raise self._error
 
@@ -105,8 +106,9 @@ def trend(samples: list[tuple[int, float]]) -> float:
 
 
 def table(watch: Watch) -> dict[str, dict[str, float]]:
-    """Of each actor, after `SETTLED` iterations: growth an iteration of what it holds (kB) and how much that is; and by
-    what share the system gave it more, from the first to the last quarter of the samples."""
+    """Of each actor, after `SETTLED` iterations: growth an iteration of what it holds (kB), the same of the later half
+    of the samples, and how much that is; and by what share the system gave it more, from the first to the last quarter
+    of the samples."""
     rows: dict[str, dict[str, float]] = defaultdict(dict)
     for (name, what), samples in watch.samples.items():
         settled = [sample for sample in samples if sample[0] >= SETTLED]
@@ -119,6 +121,7 @@ def table(watch: Watch) -> dict[str, dict[str, float]]:
             rows[name]["given_grew"] = statistics.median(last) / statistics.median(first) - 1
         else:
             rows[name][f"{what}_an_iteration"] = trend(settled)
+            rows[name][f"{what}_an_iteration_late"] = trend(settled[len(settled) // 2 :])
             rows[name][what] = statistics.median(last)
     return dict(rows)
 

@@ -135,7 +135,8 @@ class MortalExplorer(Explorer):
 
 
 class MortalRegenerator(Regenerator):
-    """Killed with a group of iteration 1 in its hands, and with an evaluated prompt after the last update."""
+    """Killed with a group of iteration 1 in its hands, and with a prompt evaluated with the base, and after the last
+    update."""
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         answer = super().regenerate(unit, prompt, embedding)
@@ -145,8 +146,8 @@ class MortalRegenerator(Regenerator):
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         evaluated = super().evaluate(unit, prompt, embedding, pictures)
-        if unit.revision == self._config.run.iterations:
-            once(self._config.run.root, "regenerator in an evaluation")
+        if unit.revision in (0, self._config.run.iterations):
+            once(self._config.run.root, f"regenerator in the evaluation after {unit.revision} updates")
         return evaluated
 
 
@@ -208,7 +209,8 @@ DEATHS = {
     "explorer idle",
     "explorer stopped",
     "regenerator in a unit",
-    "regenerator in an evaluation",
+    "regenerator in the evaluation after 0 updates",
+    "regenerator in the evaluation after 3 updates",
     "selector journaled",
     "group lost",
     "samples lost",
@@ -222,6 +224,7 @@ SAID = (
     r"explorer-\d\S* was lost \(preview/2/\S+ passed its deadline of \d+ s\)",
     r"regenerator-0 was lost \(its worker is gone: .*\); regenerator-0\.1 takes its place",
     r"regenerator-0\.1 was lost \(its worker is gone: .*\); regenerator-0\.2 takes its place",
+    r"regenerator-0\.2 was lost \(its worker is gone: .*\); regenerator-0\.3 takes its place",
     r"the selector is restarted and replays its journal \(the selector's answer to \w+ failed: its worker is gone: ",
     r"full/2/\S+ is done again \(",
     r"the samples of iteration 1 are taken from the run folder \(",

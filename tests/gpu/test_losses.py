@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 
 from actors import commands
 from actors.roles import Roles
-from tests.chaos.test_workers import DEATHS, MortalExplorer, MortalLearner, MortalRegenerator, MortalSelector
+from tests.chaos.test_workers import (
+    DEATHS,
+    SAID,
+    MortalExplorer,
+    MortalLearner,
+    MortalRegenerator,
+    MortalSelector,
+    rewards,
+)
 from tests.small import digests, small_config, summary
 
 pytestmark = [
@@ -29,7 +38,9 @@ ALL_ON_ONE = (
 
 
 @pytest.mark.timeout(900)
-def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     calm = small_config(tmp_path, "calm", *ALL_ON_ONE)
     commands.train(calm, live=False)
     losses = ("fleet.max_replacements=20", "fleet.deadlines.preview=20")
@@ -40,4 +51,7 @@ def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(tmp_pat
     commands.train(config, live=False, roles=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= DEATHS
     assert digests(config) == digests(calm)
+    assert rewards(config) == rewards(calm)
     assert summary(config)["requeued_units"] >= 4
+    said = capsys.readouterr().out
+    assert [sentence for sentence in SAID if not re.search(sentence, said)] == []
