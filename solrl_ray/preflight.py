@@ -29,6 +29,9 @@ from solrl_ray.records import Prompt
 from solrl_ray.rewards import import_callable
 from solrl_ray.warm_start import warm_start
 
+LARGE = 1_000_000_000
+"""Parameters of a transformer that nobody wants to compute on CPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
@@ -41,8 +44,11 @@ class Inputs:
     """What the user should know and may want, one sentence each."""
 
 
-def check(config: Config, sources: Sources | None = None) -> Inputs:
+def check(config: Config, sources: Sources | None = None, *, planning: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
+
+    Args:
+        planning: the run is not to start here: a reward's checkpoint that is missing is a note.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts
     among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little
@@ -50,14 +56,22 @@ def check(config: Config, sources: Sources | None = None) -> Inputs:
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)
-    _rewards(config, sources)
+    notes = []
+    try:
+        _rewards(config, sources)
+    except UserError as error:
+        if not planning:
+            raise
+        notes.append(f"before the run starts: {error}")
     facts = model_facts(config, sources)
+    if note := _without_gpus(config, facts):
+        notes.append(note)
     _space(config, sources)
     if config.run.init and not config.run.init_digest:  # once it has begun, a run has it in its own folder
         warm_start(config, sources)
     if config.checkpoints.upload:
         filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
-    return Inputs(train=train, heldout=heldout, facts=facts, notes=_truncation(config, train + heldout))
+    return Inputs(train=train, heldout=heldout, facts=facts, notes=(*notes, *_truncation(config, train + heldout)))
 
 
 def plan(config: Config, inputs: Inputs) -> Arithmetic:
@@ -98,6 +112,18 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
         f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
         for cut in found
         if cut.texts
+    )
+
+
+def _without_gpus(config: Config, facts: ModelFacts) -> str:
+    """A sentence where a model of published size is given no GPU; else empty."""
+    fleet = config.fleet
+    lacking = [role for role in ("explorers", "regenerators", "learners") if not getattr(fleet, role).num_gpus]
+    if not lacking or facts.parameters < LARGE:
+        return ""
+    return (
+        f"num_gpus of fleet.{{{', '.join(lacking)}}} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
+        "configs/clusters/one_gpu.yaml gives them a GPU"
     )
 
 

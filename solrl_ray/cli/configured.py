@@ -82,13 +82,17 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
-def print_plan(loaded: Loaded) -> Arithmetic:
-    """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic."""
+def print_plan(loaded: Loaded, *, planning: bool = False) -> Arithmetic:
+    """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
+
+    Args:
+        planning: as `preflight.check` has it.
+    """
     # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
     import_large("solrl_ray.preflight")
     from solrl_ray import preflight
 
-    inputs = preflight.check(loaded.config, loaded.sources)
+    inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
     arithmetic = preflight.plan(loaded.config, inputs)
     print(arithmetic.table(), flush=True)
     for note in inputs.notes:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from solrl_ray import preflight
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
 from tests.unit import made_runs
@@ -28,6 +29,31 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert "3 to train on, 2 held out" in text
     assert "note: 4 of 5 prompts are longer than the 12 tokens that tokenizer_2 of" in text
     assert not (config_file.parent / "runs").exists()
+
+
+def test_a_plan_needs_no_reward_checkpoint_and_says_that_the_run_does(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = ["--set", f"rewards=[{{kind: clipscore, path: {tmp_path / 'nowhere'}}}]"]
+    assert solrl("plan", config_file, *elsewhere) == 0
+    assert "note: before the run starts: rewards.0.path (--set) is" in " ".join(capsys.readouterr().out.split())
+    assert solrl("train", config_file, "--dry-run", *elsewhere) == 2
+    assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is")
+
+
+def test_who_computes_a_large_model_on_cpus_is_told(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = ["--set", "fleet.explorers.num_gpus=1", "--set", "fleet.learners.num_gpus=1"]
+    assert solrl("plan", config_file) == 0
+    assert "num_gpus" not in capsys.readouterr().out
+    monkeypatch.setattr(preflight, "LARGE", 1000)
+    assert solrl("plan", config_file) == 0
+    assert "note: num_gpus of fleet.{explorers, regenerators, learners} is 0, so " in capsys.readouterr().out
+    assert solrl("plan", config_file, *gpus) == 0
+    assert "note: num_gpus of fleet.{regenerators} is 0, so " in capsys.readouterr().out
+    assert solrl("plan", config_file, *gpus, "--set", "fleet.regenerators.num_gpus=1") == 0
+    assert "num_gpus" not in capsys.readouterr().out
 
 
 def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(

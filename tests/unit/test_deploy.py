@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from solrl_ray import cli
 from solrl_ray.config import checks
 from solrl_ray.config.loading import load
+from solrl_ray.config.sharing import takes_turns
 from solrl_ray.instruments import INSTRUMENTS
 from solrl_ray.scheduling import placement
 
@@ -134,6 +136,25 @@ def test_the_run_of_the_rayjob_has_room_on_its_groups_at_their_largest(
         for _ in range(group["maxReplicas"])
     ]
     assert [entry.missing for entry in placement.fit(placement.requests(config), nodes)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("one_gpu", 1), ("eight_gpus", 8)])
+def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_model_and_family(
+    name: str, gpus: int
+) -> None:
+    configs, cluster = REPOSITORY / "configs", REPOSITORY / f"configs/clusters/{name}.yaml"
+    machine = placement.Node(resources={"GPU": float(gpus), "CPU": 3.0 * gpus}, labels={})
+    prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
+    models = [path for path in (configs / "models").glob("*.yaml") if path.stem != "testbed"]
+    families = [path for path in (configs / "families").glob("*.yaml") if path.stem != "quantized"]  # names its tier
+    for model, family in product(models, families):
+        parts = [model, family, configs / "methods/diffusion_nft.yaml", configs / "rewards/hpsv2.yaml", cluster]
+        config = load(parts, [prompts])
+        checks.check(config)
+        assert takes_turns(config.fleet)
+        asked = placement.requests(config)
+        assert [request.total("GPU") for request in asked] == pytest.approx([0.26 * gpus, 0.23 * gpus, 0.51 * gpus])
+        assert [entry.missing for entry in placement.fit(asked, [machine])] == [0, 0, 0]
 
 
 def test_the_dashboard_is_made_from_the_table_and_draws_every_metric_of_it() -> None:
