@@ -82,11 +82,12 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
-def print_plan(loaded: Loaded, *, planning: bool = False) -> Arithmetic:
+def print_plan(loaded: Loaded, *, planning: bool = False, timed: bool = False) -> Arithmetic:
     """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
 
     Args:
         planning: as `preflight.check` has it.
+        timed: how long it takes will be printed after it.
     """
     # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
     import_large("solrl_ray.preflight")
@@ -94,7 +95,7 @@ def print_plan(loaded: Loaded, *, planning: bool = False) -> Arithmetic:
 
     inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
     arithmetic = preflight.plan(loaded.config, inputs)
-    print(arithmetic.table(), flush=True)
+    print(arithmetic.table(without="time" if timed else ""), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
     for warning in families.warnings(loaded.config):

@@ -55,7 +55,7 @@ def plan(arguments: argparse.Namespace) -> int:
         from solrl_ray.scheduling.costs import cluster_and_prices
 
         foretold = cluster_and_prices(arguments.machines, arguments.gpu)
-    arithmetic = print_plan(loaded, planning=True)
+    arithmetic = print_plan(loaded, planning=True, timed=foretold is not None)
     if foretold:
         from solrl_ray.scheduling.forecast import times
 

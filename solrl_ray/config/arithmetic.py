@@ -147,13 +147,13 @@ class Arithmetic:
                 f"{self.candidates * config.run.iterations:,} candidates, "
                 f"{self.samples * config.run.iterations:,} samples, {config.run.iterations * learner.updates} updates",
             ),
-            ("time", "shown after the first iteration, by its pace"),
+            ("time", "shown after the first iteration, by its pace; `solrl plan CONFIG --gpu h200` foretells it"),
         ]
         return [(name, text) for name, text in rows if text]
 
-    def table(self, width: int = 100) -> str:
-        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns."""
-        return paragraphs(self.rows(), width)
+    def table(self, width: int = 100, *, without: str = "") -> str:
+        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` the row of that name."""
+        return paragraphs([row for row in self.rows() if row[0] != without], width)
 
     def _rollout(self) -> list[tuple[str, str]]:
         """How candidates become samples, by family."""
@@ -239,11 +239,12 @@ class Arithmetic:
 
     def _fleet(self) -> str:
         parts = [
-            f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}"
+            f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}{_gpus(worker)}"
             for name, count, worker in _workers(self.config)
         ]
-        asked = f"{self.cpus:g} CPUs and {self.gpus:g} GPUs reserved" if self.cpus or self.gpus else "nothing reserved"
-        return f"{', '.join(parts)} · {asked}"
+        counts = {"CPU": self.cpus, "GPU": self.gpus}
+        asked = " and ".join(f"{count:g} {name}{_s(count)}" for name, count in counts.items() if count) or "nothing"
+        return f"{', '.join(parts)} · {asked} reserved"
 
 
 def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
@@ -339,8 +340,12 @@ def describe(
     )
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def _s(count: float) -> str:
+    return "" if f"{count:g}" == "1" else "s"
+
+
+def _gpus(worker: Worker) -> str:
+    return f" and {worker.num_gpus:g} GPU{_s(max(1.0, worker.num_gpus))}" if worker.num_gpus else ""
 
 
 def _list(numbers: tuple[int, ...]) -> str:

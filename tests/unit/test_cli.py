@@ -27,6 +27,7 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
     assert "8 samples × 10 steps (float32)" in text
     assert "3 to train on, 2 held out" in text
+    assert "after the first iteration" in text
     assert "note: 4 of 5 prompts are longer than the 12 tokens that tokenizer_2 of" in text
     assert not (config_file.parent / "runs").exists()
 
@@ -77,6 +78,7 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     text = " ".join(capsys.readouterr().out.split())
     assert "5 explorers" in text
     assert "s an iteration on 8 × here: explore" in text
+    assert "after the first iteration" not in text
     assert "ESTIMATES none" in text
 
 
