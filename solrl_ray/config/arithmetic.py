@@ -209,9 +209,10 @@ class Arithmetic:
         if self.revision_bytes is None or self.lora_bytes is None or self.packed_bytes is None:
             return ""
         latents = f" · samples to the learner {_size(self.latents_bytes or 0)}"
+        packed = f" and packed weights {_size(self.packed_bytes)} ({pool_sampling(self.config).tier})"
         return (
-            f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32 "
-            f"and packed NVFP4 {_size(self.packed_bytes)}{latents}"
+            f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32"
+            f"{packed if self.packed_bytes else ''}{latents}"
         )
 
     def _targets(self) -> str:

@@ -166,5 +166,5 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     text = " ".join(table.split())
     assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
     assert "25,432 to train on, 2,048 held out" in text
-    assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed NVFP4 1.01 GB" in text
+    assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
     assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
