@@ -38,9 +38,14 @@ class Figure(Part):
     source: str
     """What was measured, on which version; or how the estimate was made."""
 
+    @property
+    def time(self) -> str:
+        """In words."""
+        return f"{self.ms:.3g} ms" if self.ms < 1000 else f"{self.ms / 1000:.3g} s"
+
 
 class ModelCosts(Part):
-    """Milliseconds of one image or sample."""
+    """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
 
     family: str
     parameters: AboveZero
@@ -55,15 +60,17 @@ class ModelCosts(Part):
     """Forward and backward, at one timestep."""
     backward_checkpointed: Figure | None = None
     """The same with gradient checkpointing."""
+    publication: Figure
+    """Making a revision."""
+    load: Figure
+    """Verifying, swapping in and proving it on a worker that has it."""
+    checkpoint: Figure
 
 
 class PriceList(Part):
     gpu: str
     fastest: str
     """Tier that ``rollout.preview.precision: auto`` means on this card."""
-    publication: Figure
-    load: Figure
-    checkpoint: Figure
     models: list[ModelCosts]
 
 
@@ -199,9 +206,9 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         "decode and reward": costs.decode_and_reward,
         "training pass": backward,
         "forward without gradient": costs.forward,
-        "publication": prices.publication,
-        "load": prices.load,
-        "checkpoint": prices.checkpoint,
+        "publication": costs.publication,
+        "load": costs.load,
+        "checkpoint": costs.checkpoint,
     }
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
@@ -209,9 +216,9 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         preview=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
         full=(drawn * rollout.full.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
-        checkpoint=prices.checkpoint.ms / 1000,
-        publication=prices.publication.ms / 1000,
-        load=prices.load.ms / 1000,
+        checkpoint=costs.checkpoint.ms / 1000,
+        publication=costs.publication.ms / 1000,
+        load=costs.load.ms / 1000,
     )
     network = Network(
         payload=_payload(config, arithmetic),
@@ -242,8 +249,14 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         return listed
 
     def scaled(figure: Figure) -> Figure:
-        source = f"{figure.source}; scaled by {nearest:.2g}, the ratio of parameters x image tokens"
-        return Figure(ms=figure.ms * nearest, measured=False, source=source)
+        return by(nearest, "parameters x image tokens", figure)
+
+    def of_weights(figure: Figure) -> Figure:
+        return by(facts.parameters / listed.parameters, "parameters", figure)
+
+    def by(factor: float, ratio: str, figure: Figure) -> Figure:
+        source = f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}"
+        return Figure(ms=figure.ms * factor, measured=False, source=source)
 
     checkpointed = listed.backward_checkpointed
     return ModelCosts(
@@ -255,6 +268,9 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         forward=scaled(listed.forward),
         backward=scaled(listed.backward),
         backward_checkpointed=scaled(checkpointed) if checkpointed else None,
+        publication=of_weights(listed.publication),
+        load=of_weights(listed.load),
+        checkpoint=of_weights(listed.checkpoint),
     )
 
 

@@ -84,11 +84,11 @@ class Forecast:
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("add next", self._advice()),
-            ("measured", "; ".join(f"{name} {figure[name].ms:.3g} ms" for name in measured) or "nothing"),
+            ("measured", "; ".join(f"{name} {figure[name].time}" for name in measured) or "nothing"),
             ("messages", self.messages),
             (
                 "ESTIMATES",
-                "; ".join(f"{name} {figure[name].ms:.3g} ms ({figure[name].source})" for name in estimates) or "none",
+                "; ".join(f"{name} {figure[name].time} ({figure[name].source})" for name in estimates) or "none",
             ),
         ]
 

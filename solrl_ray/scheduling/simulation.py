@@ -11,8 +11,8 @@ One clock is the controller's, who does one thing at a time as `actors.rollout` 
 the next. Workers run what they were handed in order, `credit` units deep. Results come from no model: proxy rewards are
 addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
 
-Left out: hung workers (a deadline's length is a choice, not a cost), prompt encoding, evaluations, contention of
-compute threads, and traffic other than that of revisions.
+Left out: hung workers (a deadline's length is a choice, not a cost), late units that are handed out a second time
+(``fleet.hedge``), prompt encoding, evaluations, contention of compute threads, traffic other than that of revisions.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ class Simulation:
     def _hand_out(self, credit: int | None = None) -> None:
         """Fill free slots; `credit`: units that a worker may have, if not all that it may at other times."""
         for iteration, this in self._books.items():
-            for role in self._working if iteration == self._iteration else ROLES[:1]:
+            regenerated = self._pools["regenerator"].revision == iteration == self._iteration
+            for role in self._working if regenerated else ROLES[:1]:
                 self._hand_out_stage(this, role, credit or self._scenario.credit)
 
     def _hand_out_stage(self, this: _Open, role: str, credit: int) -> None:

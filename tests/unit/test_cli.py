@@ -68,10 +68,11 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     figure = "{ms: 2.0, measured: true, source: here}"
     costs = tmp_path / "costs.yaml"
     costs.write_text(
-        f"gpu: here\nfastest: fp8\npublication: {figure}\nload: {figure}\ncheckpoint: {figure}\nmodels:\n"
+        "gpu: here\nfastest: fp8\nmodels:\n"
         f"- {{family: {model.family}, parameters: {model_facts(load([config_file])).parameters}, "
         f"resolution: {model.resolution}, steps: {{nvfp4-emulated: {figure}, float32: {figure}}}, "
-        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}}}\n"
+        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}, "
+        f"publication: {figure}, load: {figure}, checkpoint: {figure}}}\n"
     )
     capsys.readouterr()
     assert solrl("plan", config_file, "--gpu", costs, "--explorers", "5", "--regenerators", "1", "--learners", "2") == 0

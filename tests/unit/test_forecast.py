@@ -59,8 +59,8 @@ def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
     stages = stages_of(configure("learner.world_size=8"), "h200").stages
-    assert stages.preview == pytest.approx(24 * (6 * 0.0434 + 0.030))
-    assert stages.full == pytest.approx(24 * (10 * 0.0568 + 0.030))
+    assert stages.preview == pytest.approx(24 * (6 * 0.0575 + 0.0397))
+    assert stages.full == pytest.approx(24 * (10 * 0.0634 + 0.0397))
     # 36 micro-batches of 4 a rank, each at 6 timesteps: one backward, two forwards (reference and old policy). Then
     # 1152 samples of 16 × 128 × 128 floats at 2 GB/s; one node, so no gradient travels.
     passes = 36 * 6 * 4 * (0.210 + 2 * 0.089)
@@ -120,17 +120,21 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     near = configure("model.resolution=1024", model="sd35_medium")
     figures = stages_of(near, "h200", medium).figures
     scale = 2.24 / 8.06
-    assert figures["regeneration step (bf16)"].ms == pytest.approx(56.8 * scale)
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale)
     assert not any(figure.measured for figure in figures.values())
     assert "scaled by 0.28" in figures["training pass"].source
+    smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", medium).figures
+    assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale * (768 / 1024) ** 2)
+    assert smaller["publication"].ms == pytest.approx(4700 * scale)
 
 
 def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
     text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
     measured, estimates = text.split("ESTIMATES")
-    assert "pool step (fp8) 43.4 ms; regeneration step (bf16) 56.8 ms" in measured.split("measured")[1]
-    assert "decode and reward 30 ms (assumed" in estimates
+    taken = measured.split("measured")[1]
+    assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.4 ms; decode and reward 39.7 ms" in taken
+    assert "publication 4.7 s (assumed" in estimates
     assert "s an iteration on 15 × NVIDIA H200" in measured
 
 

@@ -185,6 +185,12 @@ def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
         assert all(i.closed.counts.candidates == 8 for i in iterations)
 
 
+def test_with_a_lead_regenerators_wait_for_their_revision() -> None:
+    stages = Stages(preview=1.0, full=1.0, update=1.0, publication=5.0, load=2.0)
+    made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=1)
+    assert [i.seconds for i in Simulation(made).run(4)][2:] == [10.0, 10.0]  # revision, load, two prompts, update
+
+
 def test_a_lead_does_not_change_what_is_selected() -> None:
     closed = [[i.closed.selections for i in Simulation(scenario(max_lead=lead)).run(3)] for lead in (0, 1)]
     chosen = [[[c.index for c in s.chosen] for made in run for s in made] for run in closed]
