@@ -28,6 +28,7 @@ from solrl_ray.scheduling import placement
 REPOSITORY = Path(__file__).parents[2]
 DEPLOY = REPOSITORY / "deploy"
 CRDS = Path(os.environ.get("SOLRL_KUBERAY_CRDS") or REPOSITORY / ".." / "shared" / "data" / "kuberay")
+"""KubeRay's resource definitions: in the folder that the variable names, else in one beside the repository."""
 KUBERNETES = "1.33"
 KIND_SCHEMA = "ray.io_rayjobs.yaml"
 
