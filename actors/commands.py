@@ -59,15 +59,21 @@ def train(
     def claim() -> bool:
         """Whether nothing is left to do."""
         folder.create(config, resume=resume, first=first)
-        over = resume and concluded(folder)
-        if not over:
-            check_prompts(folder, config)
+        try:
+            over = resume and concluded(folder)
+            if not over:
+                check_prompts(folder, config)
+        except BaseException:
+            folder.unlock()
+            raise
         return over
 
+    what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
+    # At least what a resumed run may wait for the lock.
+    over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
     with ExitStack() as stack:
         stack.callback(folder.unlock)
-        what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
-        if in_time(claim, what=what, seconds=config.fleet.deadlines.checkpoint + RESUME_PATIENCE):
+        if over:
             print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
             build(folder.path)
             _copy_end(config, folder)

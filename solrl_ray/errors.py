@@ -7,6 +7,10 @@ class UserError(Exception):
     """Bad input. The command line prints the message alone, without a traceback, and exits with status 2."""
 
 
+class MissingCheckpoint(UserError):
+    """A checkpoint that this machine has not fetched yet. The message has the command; who only plans needs none."""
+
+
 class RunError(Exception):
     """A run that cannot go on: receipts that disagree, a worker lost too often, a deadline that passed."""
 

@@ -5,7 +5,7 @@ Also `model_facts`: the sizes that only the model's files can tell, read without
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from solrl_ray.checkpoints import filesystem
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.families import pool_sampling, previews
 from solrl_ray.config.loading import Sources
+from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import UserError
-from solrl_ray.files import lacks_space
+from solrl_ray.errors import MissingCheckpoint, UserError
+from solrl_ray.files import READ_SECONDS, in_time, lacks_space
 from solrl_ray.prompts import read_prompts
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
@@ -48,7 +49,7 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
     Args:
-        planning: the run is not to start here: a reward's checkpoint that is missing is a note.
+        planning: the run is not to start here: each reward's checkpoint that is missing is a note.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts
     among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little
@@ -56,13 +57,8 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)
-    notes = []
-    try:
-        _rewards(config, sources)
-    except UserError as error:
-        if not planning:
-            raise
-        notes.append(f"before the run starts: {error}")
+    notes: list[str] = []
+    _rewards(config, sources, (lambda missing: notes.append(f"before the run starts: {missing}")) if planning else None)
     facts = model_facts(config, sources)
     if note := _without_gpus(config, facts):
         notes.append(note)
@@ -118,17 +114,18 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
 def _without_gpus(config: Config, facts: ModelFacts) -> str:
     """A sentence where a model of published size is given no GPU; else empty."""
     fleet = config.fleet
-    lacking = [role for role in ("explorers", "regenerators", "learners") if not getattr(fleet, role).num_gpus]
+    lacking = [key_of(fleet, name) for name, pool in pools(fleet).items() if not pool.num_gpus]
+    lacking += ["fleet.learners"] if not fleet.learners.num_gpus else []
     if not lacking or facts.parameters < LARGE:
         return ""
     return (
-        f"num_gpus of fleet.{{{', '.join(lacking)}}} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
-        "configs/clusters/one_gpu.yaml gives them a GPU"
+        f"num_gpus of {', '.join(lacking)} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
+        "configs/clusters/one_gpu.yaml has a GPU for all in turns"
     )
 
 
-def _rewards(config: Config, sources: Sources) -> None:
-    rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})")
+def _rewards(config: Config, sources: Sources, tell: Callable[[MissingCheckpoint], None] | None) -> None:
+    rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
     if config.evaluation.reference:
         named = f"evaluation.reference ({sources.of('evaluation.reference')})"
         import_callable(config.evaluation.reference, named)
@@ -136,11 +133,14 @@ def _rewards(config: Config, sources: Sources) -> None:
 
 def _space(config: Config, sources: Sources) -> None:
     root = Path(config.run.root).expanduser().absolute()
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    if not existing.is_dir():
-        raise UserError(f"run.root is {config.run.root} ({sources.of('run.root')}), but {existing} is a file.")
-    if reason := lacks_space(root, config.checkpoints.min_free_gb):
-        raise UserError(f"run.root is {config.run.root} ({sources.of('run.root')}), but {reason}.")
+
+    def reason() -> str:
+        existing = next(folder for folder in (root, *root.parents) if folder.exists())
+        return lacks_space(root, config.checkpoints.min_free_gb) if existing.is_dir() else f"{existing} is a file"
+
+    named = f"run.root is {config.run.root} ({sources.of('run.root')})"
+    if found := in_time(reason, what=f"{named}: looking at it", seconds=READ_SECONDS):
+        raise UserError(f"{named}, but {found}.")
 
 
 def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
@@ -165,6 +165,7 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         lora_modules=len(adapted),
         lora_parameters=sum(rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
+        packed_tiers=tuple(sorted({quantized[path] for path in adapted & quantized.keys()})),
         packed_bytes=sum(
             packed_bytes(FORMAT_OF_TIER[quantized[path]], linears[path].out_features, linears[path].in_features)
             for path in adapted & quantized.keys()

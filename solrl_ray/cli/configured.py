@@ -14,6 +14,7 @@ from solrl_ray.config import checks, continuation, families
 from solrl_ray.config.arithmetic import Arithmetic
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import UserError
+from solrl_ray.files import READ_SECONDS, in_time
 from solrl_ray.importing import import_large
 
 
@@ -53,7 +54,8 @@ def begun(arguments: argparse.Namespace) -> bool:
     run = fresh(arguments).config.run
     from solrl_ray.run_folder import RunFolder
 
-    return RunFolder(Path(run.root).expanduser() / run.name).begun
+    folder = RunFolder(Path(run.root).expanduser() / run.name)
+    return in_time(lambda: folder.begun, what=f"looking at {folder.path}", seconds=READ_SECONDS)
 
 
 def resumed(arguments: argparse.Namespace) -> Loaded:

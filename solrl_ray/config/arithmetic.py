@@ -40,7 +40,9 @@ class ModelFacts:
     lora_parameters: int
     """Parameters of one adapter."""
     packed_bytes: int
-    """NVFP4 codes and block scales of the linears that are both adapted and quantised; 0 if nothing is."""
+    """Codes and scales of the linears that are both adapted and quantised; 0 if nothing is."""
+    packed_tiers: tuple[str, ...] = ()
+    """In which tiers they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ class Arithmetic:
                 f"{self.candidates * config.run.iterations:,} candidates, "
                 f"{self.samples * config.run.iterations:,} samples, {config.run.iterations * learner.updates} updates",
             ),
-            ("time", "shown after the first iteration, by its pace; `solrl plan CONFIG --gpu h200` foretells it"),
+            ("time", "shown after the first iteration, by its pace"),
         ]
         return [(name, text) for name, text in rows if text]
 
@@ -209,7 +211,8 @@ class Arithmetic:
         if self.revision_bytes is None or self.lora_bytes is None or self.packed_bytes is None:
             return ""
         latents = f" · samples to the learner {_size(self.latents_bytes or 0)}"
-        packed = f" and packed weights {_size(self.packed_bytes)} ({pool_sampling(self.config).tier})"
+        assert self.facts is not None
+        packed = f" and packed weights {_size(self.packed_bytes)} ({', '.join(self.facts.packed_tiers)})"
         return (
             f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32"
             f"{packed if self.packed_bytes else ''}{latents}"
@@ -332,7 +335,7 @@ def describe(
         if facts and one_stage
         else None,
         lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
-        packed_bytes=facts.packed_bytes if facts else None,
+        packed_bytes=facts.packed_bytes * (config.publish.mode == "packed") if facts else None,
         weights_bytes=facts.parameters * DTYPE_BYTES[config.model.dtype] if facts else None,
         training_bytes=training_bytes(config, facts.lora_parameters) if facts else None,
         prepared_bytes=prepared_bytes(config, facts.latent_shape) if facts else None,

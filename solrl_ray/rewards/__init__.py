@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solrl_ray.config.schema import Reward as RewardConfig
-from solrl_ray.errors import UserError
+from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.importing import import_large
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
@@ -29,11 +29,18 @@ OPTIONS = ("path", "base", "preprocessing", "remote")
 """Fields that only some rewards read."""
 
 
-def check(configs: Sequence[RewardConfig], resolution: int, named: Callable[[str], str]) -> None:
+def check(
+    configs: Sequence[RewardConfig],
+    resolution: int,
+    named: Callable[[str], str],
+    *,
+    tell: Callable[[MissingCheckpoint], None] | None = None,
+) -> None:
     """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
 
     Args:
         named: how a message names a dotted key such as ``rewards.0.path``.
+        tell: is given each checkpoint that is not fetched yet, which otherwise is raised.
 
     Raises:
         UserError: one sentence naming key, value and what would be right.
@@ -43,8 +50,13 @@ def check(configs: Sequence[RewardConfig], resolution: int, named: Callable[[str
         if ":" in config.kind:
             _check_options(config, frozenset(), frozenset(), keys)
             import_callable(config.kind, keys("kind"))
-        else:
+            continue
+        try:
             registered(config, keys).check(config, keys, resolution)
+        except MissingCheckpoint as error:
+            if tell is None:
+                raise
+            tell(error)
 
 
 def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardMixture:

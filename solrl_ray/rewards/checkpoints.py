@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from huggingface_hub import try_to_load_from_cache
 
-from solrl_ray.errors import UserError
+from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.models import paths
 
 CONFIG = ("config.json",)
@@ -37,7 +37,8 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         source: where to get a file that no repository of the hub holds.
 
     Raises:
-        UserError: no such folder, or files that are missing, with the command that fetches them.
+        UserError: no such folder, or files that it lacks.
+        MissingCheckpoint: nor does the cache have them, with the command that fetches them.
     """
     resolved = paths.checkpoint(path, key)
     found = [next((there for name in names if (there := _find(resolved, name))), None) for names in files]
@@ -49,7 +50,7 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
     if isinstance(resolved, Path):
         advice = f"get it from {source}" if source else "copy it there"
         raise UserError(f"{key} is {path!r}, but {listed} cannot be read from that folder: no such file; {advice}.")
-    raise UserError(
+    raise MissingCheckpoint(
         f"{key} is {path!r}, which is not a local folder, and {listed} cannot be read from the Hugging Face cache; "
         f"run `hf download {path} {listed}` on every machine that scores."
     )

@@ -32,14 +32,28 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert not (config_file.parent / "runs").exists()
 
 
-def test_a_plan_needs_no_reward_checkpoint_and_says_that_the_run_does(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_plan_names_each_reward_checkpoint_that_the_run_will_need(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    elsewhere = ["--set", f"rewards=[{{kind: clipscore, path: {tmp_path / 'nowhere'}}}]"]
+    elsewhere = ["--set", "rewards=[{kind: clipscore, path: nobody/first}, {kind: clipscore, path: nobody/second}]"]
     assert solrl("plan", config_file, *elsewhere) == 0
-    assert "note: before the run starts: rewards.0.path (--set) is" in " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
+    for number, path in enumerate(("nobody/first", "nobody/second")):
+        assert f"note: before the run starts: rewards.{number}.path (--set) is '{path}', which is not a local" in text
+        assert f"run `hf download {path} config.json" in text
     assert solrl("train", config_file, "--dry-run", *elsewhere) == 2
-    assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is")
+    assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is 'nobody/first'")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["rewards=[{kind: nosuch}]", "rewards=[{kind: 'nomodule:score'}]", "rewards=[{kind: clipscore, path: ./no}]"],
+)
+def test_a_plan_with_a_reward_that_cannot_be_is_refused(
+    wrong: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("plan", config_file, "--set", wrong) == 2
+    assert capsys.readouterr().err.startswith("error: rewards.0.")
 
 
 def test_who_computes_a_large_model_on_cpus_is_told(
@@ -50,9 +64,11 @@ def test_who_computes_a_large_model_on_cpus_is_told(
     assert "num_gpus" not in capsys.readouterr().out
     monkeypatch.setattr(preflight, "LARGE", 1000)
     assert solrl("plan", config_file) == 0
-    assert "note: num_gpus of fleet.{explorers, regenerators, learners} is 0, so " in capsys.readouterr().out
-    assert solrl("plan", config_file, *gpus) == 0
-    assert "note: num_gpus of fleet.{regenerators} is 0, so " in capsys.readouterr().out
+    lacking = "fleet.explorers, fleet.regenerators, fleet.learners"
+    assert f"note: num_gpus of {lacking} is 0, so " in capsys.readouterr().out
+    others = ["--set", "fleet.other_explorers=[{name: l40s, prompts: 1}]"]
+    assert solrl("plan", config_file, *gpus, *others) == 0
+    assert "note: num_gpus of fleet.other_explorers.0, fleet.regenerators is 0, so " in capsys.readouterr().out
     assert solrl("plan", config_file, *gpus, "--set", "fleet.regenerators.num_gpus=1") == 0
     assert "num_gpus" not in capsys.readouterr().out
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from actors import commands
+from solrl_ray import run_folder
+from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.files import in_time
 from solrl_ray.policy.saving import FILE as LORA_FILE
@@ -50,16 +52,40 @@ def test_status_ends_with_a_sentence_where_the_disk_hangs(
     assert capsys.readouterr().err == f"error: reading {run} passed its deadline of 0.1 s: the disk does not answer\n"
 
 
+def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "lock")
+    monkeypatch.setattr(run_folder, "READ_SECONDS", 0.1)
+    with pytest.raises(RunError, match=r"^looking at .*lock passed its deadline of 0\.1 s: the disk does not answer$"):
+        RunFolder(tmp_path).live_cluster()
+
+
+def test_a_stored_configuration_that_a_disk_does_not_give_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr(continuation, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(continuation, "load", lambda files: threading.Event().wait())
+    with pytest.raises(RunError, match=r"^reading .*config\.yaml passed its deadline of 0\.1 s"):
+        continuation.stored(tmp_path)
+
+
 def test_a_run_folder_whose_disk_hangs_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(tmp_path, "hangs", "fleet.deadlines.checkpoint=0.1")
+    config = small_config(tmp_path, "hangs", "fleet.deadlines.checkpoint=2")
     folder = RunFolder.of(config)
     write_run(folder.path)
     folder.lora.mkdir()
     (folder.lora / LORA_FILE).touch()
-    os.mkfifo(folder.evaluations / "updates-000009-ema.json")
+    started: list[RunFolder] = []
+    monkeypatch.setattr(commands, "_work", lambda config, folder, *rest, **named: started.append(folder))
     monkeypatch.setattr(commands, "RESUME_PATIENCE", 0.0)
-    named = r"^opening the run folder .*hangs \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.1 s"
+    commands.train(config, resume=True, live=False)
+    assert len(started) == 1
+    os.mkfifo(folder.evaluations / "updates-000009-ema.json")
+    named = r"^opening the run folder .*hangs \(fleet\.deadlines\.checkpoint\) passed its deadline of 2 s"
     with pytest.raises(RunError, match=named):
         commands.train(config, resume=True, live=False)
+    assert len(started) == 1
