@@ -1,4 +1,4 @@
-"""The parts that a run is put together from: one model, one rollout family, one method, one reward.
+"""The parts that a run is put together from: one model, one rollout family, one method, one reward, and its machines.
 
 Parts are files that a user reads, copies and edits, so they are taken from a folder (``./configs``) and not from the
 package: what is listed is what the command line is given, a user's own parts among them.
@@ -22,7 +22,11 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
 KINDS = ("models", "families", "methods", "rewards")
-"""Folders of the parts, in the order in which a command names them: later files win."""
+"""Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
+CLUSTERS = "clusters"
+"""Folder of the files that give workers their GPUs, each for every run; a command names one last."""
+EXAMPLE = "one_gpu"
+"""The one in the command that `table` shows."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
 """What no part can know."""
 _DOWNLOAD = "hf download "
@@ -45,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """One part of each kind."""
+    """One part of each kind, in the order of a command."""
 
     parts: tuple[Part, ...]
 
@@ -64,8 +68,9 @@ class Composition:
 
 
 def read(folder: Path) -> dict[str, tuple[Part, ...]]:
-    """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind."""
-    found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in KINDS}
+    """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
+    kinds = (*KINDS, CLUSTERS)
+    found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
     missing = [kind for kind in KINDS if not found[kind]]
     if missing:
         raise UserError(
@@ -110,16 +115,17 @@ def table(folder: Path, width: int = 110) -> str:
     """What `solrl list` prints: the parts, what they need, how they compose, and what is refused by design."""
     parts = read(folder)
     lines: list[str] = []
-    for kind in KINDS:
-        lines.append(kind)
-        for part in parts[kind]:
+    for kind, listed in parts.items():
+        lines.append(f"{kind} (without one everything computes on CPUs)" if kind == CLUSTERS else kind)
+        for part in listed:
             title = f"{part.title} (includes others: name it without a family)" if part.whole else part.title
             lines += _entry(str(part.path), title, width)
             lines += [f"      {name}: {presence(name)}" for name in part.checkpoints]
             lines += [f"        {command}" for command in part.downloads]
         lines.append("")
     lines.append("One of each kind, in this order; what follows wins:")
-    example = next(compositions(parts))
+    on_gpu = (part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE)
+    example = Composition((*next(compositions(parts)).parts, *on_gpu))
     lines.append(f"  {example.command} \\\n    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     lines += ["", "Refused:"]
     lines += _entry(f"rollout.family quantized without --set {ACKNOWLEDGED}", _WHY_ACKNOWLEDGED, width)

@@ -8,7 +8,8 @@ import pytest
 
 from solrl_ray import catalogue
 from solrl_ray.catalogue import ACKNOWLEDGED, PROMPTS
-from solrl_ray.cli import main
+from solrl_ray.cli import main, parser
+from solrl_ray.config import checks
 from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.loading import load
 
@@ -104,8 +105,13 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
     command = text.split("what follows wins: solrl ", 1)[1].split(" Refused", 1)[0].replace(" \\", "")
     prompts = ("builtin:testbed/prompts/train.txt", "builtin:testbed/prompts/heldout.txt")
     command = command.replace("TRAIN.txt", prompts[0]).replace("HELDOUT.txt", prompts[1])
-    example = next(catalogue.compositions(PARTS))
-    assert command.startswith(example.command.removeprefix("solrl "))
+    arguments = parser().parse_args(command.split())
+    composed = [part.path for part in next(catalogue.compositions(PARTS)).parts]
+    assert arguments.config == [*composed, CONFIGS / "clusters/one_gpu.yaml"]
+    config = load(arguments.config, arguments.set)
+    checks.check(config)
+    fleet = config.fleet
+    assert all(workers.num_gpus > 0 for workers in (fleet.explorers, fleet.regenerators, fleet.learners))
 
 
 def test_a_folder_without_parts_is_answered_with_one_sentence(
