@@ -23,7 +23,7 @@ from solrl_ray.scheduling.scenario import Network, Orchestration, Stages
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
-"""Models whose work differs by less than this factor count as the same one."""
+"""Models whose parameters differ by less than this factor, and their image tokens too, count as the same one."""
 SCALABLE = 8.0
 """Largest factor of work by which a figure is scaled to another model."""
 DELTA_SHARE = 0.07
@@ -40,8 +40,9 @@ class Figure(Part):
 
     @property
     def time(self) -> str:
-        """In words."""
-        return f"{self.ms:.3g} ms" if self.ms < 1000 else f"{self.ms / 1000:.3g} s"
+        """In words, three digits of it."""
+        ms = float(f"{self.ms:.3g}")
+        return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
 
 
 class ModelCosts(Part):
@@ -231,11 +232,15 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
 
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
     model = config.model
-    work = {
-        facts.parameters / listed.parameters * (model.resolution / listed.resolution) ** 2: listed
+    ratios = [
+        (facts.parameters / listed.parameters, (model.resolution / listed.resolution) ** 2, listed)
         for listed in prices.models
         if listed.family == model.family
-    }
+    ]
+    for weights, tokens, listed in ratios:
+        if 1 / SAME <= weights <= SAME and 1 / SAME <= tokens <= SAME:
+            return listed
+    work = {weights * tokens: listed for weights, tokens, listed in ratios}
     nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
     if not 1 / SCALABLE <= nearest <= SCALABLE:
         listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models)
@@ -245,8 +250,6 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
             "with --gpu FILE."
         )
     listed = work[nearest]
-    if 1 / SAME <= nearest <= SAME:
-        return listed
 
     def scaled(figure: Figure) -> Figure:
         return by(nearest, "parameters x image tokens", figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.scheduling.costs import (
     SHIPPED,
     Cluster,
+    Figure,
     OrchestrationCosts,
     Priced,
     cluster_and_prices,
@@ -126,6 +128,37 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", medium).figures
     assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale * (768 / 1024) ** 2)
     assert smaller["publication"].ms == pytest.approx(4700 * scale)
+
+
+def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
+    medium = ModelFacts(
+        latent_shape=(16, 240, 240),
+        parameters=2_240_000_000,
+        lora_modules=1,
+        lora_parameters=1,
+        packed_bytes=0,
+    )
+    figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", medium).figures
+    work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * work)
+    assert figures["publication"].ms == pytest.approx(4700 * 2.24 / 8.06)
+    assert not any(figure.measured for figure in figures.values())
+
+
+def test_a_model_that_differs_a_little_is_the_listed_one(configure) -> None:  # type: ignore[no-untyped-def]
+    less = replace(SD35, parameters=7_750_000_000)
+    measured = stages_of(configure(), "h200").figures
+    assert stages_of(configure("model.resolution=1040"), "h200", less).figures == measured
+    assert stages_of(configure("model.resolution=1056"), "h200").figures != measured  # 6 % more tokens
+    assert stages_of(configure(), "h200", replace(SD35, parameters=7_650_000_000)).figures != measured
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [(0.05, "0.05 ms"), (999.4, "999 ms"), (999.7, "1 s"), (1234, "1.23 s"), (1_234_000, "1230 s")],
+)
+def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words: str) -> None:
+    assert Figure(ms=ms, measured=True, source="here").time == words
 
 
 def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
