@@ -115,6 +115,18 @@ def test_explorers_scale_learners_do_not_and_both_drain(rayjob: dict[str, Any]) 
     assert cluster["rayVersion"] == ray.__version__
 
 
+def test_every_pod_keeps_the_hubs_cache_on_its_volume_and_hides_nothing_of_the_image(rayjob: dict[str, Any]) -> None:
+    cluster = rayjob["spec"]["rayClusterSpec"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        (home,) = (variable["value"] for variable in container["env"] if variable["name"] == "HF_HOME")
+        mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert {volume["name"] for volume in pod["volumes"]} == set(mounted.values())
+        assert mounted[home] == "models"
+        assert not [path for path in mounted if path.startswith(("/root", "/solrl"))]  # its default cache; WORKDIR
+
+
 def test_the_run_of_the_rayjob_has_room_on_its_groups_at_their_largest(
     rayjob: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
