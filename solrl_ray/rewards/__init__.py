@@ -83,7 +83,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
-            "install it with: pip install 'solrl-ray[rewards]'"
+            "install the extra of this package, in its clone: pip install -e '.[rewards]'"
         ) from error
     _check_options(config, found.options | {"path"}, found.required, keys)
     return found
