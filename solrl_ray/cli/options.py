@@ -81,7 +81,7 @@ def _plan(commands: _Commands, configured: _Parser) -> None:
 
 
 def _list(commands: _Commands) -> None:
-    command = commands.add_parser("list", help="models, families, methods and rewards that a run is put together from")
+    command = commands.add_parser("list", help="the parts that a run is put together from, and what is here of them")
     command.add_argument("--configs", type=Path, default=Path("configs"), metavar="FOLDER", help="default: ./configs")
     command.set_defaults(run_verb=verbs.list_parts)
 
