@@ -31,7 +31,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.scheduling.fleet import pool_of
 
 VACATE_SECONDS = 30.0
-"""How long Ray's answer to that is waited for."""
+"""How long Ray may take to give back the learners' places."""
 
 
 @dataclass(frozen=True, slots=True)

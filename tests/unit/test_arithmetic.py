@@ -169,3 +169,18 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert "25,432 to train on, 2,048 held out" in text
     assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
     assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
+
+
+@pytest.mark.parametrize("mode", ["lora", "branch"])
+def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: str, configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure(f"publish.mode={mode}"), FLUX)
+    assert numbers.revision_bytes == 149_422_080
+    assert "packed weights" not in numbers.table()
+    assert "revision of 149 MB: LoRA factors 149 MB in float32 · samples" in " ".join(numbers.table().split())
+
+
+def test_the_table_says_which_share_of_a_gpu_each_worker_has(configure) -> None:  # type: ignore[no-untyped-def]
+    fleet = "fleet={explorers: {count: 1, num_gpus: 0.25}, regenerators: {num_gpus: 0.25}, learners: {num_gpus: 0.5}}"
+    text = " ".join(describe(configure(fleet), FLUX).table().split())
+    assert "1 explorer × 1 thread and 0.25 GPU, 1 regenerator × 1 thread and 0.25 GPU, 1 learner ×" in text
+    assert "and 0.5 GPU · 1 GPU reserved" in text

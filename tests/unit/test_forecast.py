@@ -34,6 +34,9 @@ SD35 = ModelFacts(
     lora_parameters=47_200_000,
     packed_bytes=0,
 )
+MEDIUM = ModelFacts(
+    latent_shape=(16, 64, 64), parameters=2_240_000_000, lora_modules=1, lora_parameters=1, packed_bytes=0
+)
 FREE = OrchestrationCosts(conditions="none", **dict.fromkeys(set(OrchestrationCosts.model_fields) - {"conditions"}, 0))
 
 
@@ -112,33 +115,20 @@ def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configu
 
 
 def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate(configure) -> None:  # type: ignore[no-untyped-def]
-    medium = ModelFacts(
-        latent_shape=(16, 64, 64),
-        parameters=2_240_000_000,
-        lora_modules=1,
-        lora_parameters=1,
-        packed_bytes=0,
-    )
     near = configure("model.resolution=1024", model="sd35_medium")
-    figures = stages_of(near, "h200", medium).figures
+    figures = stages_of(near, "h200", MEDIUM).figures
     scale = 2.24 / 8.06
     assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale)
     assert not any(figure.measured for figure in figures.values())
     assert "scaled by 0.28" in figures["training pass"].source
-    smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", medium).figures
+    smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", MEDIUM).figures
     assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale * (768 / 1024) ** 2)
     assert smaller["publication"].ms == pytest.approx(4700 * scale)
 
 
 def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
-    medium = ModelFacts(
-        latent_shape=(16, 240, 240),
-        parameters=2_240_000_000,
-        lora_modules=1,
-        lora_parameters=1,
-        packed_bytes=0,
-    )
-    figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", medium).figures
+    facts = replace(MEDIUM, latent_shape=(16, 240, 240))
+    figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", facts).figures
     work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
     assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * work)
     assert figures["publication"].ms == pytest.approx(4700 * 2.24 / 8.06)
