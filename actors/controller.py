@@ -7,10 +7,10 @@
                         └── save ∥ begin the next iteration ◄── publish revision + 1 ◄────────┘
                   ─► evaluate EMA ─► LoRA file, summary, report
 
-What the learner group does, the making of revisions, and checkpoints happen aside (`actors.aside`), while this thread
+What the learner group does, the making of revisions, and checkpoints happen aside (`actors.cluster.background`), while this thread
 looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
 `rollout.max_lead` 1 explores it while the learners are at work. Evaluations on the way go on beside an update
-(`actors.held_out`).
+(`actors.evaluation.schedule`).
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors import cluster
-from actors.aside import Aside
-from actors.embeddings import Embeddings
-from actors.evaluator import Evaluator
-from actors.fleet import Fleet
-from actors.held_out import HeldOut
-from actors.iteration import RolledOut
-from actors.learner_group import Learned, LearnerGroup
-from actors.lender import Lender
-from actors.revisions import Revisions
-from actors.roles import Cast, Roles
-from actors.rollout import Rollout
-from actors.selector_client import SelectorClient
-from actors.telemetry import Telemetry
+from actors.cluster import capacity
+from actors.cluster.background import Aside
+from actors.dispatch.open_iteration import RolledOut
+from actors.dispatch.prompt_embeddings import Embeddings
+from actors.dispatch.rollout import Rollout
+from actors.dispatch.selector_client import SelectorClient
+from actors.evaluation.evaluator import Evaluator
+from actors.evaluation.schedule import HeldOut
+from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.fleet import Fleet
+from actors.fleet.lender import Lender
+from actors.monitoring.telemetry import Telemetry
+from actors.training.learner_group import Learned, LearnerGroup
+from actors.training.policy_publisher import Revisions
 from solrl_ray import models
-from solrl_ray.checkpoints import Uploader, newest_state, state_before
-from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import takes_turns
-from solrl_ray.ladder import Ladder
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.metrics import Progress
+from solrl_ray.metrics.records import Progress
 from solrl_ray.policy.saving import save_lora
-from solrl_ray.prompts import choose, read_prompts
+from solrl_ray.prompts.prompt_set import choose, read_prompts
 from solrl_ray.records import Prompt
+from solrl_ray.report.iteration_metrics import audit_plan, iteration_metrics
 from solrl_ray.report.page import build
 from solrl_ray.report.summary import summarize, write_summary
-from solrl_ray.resuming import ResumePoint, resume_point
-from solrl_ray.run_folder import RunFolder
-from solrl_ray.run_metrics import audit_plan, iteration_metrics
+from solrl_ray.rollout.fallback import Ladder
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.book import Closed, IterationPlan
-from solrl_ray.scheduling.lead import lag, may_explore
+from solrl_ray.scheduling.iteration_state import Closed, IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
+from solrl_ray.scheduling.staleness import lag, may_explore
+from solrl_ray.storage.checkpoints import Uploader, newest_state, state_before
+from solrl_ray.storage.resume import ResumePoint, resume_point
+from solrl_ray.storage.run_folder import RunFolder
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -290,7 +290,7 @@ class Controller:
                 deadline=self._config.fleet.deadlines.checkpoint,
                 what=f"the checkpoint after {following} updates in {self._folder.path} (fleet.deadlines.checkpoint)",
             )
-        self._meanwhile(lambda: self._learners.leave(cluster.draining()))
+        self._meanwhile(lambda: self._learners.leave(capacity.draining()))
 
     def _save(self, state: LearnerState, updates: int) -> float:
         """Write what a resumed run begins with; returns the seconds that it took."""

@@ -18,19 +18,19 @@ import orchestration
 import ray
 import torch
 
-from actors import waiting
-from actors.budget import Budget
-from actors.calls import Callee, send
-from actors.member import Member
-from actors.pool import Pool
-from actors.selector import Selector
+from actors.cluster import wait
+from actors.cluster.rpc import Callee, send
+from actors.fleet.budget import Budget
+from actors.fleet.member import Member
+from actors.fleet.pool import Pool
+from actors.workers.selector import Selector
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.book import IterationPlan
-from solrl_ray.scheduling.fleet import State
 from solrl_ray.scheduling.hedging import Hedging
-from solrl_ray.scheduling.scenario import Orchestration
-from solrl_ray.scheduling.simulation import Simulation
+from solrl_ray.scheduling.iteration_state import IterationPlan
+from solrl_ray.scheduling.worker_state import State
+from solrl_ray.simulator.scenario import Orchestration
+from solrl_ray.simulator.simulation import Simulation
 
 POOL, MICRO_BATCH, KEEP = 96, 24, 24
 WORKS_OF_SELECTOR = ((40, 4), (160, MICRO_BATCH))
@@ -93,7 +93,7 @@ def _selector(folder: Path) -> dict[str, float]:
     selector = ray.remote(Selector).options(num_cpus=0).remote(folder)
 
     def told(method: str, *arguments: Any) -> Any:
-        return waiting.get(send(selector, method, *arguments), what=method, seconds=60.0)
+        return wait.get(send(selector, method, *arguments), what=method, seconds=60.0)
 
     full, alone, folds = [], [], []
     for iteration, (prompts, micro_batch) in enumerate(WORKS_OF_SELECTOR):
@@ -179,7 +179,7 @@ def _answers() -> tuple[float, float]:
         groups = [[send(sleeper, "answer", _unit()) for _ in range(count)] for _ in range(50)]
         ray.wait(groups[-1], num_returns=count, timeout=60.0)
         answered = iter(groups)
-        seconds[count] = _median(lambda found=answered: waiting.get_together(next(found), seconds=60.0), len(groups))
+        seconds[count] = _median(lambda found=answered: wait.get_together(next(found), seconds=60.0), len(groups))
     ray.kill(sleeper)
     each = (seconds[TOGETHER] - seconds[1]) / (TOGETHER - 1)
     return seconds[1] - each, each
@@ -190,7 +190,7 @@ def _waiting() -> dict[int, float]:
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
     ready = ray.put(0)
     pending = [sleeper.sleep.remote(600.0) for _ in range(PENDING[-1])]
-    waits = {n: _median(lambda n=n: waiting.first_ready([*pending[:n], ready], seconds=1.0), 50) for n in PENDING}
+    waits = {n: _median(lambda n=n: wait.first_ready([*pending[:n], ready], seconds=1.0), 50) for n in PENDING}
     ray.kill(sleeper)
     return waits
 
@@ -198,7 +198,7 @@ def _waiting() -> dict[int, float]:
 def _sending() -> tuple[float, float]:
     """Median seconds to send a worker a unit, and a revision."""
     sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
-    waiting.get(sleeper.sleep.remote(0.0), what="a start", seconds=60.0)  # to who has started, as in a run
+    wait.get(sleeper.sleep.remote(0.0), what="a start", seconds=60.0)  # to who has started, as in a run
     embedding = ray.put(torch.zeros(8))
     unit = _unit()
     prompt = Prompt(id=unit.prompt_id, text="an astronaut on a horse on the moon, in the style of a woodcut")

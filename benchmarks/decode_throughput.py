@@ -34,9 +34,9 @@ from full_size import DC_AE, kl_autoencoder
 from PIL import Image
 from torch import Tensor, nn
 
-from solrl_ray.compilation import compile_decoder
 from solrl_ray.config.schema import Compile, Decoding, Lora, Model, SigmaSchedule
 from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.compilation import compile_decoder
 from solrl_ray.models.sana import Sana
 from solrl_ray.models.sd3 import StableDiffusion3
 from solrl_ray.quantization.attestation import device_name

@@ -31,10 +31,10 @@ import torch
 from forward import EMBEDDERS, build, flux_inputs
 from torch import Tensor, nn
 
-from actors.devices import use_deterministic_kernels
-from solrl_ray.compilation import compile_
+from actors.workers.devices import use_deterministic_kernels
 from solrl_ray.config.schema import Compile, QuantizationScope
 from solrl_ray.models.attention import choose_for_training
+from solrl_ray.models.compilation import compile_
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
 

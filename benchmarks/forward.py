@@ -28,8 +28,8 @@ import torch
 from full_size import FLUX, SANA, SD3, random_model
 from torch import Tensor, nn
 
-from solrl_ray.compilation import GraphedForward, compile_
 from solrl_ray.config.schema import Compile, QuantizationScope
+from solrl_ray.models.compilation import GraphedForward, compile_
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import QuantizationReport, quantize_
 

@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "objectives.json"

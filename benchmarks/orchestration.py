@@ -30,15 +30,14 @@ import matplotlib.pyplot as plt
 import ray
 import torch
 
-from actors import commands
-from actors.calls import Callee
-from actors.regenerator import Evaluated, GroupReport
-from actors.roles import Roles
+from actors.client import launch
+from actors.cluster.rpc import Callee
+from actors.fleet.actor_factory import Roles
+from actors.workers.regenerator import Evaluated, GroupReport
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.noise import uniform
 from solrl_ray.records import (
     Address,
     Attestation,
@@ -49,11 +48,12 @@ from solrl_ray.records import (
     UnitResult,
     WorkUnit,
 )
-from solrl_ray.revisions.container import Buffer
-from solrl_ray.revisions.manifest import Policy
-from solrl_ray.revisions.payload import read
-from solrl_ray.revisions.publish import Part, Publisher
-from solrl_ray.scheduling.scenario import Orchestration, Scenario, Stages
+from solrl_ray.sampling.noise import uniform
+from solrl_ray.simulator.scenario import Orchestration, Scenario, Stages
+from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.publish import Part, Publisher
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -277,7 +277,7 @@ def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SH
 def measure(explorers: int, stage: float, iterations: int, root: Path, work: Work = SHORT) -> dict[str, Any]:
     """Run and compare; the first iteration, which also publishes for the first time, is left out."""
     config = sleeping_config(explorers, stage, iterations, root, work)
-    commands.train(config, live=False, roles=sleeping_roles())
+    launch.train(config, live=False, roles=sleeping_roles())
     folder = root / config.run.name
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     totals = [r["seconds"]["total"] for r in records if r["event"] == "iteration" and r["iteration"] > 0]

@@ -34,12 +34,12 @@ from solrl_ray.quantization.capability import device_name
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.scope import LAYERS
-from solrl_ray.revisions import payload
-from solrl_ray.revisions.checksums import tensors_digest
-from solrl_ray.revisions.payload import Revision
-from solrl_ray.revisions.publication import EXPLORER, REGENERATOR, Publications
-from solrl_ray.revisions.publish import Publisher, merge_module
-from solrl_ray.revisions.receive import Receiver
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.checksums import tensors_digest
+from solrl_ray.weight_sync.payload import Revision
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
+from solrl_ray.weight_sync.publish import Publisher, merge_module
+from solrl_ray.weight_sync.receive import Receiver
 
 RESULTS = Path(__file__).parent / "results"
 SHAPES = {"testbed": [(128, 128)] * 28, "flux": [(3072, 3072)] * 190}

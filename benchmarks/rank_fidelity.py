@@ -24,20 +24,20 @@ import torch
 from small_decoder import distil
 from torch import nn
 
-from actors.weights import base_to_keep, make_room
+from actors.workers.loaded_policy import base_to_keep, make_room
 from solrl_ray import models, rewards
-from solrl_ray.audit import AuditedPool, audit
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.prompts import read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
 from solrl_ray.records import PromptEmbedding, WorkUnit
-from solrl_ray.revisions import payload
-from solrl_ray.revisions.publication import EXPLORER, Publications
-from solrl_ray.revisions.publish import Publisher, merge_module, touched_linears
-from solrl_ray.revisions.receive import Receiver
-from solrl_ray.rollout import Sampler
+from solrl_ray.rollout.audit import AuditedPool, audit
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.publication import EXPLORER, Publications
+from solrl_ray.weight_sync.publish import Publisher, merge_module, touched_linears
+from solrl_ray.weight_sync.receive import Receiver
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"

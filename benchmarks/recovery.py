@@ -29,15 +29,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ray
 
-from actors import commands
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
 from benchmarks import orchestration as sleeping
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from tests.chaos.notes import Reader
 from tests.chaos.noting import NotingExplorer, NotingLearner
-from tests.small import digests, small_config
+from tests.support.small import digests, small_config
 
 RESULTS = Path(__file__).parent / "results" / "recovery.json"
 EXPLORERS, STAGE, ITERATIONS = 4, 2.0, 7
@@ -74,7 +74,7 @@ class KilledWhileSleeping(sleeping.SleepingExplorer):
 def lost_explorer(root: Path) -> dict[str, Any]:
     """Seconds of iterations with and without a death; the first iteration, which starts everything, is left out."""
     config = sleeping.sleeping_config(EXPLORERS, STAGE, ITERATIONS, root)
-    commands.train(config, live=False, roles=sleeping.sleeping_roles(KilledWhileSleeping))
+    launch.train(config, live=False, roles=sleeping.sleeping_roles(KilledWhileSleeping))
     records = map(json.loads, (root / config.run.name / "metrics.jsonl").read_text().splitlines())
     totals = {r["iteration"]: r["seconds"]["total"] for r in records if r["event"] == "iteration"}
     hurt = [totals[i] for i in range(1, ITERATIONS, 2)]
@@ -118,7 +118,7 @@ class KilledLearner(NotingLearner):
 
 def real(root: Path, name: str, roles: Roles) -> Config:
     config = small_config(root, name, "run.iterations=5", "fleet.explorers.count=2", "learner.world_size=2")
-    commands.train(config, live=False, roles=roles)
+    launch.train(config, live=False, roles=roles)
     return config
 
 

@@ -35,16 +35,16 @@ from full_iteration import CONFIGS, HERE, MODELS, make
 from full_size import DC_AE, random_model
 
 from solrl_ray import models, rewards
-from solrl_ray.compilation import compile_, compile_decoder
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.prompts import embedding_digest, read_prompts
+from solrl_ray.models.compilation import compile_, compile_decoder
+from solrl_ray.prompts.prompt_set import embedding_digest, read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
-from solrl_ray.rollout import Sampler
-from solrl_ray.selection import PromptSelection
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.rollout.selection import PromptSelection
 
 AIMS = {"flux": 1.6, "sd3": 1.5, "sana": 1.4}
 PROMPTS = "builtin:testbed/prompts/train.txt"

@@ -30,13 +30,13 @@ import matplotlib.pyplot as plt
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.noise import uniform
 from solrl_ray.records import Address, UnitResult
-from solrl_ray.scheduling.book import IterationBook, IterationPlan
-from solrl_ray.scheduling.costs import Cluster, orchestration, price_list, priced
-from solrl_ray.scheduling.forecast import scenario
-from solrl_ray.scheduling.scenario import Disturbances, Orchestration, Scenario, Stages
-from solrl_ray.scheduling.simulation import Simulation
+from solrl_ray.sampling.noise import uniform
+from solrl_ray.scheduling.iteration_state import IterationBook, IterationPlan
+from solrl_ray.simulator.forecast import scenario
+from solrl_ray.simulator.prices import Cluster, orchestration, price_list, priced
+from solrl_ray.simulator.scenario import Disturbances, Orchestration, Scenario, Stages
+from solrl_ray.simulator.simulation import Simulation
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -262,7 +262,7 @@ def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[U
 def selector_throughput(prompts: int = 400) -> Rows:
     """Candidates that a selector takes in a second, in one process: with its journal, which waits for the disk once for
     all results that come together; and the book alone."""
-    from actors.selector import Selector
+    from actors.workers.selector import Selector
 
     rows: Rows = []
     for micro_batch in (24, 4):

@@ -20,13 +20,13 @@ import torch
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, QuantizationScope
-from solrl_ray.fidelity import rank_fidelity
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.prompts import read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Address, Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout import Sampler
+from solrl_ray.rollout.rank_fidelity import rank_fidelity
+from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.testbed.world import picture
 
 matplotlib.use("Agg")

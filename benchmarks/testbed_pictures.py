@@ -13,9 +13,9 @@ import torch
 
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
-from solrl_ray.prompts import read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import Address, PromptEmbedding, WorkUnit
-from solrl_ray.rollout import Sampler
+from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.testbed.world import picture
 
 matplotlib.use("Agg")

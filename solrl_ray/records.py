@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from solrl_ray.wire import Portable
+from solrl_ray.common.tensor_serialization import Portable
 
 if TYPE_CHECKING:  # takes seconds, and only names types here
     import torch
@@ -87,7 +87,7 @@ class UnitResult:
     started: float = 0.0
     """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
     samples_digest: str = ""
-    """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.book.group_digest`)."""
+    """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.iteration_state.group_digest`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +155,7 @@ class Receipt:
     bound_modules: int
     """How many LoRA-touched modules were overwritten."""
     buffer_digest: str
-    """`revisions.checksums.tensors_digest` of the touched modules' buffers."""
+    """`weight_sync.checksums.tensors_digest` of the touched modules' buffers."""
     probe_digest: str
     """Digest of the output of one fixed forward."""
     reproducible: bool = True

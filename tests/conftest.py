@@ -17,14 +17,14 @@ os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only; read when ray is firs
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # learners in the tests' own process are on the CPU, GPU or not
 
 from solrl_ray.config.schema import Config
-from tests import forkserver
-from tests.small import small_config
+from tests.support import forkserver
+from tests.support.small import small_config
 
 
 @pytest.fixture(scope="session")
 def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a FLUX-class pipeline with AutoencoderKL."""
-    from tests import tiny
+    from tests.support import tiny
 
     return tiny.build_pipeline(tmp_path_factory.mktemp("tiny") / "pipeline")
 
@@ -32,7 +32,7 @@ def tiny_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a CLIPModel with tokenizer and image processor."""
-    from tests import tiny
+    from tests.support import tiny
 
     return tiny.build_clip(tmp_path_factory.mktemp("tiny") / "clip")
 
@@ -77,8 +77,8 @@ def forked_workers(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def calm(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A finished, undisturbed run with one explorer: what every disturbed one must equal."""
-    from actors import commands
+    from actors.client import launch
 
     config = small_config(tmp_path_factory.mktemp("calm"), "calm")
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     return config

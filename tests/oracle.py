@@ -28,12 +28,12 @@ from torch.nn.functional import linear, pad
 from solrl_ray import models, rewards
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.noise import initial_noise, permutation, standard_normal
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.prompts import read_prompts
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization import nvfp4
 from solrl_ray.records import Address, Candidate, Prompt, PromptEmbedding, Selection
-from solrl_ray.selection import selection_digest
+from solrl_ray.rollout.selection import selection_digest
+from solrl_ray.sampling.noise import initial_noise, permutation, standard_normal
 
 Factors = dict[str, Tensor]
 Embeddings = Mapping[str, PromptEmbedding]

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.instruments import INSTRUMENTS, Instrument
+from solrl_ray.metrics.instruments import INSTRUMENTS, Instrument
 
 TARGET = Path(__file__).with_name("solrl.json")
 COLUMNS, WIDTH, HEIGHT = 3, 8, 7

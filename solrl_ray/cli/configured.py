@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.config import checks, continuation, families
+from solrl_ray.common.files import READ_SECONDS, in_time
+from solrl_ray.common.lazy_imports import import_large
+from solrl_ray.config import checks, continuation, strategies
 from solrl_ray.config.arithmetic import Arithmetic
 from solrl_ray.config.loading import Loaded, load_with_sources
 from solrl_ray.errors import UserError
-from solrl_ray.files import READ_SECONDS, in_time
-from solrl_ray.importing import import_large
 
 
 def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> Loaded:
@@ -52,7 +52,7 @@ def _configuration_of(init: Path) -> Path:
 def begun(arguments: argparse.Namespace) -> bool:
     """Whether the folder that the configuration names holds a run."""
     run = fresh(arguments).config.run
-    from solrl_ray.run_folder import RunFolder
+    from solrl_ray.storage.run_folder import RunFolder
 
     folder = RunFolder(Path(run.root).expanduser() / run.name)
     return in_time(lambda: folder.begun, what=f"looking at {folder.path}", seconds=READ_SECONDS)
@@ -92,14 +92,14 @@ def print_plan(loaded: Loaded, *, planning: bool = False, timed: bool = False) -
         timed: how long it takes will be printed after it.
     """
     # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
-    import_large("solrl_ray.preflight")
-    from solrl_ray import preflight
+    import_large("solrl_ray.cli.preflight")
+    from solrl_ray.cli import preflight
 
     inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
     arithmetic = preflight.plan(loaded.config, inputs)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
-    for warning in families.warnings(loaded.config):
+    for warning in strategies.warnings(loaded.config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import solrl_ray
-from solrl_ray import access
 from solrl_ray.cli.configured import begun, fresh, print_plan, resumed
+from solrl_ray.common import ray_auth
+from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
-from solrl_ray.files import make_folder, replace_file
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -25,16 +25,16 @@ def train(arguments: argparse.Namespace) -> int:
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
     if arguments.dry_run and arguments.resume is None:
-        from solrl_ray.run_folder import RunFolder
+        from solrl_ray.storage.run_folder import RunFolder
 
         RunFolder.of(loaded.config).check_new(loaded.config)
     print_plan(loaded)
     if arguments.dry_run:
         return 0
-    access.settle(local=_address(arguments) is None)
-    from actors import commands
+    ray_auth.settle(local=_address(arguments) is None)
+    from actors.client import launch
 
-    return commands.train(
+    return launch.train(
         loaded.config,
         resume=arguments.resume is not None,
         address=arguments.address,
@@ -52,25 +52,25 @@ def plan(arguments: argparse.Namespace) -> int:
     loaded = fresh(arguments, _given(counts))
     foretold = None
     if arguments.gpu or arguments.machines:
-        from solrl_ray.scheduling.costs import cluster_and_prices
+        from solrl_ray.simulator.prices import cluster_and_prices
 
         foretold = cluster_and_prices(arguments.machines, arguments.gpu)
     arithmetic = print_plan(loaded, planning=True, timed=foretold is not None)
     if foretold:
-        from solrl_ray.scheduling.forecast import times
+        from solrl_ray.simulator.forecast import times
 
         print(times(arithmetic, *foretold), flush=True)
     if arguments.address:
-        access.settle(local=False)
-        from actors import commands
+        ray_auth.settle(local=False)
+        from actors.client import launch
 
-        commands.resources(loaded.config, arguments.address)
+        launch.resources(loaded.config, arguments.address)
     return 0
 
 
 def list_parts(arguments: argparse.Namespace) -> int:
     """Print the parts that runs are put together from, and which checkpoints are there."""
-    from solrl_ray import catalogue
+    from solrl_ray.cli import catalogue
 
     print(catalogue.table(arguments.configs))
     return 0
@@ -99,13 +99,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
     file = run / continuation.FILE
     loaded = load_with_sources([file], arguments.set, _given(options))
     _check_system()
-    from solrl_ray.run_folder import RunFolder
+    from solrl_ray.storage.run_folder import RunFolder
 
     cluster = None if arguments.alone else RunFolder(run).live_cluster()
-    access.settle(local=(_address(arguments) or cluster) is None)
-    from actors import evaluation, live_evaluation
-    from solrl_ray import evaluation_request as asked
-    from solrl_ray import preflight
+    ray_auth.settle(local=(_address(arguments) or cluster) is None)
+    from actors.evaluation import finished_run, on_live_run
+    from solrl_ray.cli import preflight
+    from solrl_ray.evaluation import request as asked
 
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
         raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
@@ -117,24 +117,22 @@ def evaluate(arguments: argparse.Namespace) -> int:
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before a Ray is started: one that cannot be written is refused at once
-    request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
-    page = live_evaluation.page(config, state, request, address=cluster) if cluster else None
+    request = finished_run.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    page = on_live_run.page(config, state, request, address=cluster) if cluster else None
     if page is None:
-        page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+        page = finished_run.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
     return 0
 
 
 def import_prompts(arguments: argparse.Namespace) -> int:
     """Turn a prompt set into the files that a run reads."""
-    from solrl_ray import prompt_sets
+    from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
-    imported = prompt_sets.import_prompts(
-        arguments.source, name=arguments.name, heldout=heldout, column=arguments.column
-    )
-    files = prompt_sets.write_prompts(imported, arguments.out)
-    print(prompt_sets.report(imported, arguments.name, files))
+    imported = imports.import_prompts(arguments.source, name=arguments.name, heldout=heldout, column=arguments.column)
+    files = imports.write_prompts(imported, arguments.out)
+    print(imports.report(imported, arguments.name, files))
     return 0
 
 
@@ -158,28 +156,28 @@ def submit(arguments: argparse.Namespace) -> int:
                 f"run.root is {root!r} ({loaded.sources.of('run.root')}); it must be an absolute path on a disk that "
                 "the cluster keeps, because a submitted job's own folder is removed."
             )
-    access.settle(local=False)
-    from actors import jobs
+    ray_auth.settle(local=False)
+    from actors.client import submit
 
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not address:
         raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
-    return jobs.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
+    return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Print how a run is: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
-    access.settle(local=False)
+    ray_auth.settle(local=False)
     from rich.console import Console
 
-    from actors import watching
+    from actors.client import live_run
     from solrl_ray.report.live import render
     from solrl_ray.report.stored import stored_progress
-    from solrl_ray.run_folder import RunFolder
+    from solrl_ray.storage.run_folder import RunFolder
 
     address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
-    progress = watching.live_progress(folder, address=address) if address else None
+    progress = live_run.live_progress(folder, address=address) if address else None
     if progress is None and folder is not None:
         progress = stored_progress(folder)
     if progress is None:
@@ -201,15 +199,15 @@ def scale(arguments: argparse.Namespace) -> int:
     folder: Path | None = arguments.run
     if folder is not None:
         continuation.stored(folder)
-    access.settle(local=False)
-    from actors import watching
-    from solrl_ray.run_folder import RunFolder
+    ray_auth.settle(local=False)
+    from actors.client import live_run
+    from solrl_ray.storage.run_folder import RunFolder
 
     address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
     if address is None:
         what = f"The run in {folder} is not live" if folder else "No live run is known"
         raise UserError(f"{what}; name the folder of a live run, or with --address its cluster.")
-    print(watching.scale(folder, sizes, address=address))
+    print(live_run.scale(folder, sizes, address=address))
     return 0
 
 
@@ -229,7 +227,7 @@ def trace(arguments: argparse.Namespace) -> int:
 
 def doctor(arguments: argparse.Namespace) -> int:
     """Test what this machine can do; status 1 if one fails: a tier that its devices should have, the storage."""
-    from solrl_ray.doctor import examine
+    from solrl_ray.cli.doctor import examine
 
     failed = 0
     for finding in examine(arguments.root):

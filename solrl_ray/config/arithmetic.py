@@ -11,9 +11,9 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from solrl_ray.config.families import is_one_stage, pool_sampling, previews
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
     forwards_without_gradient,
@@ -29,7 +29,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What only the model's own files can tell; see `solrl_ray.preflight.model_facts`."""
+    """What only the model's own files can tell; see `solrl_ray.cli.preflight.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's latent."""

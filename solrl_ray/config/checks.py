@@ -1,6 +1,6 @@
 """What the schema cannot say: ranges and the relations between keys. Pure; runs before anything is started.
 
-Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.preflight`.
+Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from solrl_ray.config.families import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.pools import key_of, pools
@@ -19,6 +18,7 @@ from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config, Preview
 from solrl_ray.config.sharing import shares
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.errors import UserError
 
 

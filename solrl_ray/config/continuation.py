@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from solrl_ray.common.files import READ_SECONDS, in_time
 from solrl_ray.config.checks import value_of
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.problems import show
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import READ_SECONDS, in_time
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed
 
+from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import Learner
 from solrl_ray.errors import RunError
-from solrl_ray.importing import import_large
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state per parameter, under torch's names: running means of the gradient and of its square."""

@@ -16,9 +16,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from solrl_ray.common.files import replace_folder
+from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.files import replace_folder
-from solrl_ray.wire import Portable
 
 FORMAT = "solrl-learner-state/2"
 

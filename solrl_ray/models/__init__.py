@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import torch
 
+from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.importing import import_large
 from solrl_ray.models.base import COMPONENTS, DiffusionModel, check_components
 
 __all__ = ["DiffusionModel", "family", "load"]

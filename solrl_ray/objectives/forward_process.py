@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.noise import initial_noise
 from solrl_ray.objectives.base import MicroBatch, Objective, Pass, per_sample
 from solrl_ray.objectives.timesteps import training_noise_address
+from solrl_ray.sampling.noise import initial_noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from solrl_ray.config.objectives import DanceGrpo as DanceSection
 from solrl_ray.config.objectives import FlowGrpo as FlowSection
 from solrl_ray.config.objectives import share_of
 from solrl_ray.config.samplers import Stochastic
-from solrl_ray.noise import permutation
 from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean
 from solrl_ray.objectives.surrogate import clipped_surrogate
 from solrl_ray.records import Address
 from solrl_ray.sampling import sde
+from solrl_ray.sampling.noise import permutation
 from solrl_ray.sampling.sde import Coefficients
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from solrl_ray import noise
 from solrl_ray.config.objectives import share_of
 from solrl_ray.records import Address
+from solrl_ray.sampling import noise
 
 
 def timestep_count(steps: int, fraction: float) -> int:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
-from solrl_ray.noise import standard_normal
 from solrl_ray.records import Address
+from solrl_ray.sampling.noise import standard_normal
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer  # otherwise late: it takes seconds, and only a learner has such layers

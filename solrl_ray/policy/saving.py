@@ -10,9 +10,9 @@ import safetensors
 from safetensors.torch import save
 from torch import Tensor
 
+from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
-from solrl_ray.files import replace_file
 
 FILE = "pytorch_lora_weights.safetensors"
 """The name that `load_lora_weights` looks for in a folder."""

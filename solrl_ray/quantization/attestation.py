@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from solrl_ray.config.families import UNQUANTIZED_TIERS
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import RunError
-from solrl_ray.noise import standard_normal
 from solrl_ray.quantization import capability, fp8, nvfp4
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.scope import LAYERS, QuantizationReport, quantized_layers
 from solrl_ray.quantization.transformer_engine import engine_codes
 from solrl_ray.records import Address
+from solrl_ray.sampling.noise import standard_normal
 
 _LIBRARIES = (
     "torch",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from solrl_ray.config.families import UNQUANTIZED_TIERS
 from solrl_ray.config.schema import QuantizationScope
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer

@@ -10,9 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
-from solrl_ray.files import replace_file
-from solrl_ray.metrics import EvaluationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt
 from solrl_ray.report import markup
 from solrl_ray.report.grids import picture_paths

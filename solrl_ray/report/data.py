@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from solrl_ray.common.files import read_json
 from solrl_ray.config import yaml12
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.files import read_json
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, read_summary
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 
 CONFIG_FILE = "config.yaml"
 ATTESTATIONS_FILE = "attestations.json"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from solrl_ray.common.files import replace_file
 from solrl_ray.errors import UserError
-from solrl_ray.files import replace_file
 
 if TYPE_CHECKING:  # takes seconds, and who looks for pictures alone does without
     import torch

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from solrl_ray.metrics import Progress
+from solrl_ray.metrics.records import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 30

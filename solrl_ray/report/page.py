@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from solrl_ray.config.families import is_one_stage, pool_sampling, warnings
-from solrl_ray.files import replace_file
+from solrl_ray.common.files import replace_file
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.report import plots, tables
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.markup import card, digits, element, escape, figure, signed

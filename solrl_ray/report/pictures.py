@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from solrl_ray.errors import UserError
-from solrl_ray.metrics import EvaluationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.markup import digits, escape

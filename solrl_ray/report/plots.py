@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.report.summary import PairedGain
 from solrl_ray.report.timing import OVERLAP, REST, SEGMENTS, WorkerTime, wall_segments
 

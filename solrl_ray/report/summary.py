@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.config.families import is_one_stage, warnings
+from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import is_one_stage, warnings
 from solrl_ray.errors import UserError
-from solrl_ray.files import replace_file
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 
 SUMMARY_FILE = "summary.json"
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")

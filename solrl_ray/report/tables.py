@@ -6,14 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from solrl_ray.config.families import is_one_stage, pool_sampling
-from solrl_ray.ladder import in_a_row
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.report.data import RunData
 from solrl_ray.report.markup import escape, table
 from solrl_ray.report.summary import finite_mean, run_selection_digest
 from solrl_ray.report.timing import OVERLAP, SEGMENTS, WorkerTime, wall_segments
+from solrl_ray.rollout.fallback import in_a_row
 
 TIERS = {
     "nvfp4": "NVFP4 in hardware",

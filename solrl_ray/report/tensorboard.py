@@ -24,7 +24,7 @@ from types import TracebackType
 
 import torch
 
-from solrl_ray.metrics import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.report.grids import contact_sheet, encode_png, shrink
 
 LARGEST_PICTURE = 256

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from solrl_ray.config.pools import explorers_in_all
 from solrl_ray.config.schema import Config
-from solrl_ray.metrics import IterationMetrics
+from solrl_ray.metrics.records import IterationMetrics
 
 OVERLAP = "explore + regenerate"
 REST = "rest"

@@ -26,7 +26,7 @@ class Preprocessing:
     exactly: rounded to 8 bits, then resized as Pillow does (`rewards.pillow`). Without it nothing is rounded, as
     torchvision does with float tensors. From 512 to 224 pixels the two differ by 0.3/255 in a channel on average; at
     most by 1.4/255 on smooth pictures, and 4.1/255 on noise, where Pillow also cuts the overshoot of its first pass
-    (bounds: `tests/unit/test_rewards_preprocessing.py`).
+    (bounds: `tests/unit/rewards/test_preprocessing.py`).
     """
 
     size: tuple[int, int] | int | None

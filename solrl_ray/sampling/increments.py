@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from solrl_ray.config.samplers import Ode, Sampler, Stochastic
-from solrl_ray.noise import uniform
 from solrl_ray.records import Address
+from solrl_ray.sampling.noise import uniform
 
 
 def initial_address(sampler: Sampler, *, run_seed: int, iteration: int, prompt_id: str, index: int) -> Address:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from solrl_ray.config.families import pool_sampling
 from solrl_ray.config.pools import explorer_pools, key_of, pools, prompts_of, resized
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import UserError
 
 

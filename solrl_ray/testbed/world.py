@@ -145,7 +145,7 @@ def picture(text: str, address: Address) -> torch.Tensor:
 
     Returns float32 [3, 32, 32] in [0, 1]. Raises ValueError if `text` is not a caption of this world.
     """
-    from solrl_ray.noise import uniform
+    from solrl_ray.sampling.noise import uniform
 
     fields = torch.tensor([parse(text).fields])
     jitter = torch.from_numpy(uniform(address, (1, JITTERS))).float()

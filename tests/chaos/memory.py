@@ -24,10 +24,10 @@ from pathlib import Path
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from actors import commands
-from actors.front import namespace
+from actors.client import launch
+from actors.client.controller_actor import namespace
 from tests.chaos.held import GIVEN, HELD, sizes
-from tests.small import folder, small_config
+from tests.support.small import folder, small_config
 
 SETTLED = 50
 """Iterations after which imports, caches and allocators have what they need."""
@@ -138,7 +138,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         config = small_config(Path(root), "long", *SMALLEST, f"run.iterations={arguments.iterations}", *arguments.set)
         with Watch(folder(config)) as watch:
-            commands.train(config, live=False)
+            launch.train(config, live=False)
     rows = table(watch)
     for name, row in rows.items():
         print(f"{name:14}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()))

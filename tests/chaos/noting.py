@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 
-from actors.encoder import Encoder
-from actors.explorer import Explorer
-from actors.learner import LearnerRank
-from actors.regenerator import Regenerator
-from actors.roles import Roles
-from actors.selector import Selector
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.regenerator import Regenerator
+from actors.workers.selector import Selector
+from actors.workers.text_encoder import Encoder
 from solrl_ray.config.schema import Config
 from tests.chaos.notes import Note
 

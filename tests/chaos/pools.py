@@ -8,10 +8,10 @@ from typing import Any
 
 import ray
 
-from actors.budget import Budget
-from actors.calls import Callee
-from actors.events import Event
-from actors.pool import Pool
+from actors.cluster.rpc import Callee
+from actors.fleet.budget import Budget
+from actors.fleet.events import Event
+from actors.fleet.pool import Pool
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 

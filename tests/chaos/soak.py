@@ -34,15 +34,15 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
-from actors import commands
-from actors.watching import scale
+from actors.client import launch
+from actors.client.live_run import scale
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.notes import Note, Reader, alive
 from tests.chaos.noting import ROLES
 from tests.chaos.recovered import Disturbance, End, problems, summarized, unexplained
-from tests.small import digests, folder, small_config, summary
+from tests.support.small import digests, folder, small_config, summary
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "chaos.json"
 NODES, CPUS = 2, 4
@@ -144,7 +144,7 @@ def drive(root: Path, name: str, address: str, iterations: int) -> int:
     config = small_config(root, name, *SIZES, f"run.iterations={iterations}")
     resume = (folder(config) / "config.yaml").exists()
     try:
-        return commands.train(config, resume=resume, address=address, live=False, roles=ROLES)
+        return launch.train(config, resume=resume, address=address, live=False, roles=ROLES)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import pytest
 import ray
 
-from actors import commands
+from actors.client import launch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.trace import read_spans
-from tests.forkserver import solrl
-from tests.small import digests, folder, small_config
+from tests.support.forkserver import solrl
+from tests.support.small import digests, folder, small_config
 
 PATIENCE = 240.0
 MACHINE = """
@@ -227,7 +227,7 @@ def test_a_killed_controller_ends_the_driver_with_a_sentence_and_the_run_resumes
     assert driver.returncode == 1, said
     assert re.search(r"^error: the controller is gone: .*; go on with --resume$", said, re.MULTILINE), said
     assert not (run / "summary.json").exists()
-    commands.train(config, live=False, resume=True)
+    launch.train(config, live=False, resume=True)
     assert digests(config) == digests(calm)
     assert [record["iteration"] for record in iterations(run)] == [0, 1, 2]
 
@@ -248,5 +248,5 @@ def test_a_driver_ends_with_a_sentence_when_its_controller_does_not_answer(tmp_p
     controller = ray.remote(Deaf).options(num_cpus=0, max_concurrency=4).remote()
     said = "^the controller did not answer 3 questions for progress; go on with --resume$"
     with pytest.raises(RunError, match=said):
-        commands.follow(controller, LiveView(plain=True), config)
+        launch.follow(controller, LiveView(plain=True), config)
     ray.kill(controller)

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from actors.events import Event, Lost, Nonsense
-from actors.fleet import Fleet
-from actors.places import Places
-from actors.telemetry import Telemetry
+from actors.fleet.events import Event, Lost, Nonsense
+from actors.fleet.fleet import Fleet
+from actors.fleet.places import Places
+from actors.monitoring.telemetry import Telemetry
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
-from solrl_ray.revisions import payload
-from solrl_ray.revisions.manifest import Expected
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.manifest import Expected
 from tests.chaos.pools import Worker, load, spawn, units
-from tests.revisions import factors, publication, publisher
-from tests.small import small_config
+from tests.support.small import small_config
+from tests.support.weight_sync import factors, publication, publisher
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

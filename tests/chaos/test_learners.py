@@ -14,17 +14,17 @@ import pytest
 import ray
 from ray.util.placement_group import remove_placement_group
 
-from actors.budget import Budget
-from actors.learner import LearnerRank
-from actors.learner_group import LearnerGroup
-from actors.roles import Cast, Roles
-from actors.waiting import InputGone
+from actors.cluster.wait import InputGone
+from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.budget import Budget
+from actors.training.learner_group import LearnerGroup
+from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.policy.digest import lora_digest
-from tests.learning import config, embeddings, groups
+from tests.support.learning import config, embeddings, groups
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

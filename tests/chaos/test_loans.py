@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from actors.events import Left, Lent, Loaded, Lost, Started
+from actors.fleet.events import Left, Lent, Loaded, Lost, Started
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Receipt

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config.schema import Config
-from tests.forkserver import solrl
-from tests.small import digests, folder, small_config
+from tests.support.forkserver import solrl
+from tests.support.small import digests, folder, small_config
 
 ATTEMPTS = 6
 CALLS = "CoreWorkerService.grpc_client.PushTask"

@@ -17,16 +17,16 @@ from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from actors.cluster import draining
-from actors.roles import Cast, Roles
+from actors.cluster.capacity import draining
+from actors.fleet.actor_factory import Cast, Roles
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
-from tests import gated
 from tests.chaos.test_learners import Light, light_group
-from tests.forkserver import calling
-from tests.heads import BIN, end
-from tests.learning import config as learner_config
-from tests.small import digests, folder, small_config
+from tests.support import gated
+from tests.support.forkserver import calling
+from tests.support.heads import BIN, end
+from tests.support.learning import config as learner_config
+from tests.support.small import digests, folder, small_config
 
 PATIENCE = 240.0
 PLACE = {"role": "explorer"}

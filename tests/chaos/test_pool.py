@@ -12,10 +12,10 @@ import pytest
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors import termination
-from actors.events import Done, Left, Loaded, Lost, Rested, Started, Unplaced, Warmed
-from actors.places import Places
-from actors.pool import Pool
+from actors.fleet.events import Done, Left, Loaded, Lost, Rested, Started, Unplaced, Warmed
+from actors.fleet.places import Places
+from actors.fleet.pool import Pool
+from actors.workers import termination
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Attestation, WorkUnit

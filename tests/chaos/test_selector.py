@@ -13,16 +13,16 @@ import pytest
 import ray
 import torch
 
-from actors.budget import Budget
-from actors.roles import Cast, Roles
-from actors.selector import Selector, Taken
-from actors.selector_client import SelectorClient
+from actors.dispatch.selector_client import SelectorClient
+from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.budget import Budget
+from actors.workers.selector import Selector, Taken
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.run_folder import RunFolder
-from solrl_ray.scheduling.book import Closed, IterationPlan, group_digest
+from solrl_ray.scheduling.iteration_state import Closed, IterationPlan, group_digest
 from solrl_ray.scheduling.ledger import Outcome
-from tests.small import small_config
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

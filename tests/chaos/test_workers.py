@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from ray.exceptions import ObjectLostError
 
-from actors import commands, waiting
-from actors.explorer import Explorer
-from actors.learner import LearnerRank
-from actors.regenerator import Evaluated, GroupReport, Regenerator
-from actors.roles import Roles
-from actors.selector import Selector
+from actors.client import launch
+from actors.cluster import wait
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.regenerator import Evaluated, GroupReport, Regenerator
+from actors.workers.selector import Selector
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -31,13 +32,13 @@ from solrl_ray.records import (
     UnitResult,
     WorkUnit,
 )
-from solrl_ray.revisions.container import Buffer
-from solrl_ray.revisions.payload import Payload, read
-from solrl_ray.revisions.receive import Receiver
-from solrl_ray.run_folder import RunFolder
 from solrl_ray.scheduling.ledger import Outcome
+from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.payload import Payload, read
+from solrl_ray.weight_sync.receive import Receiver
 from tests.chaos.notes import alive
-from tests.small import digests, small_config, summary
+from tests.support.small import digests, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -180,7 +181,7 @@ class MortalLearner(LearnerRank):
         if iteration == 1 and first_time(self._config.run.root, "samples lost"):
             stored = min((RunFolder.of(self._config).path / "samples/iteration-000001").glob("*.safetensors"))
             os.truncate(stored, stored.stat().st_size // 2)
-            raise waiting.InputGone("fetching the samples", "an object it needs is lost")
+            raise wait.InputGone("fetching the samples", "an object it needs is lost")
         if iteration == 1:
             Path(self._config.run.root, "offered").write_text(str(self._joined.taken))
         super().feed(iteration, groups, embeddings)
@@ -244,7 +245,7 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     roles = Roles(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
-    commands.train(config, live=False, roles=roles)
+    launch.train(config, live=False, roles=roles)
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert written == DEATHS | {"idle", "sent the whole", "offered"}
     assert int((tmp_path / "offered").read_text()) > 0  # groups that the learner had before it was fed
@@ -272,7 +273,7 @@ class Dies(Explorer):
 def test_a_fleet_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
     config = small_config(tmp_path, "dying", "fleet.max_replacements=1")
     with pytest.raises(RunError) as caught:
-        commands.train(config, live=False, roles=Roles(explorer=Dies))
+        launch.train(config, live=False, roles=Roles(explorer=Dies))
     message = str(caught.value)
     assert message.startswith("explorer-0.1 was lost (its worker is gone: The actor is dead because its worker process")
     assert "killed by the OOM killer" in message

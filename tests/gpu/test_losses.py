@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors import commands
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
 from tests.chaos.test_workers import (
     DEATHS,
     SAID,
@@ -19,7 +19,7 @@ from tests.chaos.test_workers import (
     MortalSelector,
     rewards,
 )
-from tests.small import digests, small_config, summary
+from tests.support.small import digests, small_config, summary
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,13 +42,13 @@ def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calm = small_config(tmp_path, "calm", *ALL_ON_ONE)
-    commands.train(calm, live=False)
+    launch.train(calm, live=False)
     losses = ("fleet.max_replacements=20", "fleet.deadlines.preview=20")
     config = small_config(tmp_path, "killed", *ALL_ON_ONE, *losses)
     roles = Roles(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
-    commands.train(config, live=False, roles=roles)
+    launch.train(config, live=False, roles=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= DEATHS
     assert digests(config) == digests(calm)
     assert rewards(config) == rewards(calm)

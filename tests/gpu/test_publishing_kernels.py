@@ -5,7 +5,7 @@ import torch
 
 from solrl_ray.policy.merge import merged_weight
 from solrl_ray.quantization.formats import pack
-from solrl_ray.revisions.checksums import stamp
+from solrl_ray.weight_sync.checksums import stamp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

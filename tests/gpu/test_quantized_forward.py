@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from solrl_ray.compilation import GraphedForward, compile_
 from solrl_ray.config.schema import Compile, QuantizationScope
 from solrl_ray.errors import UserError
+from solrl_ray.models.compilation import GraphedForward, compile_
 from solrl_ray.quantization import attestation, capability, fp8, nvfp4
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.scope import quantize_, quantized_layers
-from tests.unit.test_quantization_scope import SKIP, inputs, transformer
+from tests.unit.quantization.test_scope import SKIP, inputs, transformer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = torch.device("cuda", 0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors import commands
+from actors.client import launch
 from solrl_ray.quantization import capability
 from solrl_ray.report.data import read_run
-from tests.small import digests, folder, small_config
+from tests.support.small import digests, folder, small_config
 from tests.system.test_other_explorers import brought
 
 pytestmark = [
@@ -35,7 +35,7 @@ def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_
     for count, share in ((1, 0.4), (2, 0.2)):
         settings = [setting.format(count=count, share=share) for setting in GPU_AND_CPU]
         runs[count] = small_config(tmp_path, f"kinds-{count}", *settings)
-        commands.train(runs[count], live=False)
+        launch.train(runs[count], live=False)
     classes = {(kind, score_class) for _, kind, score_class in brought(runs[1])}
     assert len(classes) == len({score_class for _, score_class in classes}) == 2
     assert sorted(brought(runs[2])) == sorted(brought(runs[1]))
@@ -55,7 +55,7 @@ def test_previews_in_fp8_that_rank_badly_are_drawn_in_bfloat16_from_the_next_ite
         "fleet.explorers={num_gpus: 0.4}",
         "fleet.regenerators={num_gpus: 0.4}",
     )
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     drawn = [(r.rung, r.preview_precision) for r in read_run(folder(config)).iterations]
     assert drawn == [(0, "fp8"), (1, "bf16"), (1, "bf16")]
     attested = json.loads((folder(config) / "attestations.json").read_text())

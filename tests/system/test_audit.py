@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from actors import commands
-from actors.regenerator import Regenerator
-from actors.roles import Roles
-from solrl_ray.journal import Journal
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers.regenerator import Regenerator
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
-from tests.small import digests, folder, small_config
+from solrl_ray.storage.journal import Journal
+from tests.support.small import digests, folder, small_config
 from tests.system.test_ladder import drawn, of_the_oracle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -39,7 +39,7 @@ def test_an_audit_makes_explorers_ahead_start_anew_for_a_higher_tier_and_never_r
     config = small_config(
         tmp_path, "audited", "rollout.preview.steps=2", "rollout.max_lead=1", f"fidelity={{{fidelity}}}"
     )
-    commands.train(config, live=False, roles=Roles(regenerator=Poisoned))
+    launch.train(config, live=False, roles=Roles(regenerator=Poisoned))
 
     # Iteration 1 is explored before iteration 0 is measured; the chosen seeds alone would stay above the floor.
     assert drawn(config) == [(0, 2, "nvfp4-emulated"), (0, 2, "nvfp4-emulated"), (1, 2, "float32")]

@@ -13,12 +13,12 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 )
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from actors.cluster import await_resources, node_of
-from actors.roles import Cast, Roles
+from actors.cluster.capacity import await_resources, node_of
+from actors.fleet.actor_factory import Cast, Roles
 from tests.chaos.test_learners import Light
 from tests.chaos.test_nodes import elsewhere
-from tests.heads import head
-from tests.learning import config as learner_config
+from tests.support.heads import head
+from tests.support.learning import config as learner_config
 
 SECONDS = 60.0
 

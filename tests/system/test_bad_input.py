@@ -14,8 +14,8 @@ import ray
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
-from solrl_ray.run_folder import RunFolder
-from tests.small import folder, small_config
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -57,7 +57,7 @@ def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pyt
 
 DRIVER = """
 import sys, time
-from actors.joining import join
+from actors.client.connect import join
 join(sys.argv[1])
 try:
     print("joined", flush=True)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from actors import commands
-from actors.learner import LearnerRank
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
-from tests.small import digests, folder, small_config
+from tests.support.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -30,7 +30,7 @@ def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
     newest = run / "checkpoints/iteration-000003/optimizer.safetensors"
     whole = newest.read_bytes()
     newest.write_bytes(whole[: len(whole) // 2])
-    commands.train(config, live=False, resume=True)
+    launch.train(config, live=False, resume=True)
     assert digests(config) == digests(calm)
     assert newest.read_bytes() == whole
     assert (run / "checkpoints/iteration-000003.damaged/optimizer.safetensors").stat().st_size == len(whole) // 2
@@ -42,7 +42,7 @@ def test_a_truncated_checkpoint_costs_one_iteration_and_no_byte(
     assert sorted(path.name for path in copied.iterdir()) == sorted(path.name for path in newest.parent.iterdir())
     # As if it had been cut off before the copies: what has nothing left to make is copied when it is resumed.
     shutil.rmtree(tmp_path / "copies/truncated")
-    commands.train(config, live=False, resume=True)
+    launch.train(config, live=False, resume=True)
     assert (tmp_path / "copies/truncated/summary.json").read_bytes() == (run / "summary.json").read_bytes()
     assert (copied / "optimizer.safetensors").read_bytes() == whole
 
@@ -64,7 +64,7 @@ def test_a_checkpoint_that_a_disk_never_takes_ends_the_run_by_name(tmp_path: Pat
     config = small_config(tmp_path, "stuck", "run.iterations=1", "fleet.deadlines.checkpoint=2")
     named = r"^the checkpoint after 1 updates in .*stuck \(fleet\.deadlines\.checkpoint\) passed its deadline"
     with pytest.raises(RunError, match=named):
-        commands.train(config, live=False, roles=Roles(learner=HandsThemOut))
+        launch.train(config, live=False, roles=Roles(learner=HandsThemOut))
 
 
 @pytest.mark.faults
@@ -74,4 +74,4 @@ def test_a_disk_that_takes_no_timeline_ends_the_run_by_name(tmp_path: Path) -> N
     os.mkfifo(folder(config) / "spans.jsonl")  # who opens it waits for a reader
     named = r"^opening spans\.jsonl in .*silent \(fleet\.deadlines\.checkpoint\) passed its deadline of 2 s"
     with pytest.raises(RunError, match=named):
-        commands.train(config, live=False)
+        launch.train(config, live=False)

@@ -12,9 +12,9 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from solrl_ray.config.schema import Config
-from solrl_ray.run_folder import RunFolder
-from tests.forkserver import solrl
-from tests.small import digests, folder, small_config, summary
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.forkserver import solrl
+from tests.support.small import digests, folder, small_config, summary
 
 PATIENCE = 200.0
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import ray
 
-from actors.embeddings import Embeddings
+from actors.dispatch.prompt_embeddings import Embeddings
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding

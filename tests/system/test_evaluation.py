@@ -15,13 +15,13 @@ from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import Tensors
-from solrl_ray.prompts import read_prompts
-from solrl_ray.run_folder import RunFolder
-from solrl_ray.warm_start import factor_shapes
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.warm_start import factor_shapes
 from tests import oracle
-from tests.small import small_config
+from tests.support.small import small_config
 from tests.system.rewards import brightness
-from tests.unit.test_resuming import state
+from tests.unit.storage.test_resume import state
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

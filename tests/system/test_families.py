@@ -11,19 +11,19 @@ import pytest
 import torch
 from ray.exceptions import ObjectLostError
 
-from actors import commands
-from actors.explorer import Explorer
-from actors.learner import LearnerRank
-from actors.roles import Roles
-from actors.selector import Selector
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.selector import Selector
 from solrl_ray import models, rewards
 from solrl_ray.config.schema import Config
-from solrl_ray.prompts import choose, read_prompts
+from solrl_ray.prompts.prompt_set import choose, read_prompts
 from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
-from solrl_ray.rollout import Sampler
-from solrl_ray.run_folder import RunFolder
-from tests.small import digests, folder, small_config, summary
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -42,7 +42,7 @@ class Records(LearnerRank):
 
 def train(root: Path, name: str, *overrides: str, roles: Roles | None = None) -> Config:
     config = small_config(root, name, *overrides)
-    commands.train(config, live=False, roles=roles)
+    launch.train(config, live=False, roles=roles)
     return config
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
-from solrl_ray.run_folder import RunFolder
-from tests.heads import BIN, PATIENCE, Head, head, wait_until
-from tests.small import digests, folder, small_config
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.heads import BIN, PATIENCE, Head, head, wait_until
+from tests.support.small import digests, folder, small_config
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors import commands
-from solrl_ray.config.families import previews
+from actors.client import launch
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import previews
 from solrl_ray.report.data import read_run
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
-from tests.small import digests, folder, small_config
+from tests.support.small import digests, folder, small_config
 
 pytestmark = [pytest.mark.usefixtures("local_ray"), pytest.mark.slow]
 
@@ -35,9 +35,9 @@ def of_the_oracle(config: Config, rungs: Sequence[int]) -> tuple[str, str]:
 
 def test_each_low_iteration_takes_a_rung_also_across_a_resume(tmp_path: Path) -> None:
     begun = small_config(tmp_path, "ladder", *LOW, "run.iterations=2")
-    commands.train(begun, live=False)
+    launch.train(begun, live=False)
     config = small_config(tmp_path, "ladder", *LOW)
-    commands.train(config, live=False, resume=True)
+    launch.train(config, live=False, resume=True)
     assert drawn(config) == [(0, 2, "nvfp4-emulated"), (1, 3, "nvfp4-emulated"), (2, 3, "float32")]
     header = RunFolder(folder(config)).journal(1).entries()[0]["plan"]
     assert (header["rung"], header["steps"]) == (1, 3)

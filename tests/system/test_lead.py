@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors import commands
+from actors.client import launch
+from actors.client.controller_actor import ControllerFront
 from actors.controller import Controller
-from actors.explorer import Explorer
-from actors.front import ControllerFront
-from actors.learner import LearnerRank
-from actors.roles import Roles
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.metrics import measured_seconds
+from solrl_ray.metrics.records import measured_seconds
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.report.trace import Span, read_spans
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
-from tests.small import digests, folder, small_config, summary
+from tests.support.small import digests, folder, small_config, summary
 
 AHEAD_OF = "journal/iteration-000002.jsonl"
 GONE = "^the controller is gone: .*; go on with --resume$"
@@ -70,7 +70,7 @@ class WaitsForTheEvaluation(LearnerRank):
 @pytest.fixture(scope="module")
 def ahead(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     config = small_config(tmp_path_factory.mktemp("ahead"), "ahead", *AHEAD, "evaluation.every=2")
-    commands.train(config, live=False, roles=Roles(explorer=DiesAhead, learner=WaitsForTheEvaluation))
+    launch.train(config, live=False, roles=Roles(explorer=DiesAhead, learner=WaitsForTheEvaluation))
     return config
 
 
@@ -165,15 +165,15 @@ def test_a_controller_killed_while_it_explores_ahead_and_before_a_checkpoint_res
     config = small_config(tmp_path, "killed", *AHEAD)
     run = folder(config)
     with pytest.raises(RunError, match=GONE):
-        commands.train(config, live=False, roles=Roles(learner=KillsTheController))
+        launch.train(config, live=False, roles=Roles(learner=KillsTheController))
     before = (run / AHEAD_OF).read_bytes()
     assert before.count(b"\n") >= 3
-    monkeypatch.setattr(commands, "ControllerFront", FrontOfOneThatDies)
+    monkeypatch.setattr(launch, "ControllerFront", FrontOfOneThatDies)
     with pytest.raises(RunError, match=GONE):
-        commands.train(config, live=False, resume=True)
+        launch.train(config, live=False, resume=True)
     assert sampled(run)
     assert not (run / "checkpoints/iteration-000002").exists()
     monkeypatch.undo()
-    commands.train(config, live=False, resume=True)
+    launch.train(config, live=False, resume=True)
     assert digests(config) == expected
     assert (run / AHEAD_OF).read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # what was explored is kept

@@ -20,9 +20,9 @@ from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.policy.saving import FILE as LORA_FILE
-from solrl_ray.run_folder import RunFolder
-from tests.learning import config, embeddings, groups
-from tests.small import digests, folder, small_config, summary
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.learning import config, embeddings, groups
+from tests.support.small import digests, folder, small_config, summary
 from tests.system.ranks import run_ranks
 
 STATE_FILES = ("policy.safetensors", "optimizer.safetensors", "state.json")
@@ -223,16 +223,16 @@ def assert_close(found: LearnerState, expected: LearnerState, *, before: Learner
 
 @pytest.mark.faults
 def test_a_run_goes_on_with_more_learner_ranks_and_with_fewer(calm: Config, tmp_path: Path) -> None:
-    from actors import commands  # here: the ranks of the other tests import this file, and need no Ray
+    from actors.client import launch  # here: the ranks of the other tests import this file, and need no Ray
 
     more = small_config(tmp_path, "resumed", "learner.world_size=2")
     shutil.copytree(folder(calm), folder(more))
     shutil.rmtree(RunFolder.of(more).checkpoint(3))
     (folder(more) / "lora" / LORA_FILE).unlink()
-    commands.train(more, live=False, resume=True)
+    launch.train(more, live=False, resume=True)
     assert_close(checkpoint(more, 3), checkpoint(calm, 3), before=checkpoint(calm, 2))
     assert digests(more)[0] == digests(calm)[0]
-    commands.train(small_config(tmp_path, "resumed", "run.iterations=4"), live=False, resume=True)
+    launch.train(small_config(tmp_path, "resumed", "run.iterations=4"), live=False, resume=True)
     assert checkpoint(more, 4).updates == summary(more)["iterations"] == 4
 
 

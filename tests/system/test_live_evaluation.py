@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import ray
 
-from actors import commands
-from actors.evaluation import Request
-from actors.explorer import Explorer
-from actors.live_evaluation import RunEnded, _Borrower
-from actors.roles import Roles
-from actors.waiting import WorkerGone
+from actors.client import launch
+from actors.cluster.wait import WorkerGone
+from actors.evaluation.finished_run import Request
+from actors.evaluation.on_live_run import RunEnded, _Borrower
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
-from solrl_ray.evaluation import policy_factors
+from solrl_ray.evaluation.held_out import policy_factors
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
-from solrl_ray.run_folder import RunFolder
-from tests.small import digests, small_config
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import digests, small_config
 from tests.system.test_evaluation import expected
 
 PATIENCE = 400.0
@@ -45,7 +45,7 @@ def test_a_live_run_lends_its_regenerator_and_changes_by_no_byte(
     config = small_config(tmp_path, "live", f"fleet.deadlines.preview={PATIENCE}")
     folder = RunFolder.of(config)
     train = threading.Thread(
-        target=commands.train, args=(config,), kwargs={"live": False, "roles": Roles(explorer=Gated)}, daemon=True
+        target=launch.train, args=(config,), kwargs={"live": False, "roles": Roles(explorer=Gated)}, daemon=True
     )
     train.start()
     deadline = time.monotonic() + PATIENCE

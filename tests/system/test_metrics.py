@@ -13,14 +13,14 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.commands import located
-from actors.front import NAME, ControllerFront, namespace
-from actors.roles import Roles, on_this_node
+from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.client.launch import located
+from actors.fleet.actor_factory import Roles, on_this_node
 from solrl_ray.config.schema import Config
-from solrl_ray.instruments import INSTRUMENTS, table
+from solrl_ray.metrics.instruments import INSTRUMENTS, table
 from solrl_ray.report.trace import read_spans
-from solrl_ray.run_folder import RunFolder
-from tests.small import folder, small_config
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import folder, small_config
 
 PATIENCE = 60.0
 DOCS = Path(__file__).parents[2] / "docs"

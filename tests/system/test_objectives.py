@@ -1,6 +1,6 @@
 """Objectives in the real system: each on another family; trajectories travel, are kept, and change with no fleet.
 
-All pairs of objective and family are trained in one process by `tests/unit/test_objectives.py`.
+All pairs of objective and family are trained in one process by `tests/unit/objectives/test_objectives.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from actors import commands
+from actors.client import launch
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
-from solrl_ray.run_folder import RunFolder
-from tests import tiny
-from tests.small import CONFIGS, SIZES, digests, folder, small_config, summary
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support import tiny
+from tests.support.small import CONFIGS, SIZES, digests, folder, small_config, summary
 
 DANCE = (
     "run.iterations=2",
@@ -28,7 +28,7 @@ DANCE = (
 @pytest.fixture(scope="module")
 def danced(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     config = small_config(tmp_path_factory.mktemp("dance"), "one", *DANCE)
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     return config
 
 
@@ -51,7 +51,7 @@ def test_a_trajectory_is_kept_as_it_was_learned_from(danced: Config) -> None:
 @pytest.mark.slow
 def test_two_explorers_and_regenerators_change_no_byte(danced: Config, tmp_path: Path) -> None:
     other = small_config(tmp_path, "two", *DANCE, "fleet.explorers.count=2", "fleet.regenerators.count=2")
-    commands.train(other, live=False)
+    launch.train(other, live=False)
     assert digests(other) == digests(danced)
 
 
@@ -77,7 +77,7 @@ def test_each_method_trains_another_family(
     path = build(tmp_path / "pipeline")
     model = tiny.model_config(path, family=family, resolution=resolution, schedule=made.model.schedule)
     config = made.model_copy(update={"model": model})
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     done = [record for record in RunFolder(folder(config)).read_metrics() if record["event"] == "iteration"]
     assert [record["first_ratio_deviation"] for record in done] == [0.0, 0.0]
     assert all(record["gradient_norm"] > 0 and record["passes"] == record["expected_passes"] > 0 for record in done)

@@ -14,7 +14,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.learning.learner import Learner
 from solrl_ray.policy.digest import lora_digest
 from tests import oracle
-from tests.learning import config, embeddings, groups
+from tests.support.learning import config, embeddings, groups
 from tests.system.ranks import run_ranks
 
 UPDATES = 3

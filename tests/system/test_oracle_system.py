@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from solrl_ray.config.schema import Config
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
-from tests.small import digests, folder
+from tests.support.small import digests, folder
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from actors import commands
-from actors.explorer import Explorer
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
-from solrl_ray.run_folder import RunFolder
-from solrl_ray.scheduling.fleet import kind_of
+from solrl_ray.scheduling.worker_state import kind_of
+from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.test_workers import once
-from tests.small import digests, folder, small_config, summary
+from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -46,7 +46,7 @@ def iterations(config: Config) -> list[dict[str, Any]]:
 def test_prompts_of_other_explorers_that_score_alike_are_ranked_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "alike", OTHERS.format(count=1, threads=1))
     assert kinds_of_prompts(config) == ("", "other", "")
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     assert digests(config) == digests(calm)
     assert len({score_class for _, _, score_class in brought(config)}) == 1
 
@@ -63,14 +63,14 @@ class Killed(Explorer):
 @pytest.mark.faults
 def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they_are(tmp_path: Path) -> None:
     one = small_config(tmp_path, "one", OTHERS.format(count=1, threads=2), "run.iterations=2")
-    commands.train(one, live=False)
+    launch.train(one, live=False)
     classes = {(kind, score_class) for _, kind, score_class in brought(one)}
     assert all(set(entry["spearman_by_kind"]) == {"", "other"} for entry in iterations(one))
     assert len(classes) == len({score_class for _, score_class in classes}) == 2  # each kind has one of its own
 
     both = ("fleet.explorers.count=2", "run.iterations=2")
     more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), *both)
-    commands.train(more, live=False, roles=Roles(explorer=Killed))
+    launch.train(more, live=False, roles=Roles(explorer=Killed))
     assert summary(more)["requeued_units"] >= 1
     assert sorted(brought(more)) == sorted(brought(one))
     assert digests(more) == digests(one)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from actors import commands
-from actors.explorer import Explorer
-from actors.packer import Packer
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers.base_packer import Packer
+from actors.workers.explorer import Explorer
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Attestation, PromptEmbedding, Receipt, Refusal
-from solrl_ray.revisions.container import Buffer
-from solrl_ray.revisions.publication import Publications
-from solrl_ray.revisions.publish import Publisher, touched_linears
-from tests.small import digests, folder, small_config
+from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.publication import Publications
+from solrl_ray.weight_sync.publish import Publisher, touched_linears
+from tests.support.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -59,7 +59,7 @@ def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
     mode: str, role: type, snapshots: list[int], calm: Config, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path, mode, f"publish.mode={mode}")
-    commands.train(config, live=False, roles=Roles(explorer=role))
+    launch.train(config, live=False, roles=Roles(explorer=role))
     assert digests(config) == digests(calm)
     found = publications(config)
     assert [one["resyncs"] for one in found] == [1, 1, 1]

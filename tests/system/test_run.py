@@ -12,17 +12,17 @@ import pytest
 import torch
 from ray.util.placement_group import placement_group_table
 
-from actors import commands
-from actors.explorer import Explorer
-from actors.front import namespace
-from actors.roles import Roles
+from actors.client import launch
+from actors.client.controller_actor import namespace
+from actors.fleet.actor_factory import Roles
+from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import read_spans
-from solrl_ray.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.test_workers import accepted, wait_until
-from tests.small import digests, folder, small_config, summary
+from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -112,7 +112,7 @@ def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_s
     sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.preview=1800", "fleet.strikes=2")
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
-    commands.train(config, live=False, roles=Roles(explorer=Troubled))
+    launch.train(config, live=False, roles=Roles(explorer=Troubled))
     assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
     assert digests(config) == digests(calm)
@@ -150,11 +150,11 @@ class Poisoned(Explorer):
 
 def test_quantised_samples_and_their_rewards_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "poisoned")
-    commands.train(config, live=False, roles=Roles(explorer=Poisoned))
+    launch.train(config, live=False, roles=Roles(explorer=Poisoned))
     assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
     assert summary(config)["selection_digest"] != summary(calm)["selection_digest"]  # it contains proxy rewards
 
 
 def test_a_second_run_into_the_same_folder_is_refused(calm: Config) -> None:
     with pytest.raises(UserError, match="already holds a run"):
-        commands.train(calm, live=False)
+        launch.train(calm, live=False)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import ray
 
-from actors.commands import located
-from actors.front import NAME, ControllerFront, namespace
-from actors.roles import Roles, on_this_node
+from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.client.launch import located
+from actors.fleet.actor_factory import Roles, on_this_node
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
-from solrl_ray.metrics import Progress
-from solrl_ray.run_folder import RunFolder
-from tests.gated import Gated
-from tests.small import digests, small_config
+from solrl_ray.metrics.records import Progress
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.gated import Gated
+from tests.support.small import digests, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from actors import commands, devices
-from actors.explorer import Explorer
-from actors.learner import LearnerRank
-from actors.regenerator import Regenerator
-from actors.roles import Roles
+from actors.client import launch
+from actors.fleet.actor_factory import Roles
+from actors.workers import devices
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.regenerator import Regenerator
 from solrl_ray.config.schema import Config
 from tests.chaos.notes import Reader
 from tests.chaos.noting import NotingExplorer, NotingLearner, NotingRegenerator, noted
-from tests.small import digests, small_config
+from tests.support.small import digests, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -57,9 +58,9 @@ def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
     calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(tmp_path, "shared", *SHARES)
-    monkeypatch.setattr(commands, "with_tier", lambda config: config)  # it would look for that GPU
+    monkeypatch.setattr(launch, "with_tier", lambda config: config)  # it would look for that GPU
     roles = Roles(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
-    commands.train(config, live=False, roles=roles)
+    launch.train(config, live=False, roles=roles)
     assert digests(config) == digests(calm)
     reader = Reader(tmp_path / "notes.jsonl")
     reader.read()

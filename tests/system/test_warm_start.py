@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from actors import commands
+from actors.client import launch
 from solrl_ray.config import continuation
 from solrl_ray.config.schema import Config
-from tests.small import folder, small_config, summary
+from tests.support.small import folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -24,7 +24,7 @@ def test_a_warm_started_run_begins_with_the_policy_of_its_source_and_knows_the_b
     calm: Config, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path, "warm", f"run.init='{folder(calm)}'", "run.iterations=1")
-    commands.train(config, live=False)
+    launch.train(config, live=False)
     assert heldout(config, "updates-000000-ema") == heldout(calm, "updates-000003-ema")
     assert heldout(config, "updates-000000-base") == heldout(calm, "updates-000000-base")
     assert heldout(config, "updates-000001-ema") != heldout(config, "updates-000000-ema")

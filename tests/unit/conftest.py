@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.made_configs import MODEL, REST
+from tests.support.made_configs import MODEL, REST
 
 
 @pytest.fixture

@@ -1,0 +1,53 @@
+"""Becoming a driver of a Ray cluster, or of a local Ray started for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from actors.cluster import wait
+from solrl_ray.errors import RunError, UserError
+
+KNOCK_SECONDS = 10.0
+
+
+def join(address: str | None) -> Any:
+    """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
+
+    Raises:
+        UserError: it is the address of a dashboard.
+        RunError: no Ray answers there, or it refuses this user's token.
+    """
+    if address and address.startswith(("http://", "https://")):
+        raise UserError(
+            f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
+            "cluster's, such as head:6379."
+        )
+    try:
+        if address:
+            _knock(address)
+        else:
+            # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
+            # samplers that work, then burn up to five times what they compute with.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        context = ray.init(address=address or "local", log_to_driver=False, logging_level="error")
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
+        raise RunError(f"{where}: {wait.first_line(error)}") from error
+    # Slurm, Kubernetes and `ray job stop` send SIGTERM: as Ctrl-C. Ray's handler, set just now, aborts with a stack.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return context
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at ``host:port``: Ray itself would ask for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()

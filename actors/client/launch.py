@@ -1,0 +1,226 @@
+"""What the command line asks of the system: start Ray, run a controller, show its progress."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from actors.client.connect import join
+from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.cluster import capacity, wait
+from actors.fleet.actor_factory import Roles, on_this_node, vacate, where
+from actors.workers.devices import settle_tier
+from solrl_ray.common import ray_auth
+from solrl_ray.common.files import in_time
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.models.paths import absolute
+from solrl_ray.report.live import LiveView
+from solrl_ray.report.page import build
+from solrl_ray.scheduling import placement
+from solrl_ray.storage.checkpoints import Uploader
+from solrl_ray.storage.resume import check_prompts, concluded
+from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
+from solrl_ray.storage.warm_start import warm_start
+
+REFRESH_SECONDS = 0.5
+UNANSWERED = 3
+"""Questions for progress in a row that get no answer before a run whose end nobody told counts as hung."""
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool = False,
+    address: str | None = None,
+    live: bool = True,
+    roles: Roles | None = None,
+) -> int:
+    """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
+
+    Args:
+        resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
+        roles: other classes for the actors, for tests and benchmarks.
+
+    Raises:
+        UserError: bad input, before any training state is touched.
+        RunError: the run cannot go on, or its disk hangs; the run folder can be resumed.
+    """
+    folder, first = RunFolder.of(config), None
+    if config.run.init and not resume:
+        config, first = warm_start(config)
+
+    def claim() -> bool:
+        """Whether nothing is left to do."""
+        folder.create(config, resume=resume, first=first)
+        try:
+            over = resume and concluded(folder)
+            if not over:
+                check_prompts(folder, config)
+        except BaseException:
+            folder.unlock()
+            raise
+        return over
+
+    what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
+    # At least what a resumed run may wait for the lock.
+    over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
+    with ExitStack() as stack:
+        stack.callback(folder.unlock)
+        if over:
+            print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
+            build(folder.path)
+            _copy_end(config, folder)
+        else:
+            _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
+    print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
+    return 0
+
+
+def _copy_end(config: Config, folder: RunFolder) -> None:
+    """Copy what a run has ended with to `checkpoints.upload`, again: the run may have been cut off before it did."""
+    if config.checkpoints.upload:
+        uploader = Uploader(folder.path, config.checkpoints, print)
+        uploader.submit(folder.checkpoint(config.run.iterations))
+        uploader.close(seconds=config.fleet.deadlines.upload)
+
+
+def _work(
+    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: Roles
+) -> None:
+    path = folder.path.absolute()
+    if connect(address):
+        stack.callback(ray.shutdown)
+    else:
+        stack.callback(vacate, namespace(path))
+    capacity.await_resources(config)
+    config = with_tier(config)
+    view = stack.enter_context(LiveView(plain=not live))
+    folder.note_cluster(ray.get_runtime_context().gcs_address)
+    folder.unlock()  # the controller claims it: the process that writes
+    actor = on_this_node(ControllerFront, NAME, namespace(path), max_concurrency=4)
+    controller = actor.remote(located(config), path, roles)
+    stack.callback(ray.kill, controller)  # and with it all actors that it owns
+    follow(controller, view, config)
+
+
+def connect(address: str | None) -> bool:
+    """Join the cluster at `address` or at RAY_ADDRESS, as in a submitted job; without either, start a local Ray.
+
+    Returns:
+        Whether this call connected, so that the caller disconnects.
+
+    Raises:
+        RunError: no Ray answers there, or it refuses this user's token.
+    """
+    if ray.is_initialized():
+        return False
+    context = join(address or os.environ.get("RAY_ADDRESS"))
+    if context.dashboard_url:
+        token = " (token: `ray get-auth-token`)" if os.environ.get(ray_auth.MODE) == "token" else ""
+        print(f"dashboard   http://{context.dashboard_url}{token}", flush=True)
+    return True
+
+
+def resources(config: Config, address: str) -> None:
+    """Print what the run asks for beside what the cluster at `address` has.
+
+    Raises:
+        UserError: something is missing.
+        RunError: no Ray answers there, or it refuses this user's token.
+    """
+    with ExitStack() as stack:
+        if connect(address):
+            stack.callback(ray.shutdown)
+        fits = capacity.survey(config)
+        print(placement.table(fits), flush=True)
+        if any(entry.missing for entry in fits):
+            raise UserError(capacity.diagnosis(fits))
+
+
+def with_tier(config: Config) -> Config:
+    """The configuration with the tier that the explorers will run: `auto` is settled, others are checked.
+
+    Raises:
+        UserError: an explorer's device lacks the tier.
+    """
+    wanted = pool_sampling(config).tier
+    tier, device = _tier_on(config, config.fleet.explorers)
+    if tier != wanted:
+        print(f"rollout.preview.precision {wanted} is {tier} on {device}", flush=True)
+        preview = config.rollout.preview.model_copy(update={"precision": tier})
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+    for other in config.fleet.other_explorers:
+        _tier_on(config, other)  # which has it, or this raises
+    return config
+
+
+def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
+    """`settle_tier` where such an explorer would be."""
+    if not explorer.num_gpus:
+        return settle_tier(config, explorer)
+    options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
+    probe = ray.remote(**options)(settle_tier)
+    what = "the test of what tiers the explorers' device has"
+    settled: tuple[str, str] = wait.get(probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start)
+    return settled
+
+
+def located(config: Config) -> Config:
+    """The configuration with local paths made absolute: an actor's working folder is not the user's."""
+    rewards = [
+        reward.model_copy(update={"path": absolute(reward.path), "base": absolute(reward.base)})
+        for reward in config.rewards
+    ]
+    prompts = config.prompts.model_copy(
+        update={"train": absolute(config.prompts.train), "heldout": absolute(config.prompts.heldout)}
+    )
+    model = config.model.model_copy(
+        update={"path": absolute(config.model.path), "preview_decoder": absolute(config.model.preview_decoder)}
+    )
+    upload = config.checkpoints.upload
+    if upload and "://" not in upload:
+        upload = str(Path(upload).expanduser().absolute())
+    checkpoints = config.checkpoints.model_copy(update={"upload": upload})
+    return config.model_copy(
+        update={"rewards": rewards, "prompts": prompts, "model": model, "checkpoints": checkpoints}
+    )
+
+
+def follow(controller: Any, view: LiveView, config: Config) -> None:
+    """Show progress until the run has ended; raises what ended it.
+
+    A question for progress that gets lost is asked again: only the run itself says that the run is over.
+    """
+    run, unanswered = controller.run.remote(), 0
+    while True:
+        try:
+            ray.get(run, timeout=REFRESH_SECONDS)
+            break
+        except RayTaskError as error:  # first: it is also an instance of what it was caused by
+            raise wait.translated(error, "the run") from error
+        except GetTimeoutError:
+            pass
+        except RayError as error:
+            raise RunError(f"the controller is gone: {wait.first_line(error)}; go on with --resume") from error
+        unanswered = 0 if _show(controller, view, config) else unanswered + 1
+        if unanswered == UNANSWERED:
+            raise RunError(f"the controller did not answer {UNANSWERED} questions for progress; go on with --resume")
+    _show(controller, view, config)
+
+
+def _show(controller: Any, view: LiveView, config: Config) -> bool:
+    """Whether the controller answered."""
+    seconds = config.fleet.deadlines.start
+    try:
+        progress = wait.get(controller.progress.remote(), what="the controller's progress", seconds=seconds)
+    except wait.WorkerGone:
+        return False
+    view.update(progress)
+    return True

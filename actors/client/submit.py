@@ -1,0 +1,124 @@
+"""A run as a Ray job: submitted with the present folder, its log streamed, its end as the command's end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray.exceptions import RayError
+from ray.job_submission import JobStatus, JobSubmissionClient
+
+from actors.cluster import wait
+from solrl_ray.errors import RunError, UserError
+
+KEPT_HOME = (".venv", "runs", ".git")
+"""Never uploaded, whatever ``.gitignore`` and ``.rayignore`` say."""
+STREAM_RETRY_SECONDS = 1.0
+SILENCE_SECONDS = 120.0
+"""The longest that the Job server may not answer before this command gives up on it; the job goes on."""
+PENDING_SECONDS = 1800.0
+"""The longest that a job may wait for a place on the cluster before it is said what is wrong; it stays submitted."""
+
+
+def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool) -> int:
+    """Submit ``python -m solrl_ray train ARGUMENTS`` with `folder` as its working directory.
+
+    Args:
+        run: the run's name; the job is called ``<run>-1``, ``<run>-2``, … by attempt.
+        address: of the dashboard, such as ``http://head:8265``.
+        follow: stream the log and wait for the end.
+
+    Returns:
+        0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped.
+
+    Raises:
+        RunError: no Job server answers there, or it refuses this user's token or this job.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)  # else a line for each file that is left out
+    client = _client(address)
+    try:
+        job = _free_name(run, [details.submission_id or "" for details in client.list_jobs()])
+        client.submit_job(
+            entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
+            submission_id=job,
+            runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in KEPT_HOME]},
+            metadata={"run": run},
+        )
+    except (RuntimeError, ValueError, OSError, RayError) as error:
+        raise RunError(f"the job could not be submitted to {address}: {wait.first_line(error)}") from error
+    print(f"job         {job}\nstop it     ray job stop --address {address} {job}", flush=True)
+    return _follow(client, job) if follow else 0
+
+
+def _client(address: str) -> JobSubmissionClient:
+    if not address.startswith(("http://", "https://")):
+        raise UserError(f"--address is {address!r}; it must be the dashboard's address, such as http://head:8265.")
+    try:
+        return JobSubmissionClient(address)
+    except (ConnectionError, RuntimeError, RayError) as error:
+        raise RunError(f"the Job server at {address} cannot be used: {wait.first_line(error)}") from error
+
+
+def _free_name(run: str, taken: Sequence[str]) -> str:
+    """``<run>-<attempt>``: Ray refuses a submission id that was used before."""
+    attempt = 1
+    while f"{run}-{attempt}" in taken:
+        attempt += 1
+    return f"{run}-{attempt}"
+
+
+def _follow(client: JobSubmissionClient, job: str) -> int:
+    """Print the log until the job has ended. The stream ends when a connection does, so the status decides.
+
+    Raises:
+        RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
+    """
+    log = _Log()
+    submitted = answered = time.monotonic()
+    status = JobStatus.PENDING
+    while not status.is_terminal():
+        if status is not JobStatus.PENDING:
+            log.print_new(client, job)
+        try:
+            status = client.get_job_status(job)
+            answered = time.monotonic()
+        except (RuntimeError, OSError, RayError) as error:
+            if time.monotonic() - answered > SILENCE_SECONDS:
+                raise RunError(
+                    f"the Job server did not answer for {SILENCE_SECONDS:g} s while job {job} was followed "
+                    f"({wait.first_line(error)}); the job may go on: ray job status {job}"
+                ) from error
+        if status is JobStatus.PENDING and time.monotonic() - submitted > PENDING_SECONDS:
+            raise RunError(
+                f"job {job} has been PENDING for {PENDING_SECONDS:g} s: the cluster has no place for it; "
+                f"it stays submitted: ray job stop {job} takes it back"
+            )
+        time.sleep(STREAM_RETRY_SECONDS)
+    log.print_new(client, job)  # of a job that ended between two questions
+    print(f"job {job} {status.value.lower()}", flush=True)
+    return 0 if status is JobStatus.SUCCEEDED else 1
+
+
+class _Log:
+    """A job's log; each new connection sends it from its beginning."""
+
+    def __init__(self) -> None:
+        self._printed = 0
+
+    def print_new(self, client: JobSubmissionClient, job: str) -> None:
+        """Print until the log or the connection ends: one may break, and whether the job goes on its status says."""
+        with contextlib.suppress(RuntimeError, OSError, RayError):
+            asyncio.run(self._follow(client, job))
+
+    async def _follow(self, client: JobSubmissionClient, job: str) -> None:
+        """Print what was not printed yet, until the connection or the log ends."""
+        seen = 0
+        async for lines in client.tail_job_logs(job):
+            print(lines[max(0, self._printed - seen) :], end="", flush=True)
+            seen += len(lines)
+            self._printed = max(self._printed, seen)

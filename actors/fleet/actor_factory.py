@@ -1,0 +1,181 @@
+"""Which class plays which part, and how its actor is made. Tests and benchmarks put other players in."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from actors.client.controller_actor import namespace
+from actors.cluster.background import Aside
+from actors.workers.base_packer import Packer
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.regenerator import Regenerator
+from actors.workers.selector import Selector
+from actors.workers.text_encoder import Encoder
+from solrl_ray.config.pools import pools
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.errors import RunError
+from solrl_ray.scheduling.worker_state import pool_of
+
+VACATE_SECONDS = 30.0
+"""How long Ray may take to give back the learners' places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Plain classes; they become actors when they are spawned."""
+
+    encoder: type = Encoder
+    explorer: type = Explorer
+    regenerator: type = Regenerator
+    learner: type = LearnerRank
+    selector: type = Selector
+
+
+class Cast:
+    """Makes the actors of a run: readable names, explicit resources, no retries or restarts of Ray's own.
+
+    Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
+    """
+
+    def __init__(self, config: Config, folder: Path, roles: Roles, *, scope: str = "") -> None:
+        """
+        Args:
+            scope: the namespace; default: the run's own.
+        """
+        self._config = config
+        self._folder = folder
+        self._roles = roles
+        self._namespace = scope or namespace(folder)
+        self._exploring = config
+        self._pack: tuple[Any, ...] = ()
+        self._packer: Any = None
+        self._seats: PlacementGroup | None = None
+
+    def encoder(self) -> Any:
+        return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
+
+    def selector(self, name: str) -> Any:
+        return self._here(self._roles.selector, name).remote(self._folder, self._config.fleet.strict)
+
+    def explorer(self, name: str) -> Any:
+        make = self._anywhere(self._roles.explorer, name, pools(self._config.fleet)[pool_of(name)])
+        return make.remote(name, self._exploring, *self._base_pack())
+
+    def explore_with(self, config: Config) -> None:
+        """Give explorers that are made from now on this configuration, as of another rung of the fallback ladder."""
+        self._exploring = config
+        self._pack = ()
+
+    def regenerator(self, name: str) -> Any:
+        worker = self._config.fleet.regenerators
+        return self._anywhere(self._roles.regenerator, name, worker).remote(name, self._config)
+
+    def learner(self, rank: int, rebuilt: int = 0) -> Any:
+        """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
+        worker, name = self._config.fleet.learners, f"learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
+        seat: dict[str, Any] = {}
+        if self._seats is not None:
+            strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
+            seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
+        return self._anywhere(self._roles.learner, name, worker, **seat).remote(self._config, rank)
+
+    def seat_learners(self, seconds: float) -> bool:
+        """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
+
+        Returns whether there was room within `seconds`; if not, those reserved before are kept.
+        """
+        learners, ranks = self._config.fleet.learners, self._config.learner.world_size
+        # A byte of memory: ranks that ask for nothing have a place as well.
+        each = {"CPU": learners.num_cpus, "GPU": learners.num_gpus, "memory": 1}
+        bundle = {name: amount for name, amount in each.items() if amount}
+        seats = placement_group(
+            [bundle] * ranks,
+            strategy=learners.placement,
+            name=f"{self._namespace}/learners-{secrets.token_hex(4)}",
+            bundle_label_selector=[dict(learners.labels)] * ranks,
+        )
+        found = seats.wait(seconds)
+        given_back = self._seats if found else seats
+        if found:
+            self._seats = seats
+        if given_back is not None:
+            remove_placement_group(given_back)
+        return found
+
+    def _base_pack(self) -> tuple[Any, ...]:
+        """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
+        if self._config.publish.base == "pack" and not self._pack:
+            if self._packer is None:
+                self._packer = self._here(Packer, "packer").remote()
+            self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
+        return self._pack
+
+    def _here(self, role: type, name: str) -> Any:
+        return on_this_node(role, name, self._namespace)
+
+    def _anywhere(self, role: type, name: str, worker: Worker, **options: Any) -> Any:
+        make: Any = ray.remote(role)
+        return make.options(
+            name=name,
+            namespace=self._namespace,
+            num_cpus=worker.num_cpus,
+            num_gpus=worker.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            **(where(worker) | options),
+        )
+
+
+def vacate(namespace: str) -> None:
+    """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
+    what = f"giving back what learners of {namespace} had reserved"
+    aside = Aside(lambda: _vacate(namespace), seconds=0.0, deadline=VACATE_SECONDS, what=what)
+    try:
+        aside.await_end(lambda _: False)
+        aside.result()
+    except RayError:  # the cluster is gone, which whoever waited for the run has been told
+        pass
+    except RunError as error:
+        print(f"note: {error}")
+
+
+def _vacate(namespace: str) -> None:
+    for key, reserved in placement_group_table().items():
+        if reserved["name"].startswith(f"{namespace}/") and reserved["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+
+
+def where(worker: Worker) -> dict[str, Any]:
+    """Ray's options that say on which nodes."""
+    labels, *others = map(dict, worker.selectors)
+    return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}
+
+
+def on_this_node(role: type, name: str, namespace: str, **options: Any) -> Any:
+    """An actor that reserves nothing and runs where its maker runs, because the run folder is there."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    make: Any = ray.remote(role)
+    return make.options(
+        name=name,
+        namespace=namespace,
+        num_cpus=0,
+        num_gpus=0,
+        max_restarts=0,
+        max_task_retries=0,
+        scheduling_strategy=here,
+        **options,
+    )

@@ -1,0 +1,40 @@
+"""The instruments of `solrl_ray.metrics.instruments` on `ray.util.metrics`; one process of a run exports them all."""
+
+from __future__ import annotations
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument, instrument
+
+
+class Exporter:
+    """Sets, adds and observes by name. Ray's agent of the node shows changes about ten seconds later."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._metrics = {entry.name: _made(entry) for entry in INSTRUMENTS}
+
+    def set(self, name: str, value: float, **tags: str) -> None:
+        self._metrics[name].set(value, tags=self._tags(name, tags))
+
+    def add(self, name: str, value: float, **tags: str) -> None:
+        """Nothing happens for a value of 0, which Ray's counters refuse."""
+        if value > 0:
+            self._metrics[name].inc(value, tags=self._tags(name, tags))
+
+    def observe(self, name: str, value: float, **tags: str) -> None:
+        self._metrics[name].observe(value, tags=self._tags(name, tags))
+
+    def _tags(self, name: str, tags: dict[str, str]) -> dict[str, str]:
+        """Raises ValueError unless the tags are those of the table: a missing one would be exported as empty."""
+        if set(tags) != set(instrument(name).tags):
+            raise ValueError(f"{name} has the tags {instrument(name).tags}, it was given {tuple(tags)}")
+        return {"run": self._run, **tags}
+
+
+def _made(entry: Instrument) -> Counter | Gauge | Histogram:
+    keys = ("run", *entry.tags)
+    if entry.kind == "histogram":
+        return Histogram(entry.name, description=entry.meaning, boundaries=list(SECONDS), tag_keys=keys)
+    kind = Counter if entry.kind == "counter" else Gauge
+    return kind(entry.name, description=entry.meaning, tag_keys=keys)

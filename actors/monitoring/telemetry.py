@@ -1,0 +1,279 @@
+"""What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
+
+Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, and the spans of its timeline.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter, deque
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from actors.monitoring.disk_watchdog import Disk
+from actors.monitoring.prometheus import Exporter
+from solrl_ray.common.files import replace_file
+from solrl_ray.config.schema import Config
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
+from solrl_ray.records import Attestation, Receipt, WorkUnit
+from solrl_ray.report.data import read_attestations
+from solrl_ray.report.tensorboard import TensorBoardWriter
+from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
+from solrl_ray.scheduling.worker_state import role_of
+from solrl_ray.storage.run_folder import RunFolder
+
+MESSAGES = 8
+"""Notable events that the live view can show."""
+
+
+class Telemetry:
+    """Written by the controller's loop, read by whoever asks for `progress` from another thread."""
+
+    def __init__(self, config: Config, folder: RunFolder) -> None:
+        self._config = config
+        self._folder = folder
+        self.disk = Disk(folder.path, seconds=config.fleet.deadlines.checkpoint)
+        self._lock = threading.Lock()
+        self._started = time.monotonic()
+        self._before = 0.0
+        """Wall seconds that the run had taken before this process."""
+        self._state = "starting"
+        self._iteration = 0
+        self._stages: dict[str, tuple[int, int]] = {}
+        self._workers: dict[str, str] = {}
+        self._messages: deque[str] = deque(maxlen=MESSAGES)
+        self._attestations: dict[tuple[str, str, str], Attestation] = {}
+        """By worker, device and score class."""
+        self._writer: TensorBoardWriter | None = None
+        self.iterations: list[IterationMetrics] = []
+        self.evaluations: list[EvaluationMetrics] = []
+        self._measured_here = self._evaluated_before = 0
+        self._spans: SpanWriter | None = None
+        self._stage: tuple[str, str, float, float] | None = None
+        """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
+        self._lost: Counter[str] = Counter()
+        self._struck: Counter[str] = Counter()
+        self._tiers: set[tuple[str, str]] = set()
+        """Roles with the tiers that were attested so far."""
+        self._exporter = Exporter(config.run.name)
+
+    def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
+        """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
+        self.iterations, self.evaluations = list(iterations), list(evaluations)
+        self._evaluated_before = len(evaluations)
+        self._before = measured_seconds(iterations, evaluations)
+        self._iteration = len(iterations)
+        with self.disk.work("opening spans.jsonl"):
+            self._spans = SpanWriter(self._folder.path)
+        with self.disk.work("opening tensorboard/"):
+            self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
+        with self.disk.work("reading attestations.json"):
+            attested = read_attestations(self._attestations_file)
+        for attestation in attested:
+            self._keep(attestation)
+
+    def state(self, words: str, *, stage: str = "") -> None:
+        """What is going on now, and as which stage the timeline shows it; that of before has ended."""
+        now = time.monotonic()
+        if self._stage is not None:
+            said, name, started, began = self._stage
+            span = Span(
+                kind="stage",
+                name=said,
+                stage=name,
+                iteration=self._iteration,
+                started=started,
+                seconds=now - began,
+            )
+            self._record(span)
+        self._stage = (words, stage, time.time(), now) if stage else None
+        with self._lock:
+            self._state = words
+
+    def begin_iteration(self, iteration: int) -> None:
+        with self._lock:
+            self._iteration = iteration
+            self._stages = {}
+        # Each time, and not once at the start: what is set in a process's first moments Ray never exports.
+        self._exporter.set("solrl_iteration", iteration)
+        self._exporter.set("solrl_iterations_planned", self._config.run.iterations)
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        with self._lock:
+            self._stages[name] = (done, total)
+        self._exporter.set("solrl_stage_done", done, stage=name)
+        self._exporter.set("solrl_stage_planned", total, stage=name)
+
+    def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None:
+        """A worker has answered a unit, on which it computed from `started` (since 1970) for `seconds`."""
+        span = Span(
+            kind="unit",
+            name=unit.id,
+            stage=unit.stage,
+            iteration=unit.iteration,
+            started=started,
+            seconds=seconds,
+            worker=worker,
+        )
+        self._record(span)
+        self._exporter.observe("solrl_unit_seconds", seconds, stage=UNIT_STAGES[unit.stage])
+
+    def workers(
+        self,
+        states: dict[str, str],
+        *,
+        census: dict[str, dict[str, int]],
+        tiers: dict[str, dict[str, int]],
+        replacements_left: int,
+    ) -> None:
+        """Who does what.
+
+        Args:
+            states: worker → its unit or state, in words.
+            census: role → state → workers.
+            tiers: role → tier → workers that attested it.
+        """
+        with self._lock:
+            self._workers = states
+        self._exporter.set("solrl_replacements_left", replacements_left)
+        for role, counts in census.items():
+            self._exporter.set("solrl_workers_lost", self._lost[role], role=role)
+            self._exporter.set("solrl_refused_answers", self._struck[role], role=role)
+            for state, count in counts.items():
+                self._exporter.set("solrl_workers", count, role=role, state=state)
+        self._tiers |= {(role, tier) for role, counts in tiers.items() for tier in counts}
+        for role, tier in self._tiers:  # also those that nobody runs any more
+            self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
+
+    def lost(self, worker: str) -> None:
+        self._lost[role_of(worker)] += 1
+
+    def struck(self, worker: str) -> None:
+        self._struck[role_of(worker)] += 1
+
+    def proved(self, receipt: Receipt, *, waited: float) -> None:
+        """A worker's receipt was accepted, after it had waited for the weights for `waited` seconds."""
+        self._exporter.add("solrl_receipts", 1, role=receipt.role)
+        self._exporter.set("solrl_revision", receipt.revision, role=receipt.role)
+        self._exporter.observe("solrl_weights_wait_seconds", waited, role=receipt.role)
+
+    def message(self, text: str) -> None:
+        """A notable event: a lost worker, a replacement, a requeued unit."""
+        with self._lock:
+            self._messages.append(text)
+
+    def attested(self, attestation: Attestation) -> None:
+        """Keep what a worker really runs, for the report (design law 5)."""
+        self._keep(attestation)
+        content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
+        with self.disk.work("writing attestations.json"):
+            replace_file(self._attestations_file, content.encode())
+
+    def _keep(self, attestation: Attestation) -> None:
+        """A name may come again, as after a resume; what it ran before stays, unless it was the same."""
+        self._attestations[attestation.worker, attestation.device, attestation.score_class] = attestation
+
+    @property
+    def _attestations_file(self) -> Path:
+        return self._folder.path / "attestations.json"
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        """An iteration is over; `write` must follow."""
+        with self._lock:
+            self.iterations.append(metrics)
+            self._measured_here += 1
+
+    def write(self, metrics: IterationMetrics) -> None:
+        """Bring an iteration's metrics to all who read them."""
+        with self.disk.work("writing metrics"):
+            self._folder.append_metrics(metrics.as_dict())
+            if self._writer is not None:
+                self._writer.iteration(metrics)
+        self._export(metrics)
+
+    def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
+        with self.disk.work("writing metrics"):
+            self._folder.append_metrics(metrics.as_dict())
+            if self._writer is not None:
+                self._writer.evaluation(metrics, pictures)
+        with self._lock:
+            self.evaluations.append(metrics)
+        self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
+        self._export_repeated()
+
+    def progress(self) -> Progress:
+        """Raises RunError if the disk hangs, which the run's own thread cannot tell."""
+        self.disk.check()
+        with self._lock:
+            return Progress(
+                run=self._config.run.name,
+                state=self._state,
+                iteration=self._iteration,
+                iterations=self._config.run.iterations,
+                stages=dict(self._stages),
+                train_rewards=tuple(m.reward_mean for m in self.iterations),
+                heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
+                spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
+                workers=dict(self._workers),
+                messages=tuple(self._messages),
+                elapsed=self._before + time.monotonic() - self._started,
+                remaining=self._remaining(),
+            )
+
+    def _remaining(self) -> float | None:
+        """By the pace of this process's iterations, plus a last evaluation as long as the first one."""
+        if not self._measured_here:
+            return None
+        recent = [m.seconds["total"] for m in self.iterations[-min(5, self._measured_here) :]]
+        left = self._config.run.iterations - len(self.iterations)
+        last = next((e.seconds for e in self.evaluations if e.policy == "base"), 0.0)
+        return left * sum(recent) / len(recent) + last
+
+    def close(self) -> None:
+        with self.disk.work("closing tensorboard/ and spans.jsonl"):
+            if self._writer is not None:
+                self._writer.close()
+            if self._spans is not None:
+                self._spans.close()
+                self._spans = None
+
+    def _export(self, metrics: IterationMetrics) -> None:
+        exporter = self._exporter
+        exporter.add("solrl_candidates", metrics.candidates)
+        exporter.add("solrl_samples", metrics.samples)
+        here = self.iterations[-self._measured_here :]
+        for name, value in (
+            ("solrl_iteration", metrics.iteration + 1),
+            ("solrl_requeued_units", sum(m.requeued_units for m in here)),
+            ("solrl_reward_mean", metrics.reward_mean),
+            ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
+            ("solrl_rank_fidelity", metrics.spearman),
+            ("solrl_fallback_rung", metrics.rung),
+            ("solrl_weights_wait_share", metrics.weights_wait),
+            ("solrl_loss", metrics.loss),
+            ("solrl_policy_loss", metrics.policy_loss),
+            ("solrl_kl", metrics.kl),
+            ("solrl_gradient_norm", metrics.gradient_norm),
+            ("solrl_seconds_left", self._remaining() or 0.0),
+        ):
+            if value is not None:  # no previews, no rank fidelity
+                exporter.set(name, value)
+        for stage, seconds in metrics.seconds.items():
+            exporter.set("solrl_stage_seconds", seconds, stage=stage)
+        self._export_repeated()
+
+    def _export_repeated(self) -> None:
+        """Results that came again in this process's iterations and evaluations."""
+        first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
+        here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
+        self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
+        self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
+
+    def _record(self, span: Span) -> None:
+        if self._spans is not None:
+            with self.disk.work("writing spans.jsonl"):
+                self._spans.write(span)

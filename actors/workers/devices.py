@@ -1,0 +1,88 @@
+"""Which device an actor computes on, and with how many threads."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+
+import torch
+import torch.utils.deterministic
+
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.strategies import pool_sampling, previews
+from solrl_ray.errors import UserError
+from solrl_ray.quantization import capability
+from solrl_ray.quantization.scope import UNQUANTIZED_TIERS
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Names of glibc's ``mallopt``, from ``malloc.h``."""
+_MIB = 2**20
+
+
+def device_of(num_gpus: float) -> torch.device:
+    """The first GPU that Ray granted to this actor if it asked for a share of one, else the CPU."""
+    return torch.device("cuda", 0) if num_gpus > 0 else torch.device("cpu")
+
+
+def prepare(worker: Worker, *, deterministic: bool) -> torch.device:
+    """Fix this process's threads and kernels, which are part of the score class, and return its device."""
+    torch.set_num_threads(worker.threads)
+    device = device_of(worker.num_gpus)
+    if device.type == "cpu":
+        keep_freed_memory()
+    elif deterministic:
+        use_deterministic_kernels()
+    return device
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep up to 256 MiB that this process frees, where it would give them back to the system.
+
+    Every activation of a forward would otherwise come as new pages, zeroed one by one: a tenth to a fifth of a
+    sampler's time. Elsewhere than on glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the highest that every glibc takes
+        mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
+
+
+def use_deterministic_kernels() -> None:
+    """Have this process use kernels that give the same bits every time, and an error where there is none.
+
+    Compiled reductions are then not chosen by timing them either (`torch._inductor`). To be called before CUDA is used.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads what it has not written
+    torch.backends.cudnn.benchmark = False
+
+
+def free_cache() -> int:
+    """Give the GPU memory that PyTorch keeps for later back to the device; returns how many bytes. 0 on a CPU."""
+    if not torch.cuda.is_initialized():
+        return 0
+    gc.collect()
+    before = torch.cuda.memory_reserved()
+    torch.cuda.empty_cache()
+    return before - torch.cuda.memory_reserved()
+
+
+def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
+    """What the tier of the pools means on the device of such an explorer, which this process must have.
+
+    Returns:
+        The tier, and the device's name.
+
+    Raises:
+        UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.ladder`.
+    """
+    device = device_of(explorer.num_gpus)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("explorers ask for a GPU (num_gpus), but PyTorch finds none there; set it to 0 for CPUs")
+    tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
+    if tier not in UNQUANTIZED_TIERS:
+        rungs = [preview.precision for preview in previews(config)[1:]]
+        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)), device)
+    return tier, capability.device_name(device)

@@ -1,0 +1,141 @@
+"""A rank of the learner group: an actor around `solrl_ray.learning.Learner`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Any
+
+import ray
+
+from actors.cluster import wait
+from actors.workers.devices import free_cache, prepare
+from solrl_ray import models
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import RunError
+from solrl_ray.learning.engine import free_port, process_group
+from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.records import PromptEmbedding, SampleGroup
+from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.publish import Part, Publisher
+
+
+class LearnerRank:
+    def __init__(self, config: Config, rank: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._learner: Learner | None = None
+
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"learner-{self._rank} of {self._config.learner.world_size}"
+
+    def start(self) -> str:
+        """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
+        self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
+        model = self._config.model
+        self._model = models.load(model, self._device, components={"transformer"})
+        self._tier = pool_sampling(self._config).tier
+        self._publisher = Publisher.for_model(self._model.transformer, self._config)
+        return socket.gethostname()
+
+    def address(self) -> tuple[str, int]:
+        """Where rank 0 can be met: this node's IP and a free port."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def join(self, address: str, port: int, one_host: bool) -> None:
+        """Join the process group and build the learner at revision 0. Returns when all ranks have."""
+        world_size = self._config.learner.world_size
+        process_group(
+            self._rank,
+            world_size,
+            address,
+            port,
+            device=self._device,
+            timeout=self._config.fleet.deadlines.collective,
+            one_host=one_host,
+            network=self._config.fleet.network,
+        )
+        self._learner = Learner(self._config, self._model, self._rank, world_size)
+
+    def load(self, state: LearnerState) -> None:
+        self._joined.load(state)
+
+    def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
+        """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.
+
+        What cannot be fetched, and what comes after it, is left: `feed` brings the whole.
+
+        Args:
+            sizes: samples of each of the iteration's prompts.
+            first: position of the first group in prompt order.
+        """
+        self._joined.begin(iteration, sizes)
+        if first != self._joined.taken:
+            return
+        with contextlib.suppress(wait.InputGone):
+            self._joined.take(*self._fetch(iteration, groups, embeddings))
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        """Take an iteration's sample groups and their embeddings, by reference in prompt order, but for those that were
+        offered. Not collective.
+
+        Raises:
+            InputGone: some of them are lost, or do not arrive in time.
+        """
+        missing = slice(self._joined.taken, None)
+        fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
+        if not missing.start:
+            self._joined.begin(iteration, [len(group.indices) for group in fetched])
+        self._joined.take(fetched, found)
+
+    def _fetch(
+        self, iteration: int, groups: list[Any], embeddings: list[Any]
+    ) -> tuple[list[SampleGroup], dict[str, PromptEmbedding]]:
+        seconds = self._config.fleet.deadlines.fetch
+        what = f"fetching the samples of iteration {iteration}"
+        try:
+            fetched: list[SampleGroup] = wait.get(groups, what=what, seconds=seconds)
+            found = wait.get(embeddings, what=what, seconds=seconds)
+        except wait.WorkerGone as error:  # this rank is well; what it asked for is gone
+            raise wait.InputGone(error.what, error.reason) from error
+        return fetched, {embedding.prompt_id: embedding for embedding in found}
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        """The update of an iteration that was fed, whose samples are let go; collective."""
+        return self._joined.finish(iteration)
+
+    def state(self) -> LearnerState | None:
+        """The whole state, from rank 0; collective."""
+        state = self._joined.state()
+        return state if self._rank == 0 else None
+
+    def rest(self) -> int:
+        """Leave the GPU's memory to others until the next update; returns the bytes given back."""
+        return free_cache()
+
+    def part(self, policy: Policy, tier: str) -> Part:
+        """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
+        if tier != self._tier:  # explorers are on another rung of the fallback ladder
+            self._tier = tier
+            self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
+        return self._publisher.part(
+            self._joined.revision,
+            self._joined.factors(policy),
+            policy=policy,
+            rank=self._rank,
+            world_size=self._config.learner.world_size,
+        )
+
+    def factors(self, policy: Policy) -> dict[str, Any]:
+        """A policy's LoRA factors by name, float32 on the CPU."""
+        return self._joined.factors(policy)
+
+    @property
+    def _joined(self) -> Learner:
+        if self._learner is None:
+            raise RunError(f"learner rank {self._rank} was used before it joined its group")
+        return self._learner

@@ -1,0 +1,372 @@
+"""The selector: ledgers, selection and journals of the open iterations. One truth, one failure domain.
+
+Results that it acknowledges are in the journal, on the disk; groups are written meanwhile, and `close` waits for them.
+Bringing the same twice changes nothing. What is brought together is waited for once (docs/decisions/pushed-units.md).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from actors.cluster.rpc import Callee
+from solrl_ray.errors import NonsenseError, RunError
+from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.groups import assemble
+from solrl_ray.scheduling.iteration_state import Closed, IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.ledger import Ledger, Outcome
+from solrl_ray.scheduling.worker_state import kind_of
+from solrl_ray.storage.journal import Journal
+from solrl_ray.storage.journal_entries import (
+    maker,
+    plan_entry,
+    same_work,
+    selection_entry,
+    split,
+    unit_entry,
+    unit_result,
+)
+from solrl_ray.storage.run_folder import RunFolder, Unreadable
+
+WRITERS = 8
+"""Groups that are written to the disk at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What became of one of the results that were brought together."""
+
+    full: WorkUnit | None = None
+    """The full unit of its prompt, if that can be done from now on."""
+    refused: str = ""
+    """What is wrong with it, if it is no answer."""
+
+
+_COUNTED = Taken()
+"""Most are like this; of many in one answer, the same one is pickled once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """An iteration's start. On resume, what the journal already holds."""
+
+    groups: tuple[SampleGroup, ...]
+    """Groups that need not be made again."""
+    candidates: int
+    """Candidates whose rewards are known already."""
+    audits: tuple[str, ...] = ()
+    """Prompts whose audits are done already."""
+    message: str = ""
+    """What a user should know: that the journal was set aside, and why."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An iteration under way."""
+
+    book: IterationBook
+    journal: Journal
+    opening: Opened
+    later: list[dict[str, Any]]
+    """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
+    save: Callable[[SampleGroup], Future[None]]
+    """Has a group written."""
+    taken: list[tuple[SampleGroup, dict[str, Any] | None]] = field(default_factory=list)
+    """Groups that are to be written, and their lines in the journal, if they get one."""
+    writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
+    """The same on their way to the disk."""
+
+    def write(self) -> None:
+        """Send the groups that were taken on their way."""
+        for group, entry in self.taken:
+            self.writing.append((self.save(group), entry))
+        self.taken.clear()
+
+    def settle(self, *, wait: bool) -> None:
+        """Journal the groups that are written; those that are not yet, too, if `wait`."""
+        if wait:
+            self.write()
+        while self.writing and (wait or self.writing[0][0].done()):
+            written, entry = self.writing.popleft()
+            written.result()
+            if entry is not None:
+                self.journal.append(entry)
+
+
+class Selector(Callee):
+    def __init__(self, folder: Path, strict: bool = False) -> None:
+        """`strict`: a result that comes again with other bytes ends the run."""
+        self._folder = RunFolder(folder)
+        self._strict = strict
+        self._open: dict[int, _Open] = {}
+        """By iteration. Two where exploring runs ahead of learning."""
+        self._writers = ThreadPoolExecutor(WRITERS, "writer")
+
+    def __repr__(self) -> str:
+        """What Ray shows in its dashboard and before each line that this process logs."""
+        return f"selector of {self._folder.path.name}"
+
+    def open(self, plan: IterationPlan) -> Opened:
+        """Begin an iteration, or go on with it where its journal ends.
+
+        A journal that was made with another policy under the same revision number, or by workers of other score
+        classes, is set aside, and the iteration is done anew. Of an iteration that is explored ahead, `revise` brings
+        back what was regenerated.
+
+        Raises:
+            RunError: the journal was begun with another plan.
+        """
+        self.drop(plan.iteration)
+        journal = self._folder.journal(plan.iteration)
+        book = IterationBook(plan)
+        entries = journal.entries()
+        header = {"kind": "open", "plan": plan_entry(plan)}
+        message = ""
+        if entries and entries[0] != header:
+            if not same_work(entries[0], header):
+                raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
+            stale = journal.set_aside()
+            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {maker(entries[0], header)}"
+            entries = []
+        if not entries:
+            journal.append(header)
+        now, later = (entries[1:], []) if not plan.lead else split(entries[1:])
+        groups = self._replay_all(book, now)
+        book.restart()
+        opened = Opened(groups=groups, candidates=book.counts().candidates, audits=book.audits_done, message=message)
+        self._open[plan.iteration] = _Open(book, journal, opened, later, save=self._save)
+        return opened
+
+    def revise(self, iteration: int, policy_digest: str) -> Opened:
+        """Say which policy an iteration that was explored ahead is regenerated with, now that it is there.
+
+        Args:
+            policy_digest: its LoRA digest. What the journal holds of another one is left out.
+        """
+        opened = self._of(iteration)
+        entry = {"kind": "revision", "policy_digest": policy_digest}
+        if opened.later[:1] != [entry]:
+            opened.journal.append(entry)
+            opened.later = [entry]
+        groups = self._replay_all(opened.book, opened.later[1:])
+        return replace(opened.opening, groups=groups, audits=opened.book.audits_done)
+
+    def drop(self, iteration: int) -> None:
+        """Forget an iteration: a checkpoint holds what was learned from it."""
+        dropped = self._open.pop(iteration, None)
+        if dropped is not None:
+            dropped.settle(wait=True)
+            dropped.journal.close()
+
+    def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
+        """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
+
+        Args:
+            stage: ``explore``, units of the pools, or ``regenerate``, full units and, when none waits, audit units.
+        """
+        book = self._of(iteration).book
+        if stage == "explore":
+            leased = [(worker, book.explore.lease(worker, kind_of(worker))) for worker in slots]
+        else:
+            leased = [(worker, book.full.lease(worker) or book.audit.lease(worker)) for worker in slots]
+        return [(worker, unit) for worker, unit in leased if unit is not None]
+
+    def hedge(self, pairs: list[tuple[str, WorkUnit]]) -> list[tuple[str, WorkUnit]]:
+        """Lease late units to second workers; those pairs of which the unit is still out, and with one worker."""
+        return [(worker, unit) for worker, unit in pairs if any(each.hedge(worker, unit.id) for each in self._ledgers)]
+
+    def release(self, worker: str) -> tuple[str, ...]:
+        """Take back a lost worker's units."""
+        return tuple(unit_id for ledger in self._ledgers for unit_id in ledger.release(worker))
+
+    def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
+        """Note which units are at work already, after a restart."""
+        for worker, unit in held:
+            for ledger in self._ledgers:
+                ledger.hold(worker, unit.id)
+
+    def requeue(self, unit: WorkUnit, worker: str) -> None:
+        """Have a unit done again whose answer was lost on its way here, or refused."""
+        for ledger in self._ledgers:
+            ledger.requeue(unit.id, worker)
+
+    def take(self, results: Sequence[UnitResult]) -> list[Taken]:
+        """Take results of pools' units and of audits; those that are none are refused, each by itself.
+
+        Raises RunError as `fold` does; what came before is taken then.
+        """
+        with self._together():
+            return [self._taken(result) for result in results]
+
+    def take_groups(self, *groups: SampleGroup) -> list[Taken]:
+        """Take groups, which are given by reference. As `take` otherwise; they are on the disk after `close`."""
+        with self._together():
+            return [self._taken(group) for group in groups]
+
+    def take_again(self, *groups: SampleGroup) -> None:
+        """After a restart: take groups that were taken before; those that are in the journal change nothing."""
+        self.take_groups(*[group for group in groups if not self._of(group.iteration).book.has_group(group.prompt_id)])
+
+    def _taken(self, brought: UnitResult | SampleGroup) -> Taken:
+        try:
+            if isinstance(brought, SampleGroup):
+                self.store(brought)
+            elif brought.unit.stage == "audit":
+                self.fold_audit(brought)
+            else:
+                full = self.fold(brought)
+                return _COUNTED if full is None else Taken(full=full)
+        except NonsenseError as error:
+            return Taken(refused=str(error))
+        return _COUNTED
+
+    def fold(self, result: UnitResult) -> WorkUnit | None:
+        """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.
+
+        Raises:
+            NonsenseError: the answer is none.
+            RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
+                again and were not to be had.
+        """
+        opened = self._of(result.unit.iteration)
+        book = opened.book
+        try:
+            outcome, selection = book.fold(result)
+        except (KeyError, ValueError) as error:
+            raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
+        self._judge(book, outcome, lost=book.explore.wants_again(result.unit.id))
+        if outcome is Outcome.ACCEPTED:
+            opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
+        return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else book.ready(result.unit.prompt_id)
+
+    def fold_audit(self, result: UnitResult) -> Outcome:
+        """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `fold` does."""
+        opened = self._of(result.unit.iteration)
+        try:
+            outcome = opened.book.fold_audit(result)
+        except (KeyError, ValueError) as error:
+            raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
+        self._judge(opened.book, outcome)
+        if outcome is Outcome.ACCEPTED:
+            opened.journal.append(unit_entry(result))
+        return outcome
+
+    def store(self, group: SampleGroup) -> Outcome:
+        """Take a group, which is written to the run folder aside. Raises as `fold` does."""
+        if group.iteration not in self._open:
+            raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
+        opened = self._of(group.iteration)
+        lost = opened.book.has_lost(group.prompt_id)
+        try:
+            outcome = opened.book.fold_full(group)
+        except (KeyError, ValueError) as error:
+            raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
+        self._judge(opened.book, outcome, lost=lost)
+        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
+            digest = opened.book.full_digest(group.prompt_id)
+            entry = {"kind": "full", "prompt": group.prompt_id, "digest": digest}
+            opened.taken.append((group, entry if outcome is Outcome.ACCEPTED else None))
+        return outcome
+
+    def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
+        """Make the group of a full unit out of the samples that were kept, and take it; returns rewards and group.
+
+        Raises as `fold` does.
+        """
+        try:
+            group = assemble(unit, parts)
+            with self._together():
+                self.store(group)
+        except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
+            raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
+        return group.rewards, group
+
+    def stored(self, iteration: int, prompt_id: str) -> tuple[bool, SampleGroup | None]:
+        """An acknowledged group, read from the run folder: True, and the group.
+
+        If the folder does not hold its bytes any more: False, and the group is asked for again.
+        """
+        opened = self._of(iteration)
+        opened.settle(wait=True)
+        book = opened.book
+        try:
+            group = self._folder.load_group(iteration, prompt_id)
+            if book.holds(group):
+                return True, group
+        except Unreadable:
+            pass
+        book.lose_group(prompt_id)
+        return False, None
+
+    def lose(self, unit: WorkUnit) -> None:
+        """Have the kept samples of a full unit made again, because they are gone."""
+        self._of(unit.iteration).book.lose(unit.prompt_id)
+
+    def close(self, iteration: int) -> Closed:
+        """What an iteration came to, all of which is on the disk then. Raises RunError if it is not complete."""
+        opened = self._of(iteration)
+        with opened.journal.together():
+            opened.settle(wait=True)
+        return opened.book.close()
+
+    def _save(self, group: SampleGroup) -> Future[None]:
+        return self._writers.submit(self._folder.save_group, group)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What is journaled inside is waited for once, at the end; groups are written from then on.
+
+        Not before: writers and whoever judges the next group would wait for each other.
+        """
+        with ExitStack() as stack:
+            for opened in self._open.values():
+                stack.callback(opened.write)
+                stack.enter_context(opened.journal.together())
+                opened.settle(wait=False)
+            yield
+
+    @property
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        """Of all open iterations: a unit's id names its own."""
+        books = [opened.book for opened in self._open.values()]
+        return tuple(ledger for book in books for ledger in (book.explore, book.full, book.audit))
+
+    def _of(self, iteration: int) -> _Open:
+        if iteration not in self._open:
+            raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
+        return self._open[iteration]
+
+    def _judge(self, book: IterationBook, outcome: Outcome, *, lost: bool = False) -> None:
+        """Raises RunError for a violation that the run cannot or may not go on with.
+
+        Args:
+            lost: what the first result had made is gone, so that this one was to take its place.
+        """
+        if outcome is Outcome.VIOLATION and (self._strict or lost):
+            why = "whose samples are lost" if lost else "and fleet.strict is true"
+            raise RunError(f"{book.violation}, {why}")
+
+    def _replay_all(self, book: IterationBook, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
+        """Fold journal entries; returns the groups that need not be made again."""
+        return tuple(group for entry in entries if (group := self._replay(book, entry)) is not None)
+
+    def _replay(self, book: IterationBook, entry: dict[str, Any]) -> SampleGroup | None:
+        """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
+        if entry["kind"] in ("preview", "sample"):
+            book.fold(unit_result(entry, book.plan))
+        elif entry["kind"] == "audit":
+            book.fold_audit(unit_result(entry, book.plan))
+        elif entry["kind"] == "full":
+            try:
+                group = self._folder.load_group(book.plan.iteration, entry["prompt"])
+                if group_digest(group) == entry["digest"]:
+                    book.fold_full(group)
+                    return group
+            except (Unreadable, ValueError):
+                return None  # it is made again, to the same bytes
+        return None

@@ -1,0 +1,90 @@
+"""What this machine can do for a run: versions, devices, the self-test of every precision tier, storage."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from solrl_ray.common.files import refuses_files
+from solrl_ray.errors import RunError
+from solrl_ray.models import compilation
+from solrl_ray.quantization import attestation, capability
+
+LIBRARIES = ("torch", "ray", "diffusers", "transformers", "peft", "deepspeed", "transformer-engine")
+NOTES = {
+    "nvfp4": "written to Transformer Engine's documented interface; not yet run on a Blackwell card by us",
+    "nvfp4-emulated": "NVFP4's numerics, not its speed",
+    "fp8": "FP8, which is not NVFP4",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination."""
+
+    part: str
+    what: str
+    state: str
+    """``ok``, ``lacks`` (not there, which may be as it should) or ``FAILS``."""
+    detail: str
+
+
+def examine(root: Path) -> Iterator[Finding]:
+    """Everything that can be told of this machine, one finding after another; `root` is where runs are kept."""
+    yield Finding("system", "Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
+    for library in LIBRARIES:
+        yield _library(library)
+    for device in devices():
+        yield from _device(device)
+    yield from _storage(root)
+
+
+def devices() -> list[torch.device]:
+    """The CPU and every GPU that PyTorch sees."""
+    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
+
+
+def _library(name: str) -> Finding:
+    try:
+        return Finding("libraries", name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Finding("libraries", name, "lacks", "not installed")
+
+
+def _device(device: torch.device) -> Iterator[Finding]:
+    part = str(device)
+    memory = f", {torch.cuda.get_device_properties(device).total_memory / 1e9:.0f} GB" if device.type == "cuda" else ""
+    auto = capability.resolve("auto", device, "bfloat16")
+    name = f"{attestation.device_name(device)}{memory}; precision auto is {auto}, of a bfloat16 model"
+    yield Finding(part, "device", "ok", name)
+    for tier in capability.QUANTIZED_TIERS:
+        lacking = capability.lacks(tier, device)
+        if lacking:
+            yield Finding(part, tier, "lacks", lacking)
+            continue
+        try:
+            checks = attestation.check_tiers([tier], device)
+        except RunError as error:
+            yield Finding(part, tier, "FAILS", str(error))
+            continue
+        tested = "; ".join(f"{check}: {found}" for check, found in checks.items())
+        yield Finding(part, tier, "ok", f"{NOTES[tier]} · {tested}")
+
+
+def _storage(root: Path) -> Iterator[Finding]:
+    places = (("runs", root), ("compiled code", compilation.cache_folder("")))
+    for what, place in places:
+        folder = place.expanduser().absolute()
+        existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        free = shutil.disk_usage(existing).free
+        problem = refuses_files(existing) or ("" if free else "is full")
+        if problem:
+            yield Finding("storage", what, "FAILS", f"{folder}: {existing} {problem}")
+        else:
+            yield Finding("storage", what, "ok", f"{folder}, {free / 1e9:.1f} GB free")

@@ -1,0 +1,120 @@
+"""Held-out evaluation: which units it has, the metrics of a finished one, and real pictures to compare with."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from solrl_ray.config.schema import Config, Reward
+from solrl_ray.errors import UserError
+from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.metrics.records import EvaluationMetrics
+from solrl_ray.policy.adapters import base_factors
+from solrl_ray.records import Address, Prompt, WorkUnit
+from solrl_ray.rollout.sampler import addresses
+from solrl_ray.weight_sync.manifest import Policy
+
+HOLDERS: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
+"""Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
+
+
+HELD_AS = {"real": "real", "base": "old", "ema": "ema"}
+"""What a run's evaluations score → the policy of their units, which differ between any two that are made after as many
+updates: a late answer of one is then no answer to the other. The sampling policy's revision 0 is the base."""
+
+
+def policy_factors(state: LearnerState, policy: str) -> Tensors:
+    """The factors of a policy in `HOLDERS`; the base's have B = 0."""
+    if policy == "base":
+        return base_factors(state.default)
+    factors: Tensors = getattr(state, HOLDERS[policy])
+    return factors
+
+
+def reward_names(rewards: Sequence[Reward]) -> list[str]:
+    """A short name for each reward, all of them different: its kind, with path and place where that is not enough."""
+    names: list[str] = []
+    for position, reward in enumerate(rewards):
+        same = [other for other in rewards if other.kind == reward.kind]
+        name = reward.kind if len(same) == 1 else f"{reward.kind} {Path(reward.path).name}".strip()
+        names.append(name if name not in names else f"{name} {position + 1}")
+    return names
+
+
+def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:
+    """One unit per prompt: its fixed addresses, the same whatever is evaluated.
+
+    Args:
+        updates: updates done; also the revision.
+        policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; of real pictures ``real``.
+    """
+    indices = tuple(range(config.evaluation.samples))
+    return [
+        WorkUnit(
+            stage="evaluate",
+            iteration=updates,
+            revision=updates,
+            prompt_id=prompt.id,
+            indices=indices,
+            policy=policy,
+        )
+        for prompt in prompts
+    ]
+
+
+def evaluation_metrics(
+    rewards: Mapping[str, tuple[float, ...]],
+    *,
+    updates: int,
+    policy: str,
+    seconds: float,
+    captions: dict[str, str],
+    overlapped: bool = False,
+    duplicates: int = 0,
+    differing: int = 0,
+) -> EvaluationMetrics:
+    """Mean and standard error over prompts of the per-prompt mean rewards.
+
+    Args:
+        rewards: prompt id → rewards of its addresses.
+        duplicates, differing: results that came again, and those of them with other rewards.
+    """
+    means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
+    stderr = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
+    return EvaluationMetrics(
+        iteration=updates,
+        policy=policy,
+        reward_mean=float(means.mean()),
+        reward_stderr=stderr,
+        rewards=dict(rewards),
+        seconds=seconds,
+        captions=captions,
+        overlapped=overlapped,
+        duplicate_results=duplicates,
+        differing_results=differing,
+    )
+
+
+def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.Tensor:
+    """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
+
+    Raises:
+        UserError: `evaluation.reference` cannot be imported.
+    """
+    draw = _callable(config.evaluation.reference)
+    pictures = [torch.as_tensor(draw(prompt.text, a)) for a in addresses(unit, config.run.seed)]
+    return torch.stack(pictures).float()
+
+
+def _callable(path: str) -> Callable[[str, Address], torch.Tensor]:
+    module, _, name = path.partition(":")
+    try:
+        found: Callable[[str, Address], torch.Tensor] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"evaluation.reference is {path!r}, which cannot be imported: {error}") from None
+    return found

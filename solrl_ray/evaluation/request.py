@@ -1,0 +1,96 @@
+"""What ``solrl eval`` was asked for: which configuration, state, policies and folder that makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from solrl_ray.config.continuation import first_difference
+from solrl_ray.config.loading import Loaded, load_with_sources
+from solrl_ray.config.schema import Config, Reward
+from solrl_ray.errors import UserError
+from solrl_ray.evaluation.held_out import HOLDERS
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.run_folder import RunFolder
+
+
+def evaluation_config(loaded: Loaded, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> Config:
+    """The run's configuration with the rewards of the files, if any, and no more pictures than prompts.
+
+    Args:
+        run_file: the run's own configuration.
+        all_prompts: the prompts are a file of the user's, which is taken whole unless `evaluation.prompts` is set.
+
+    Raises:
+        UserError: a rewards file sets anything else.
+    """
+    config, columns = loaded.config, list[Reward]()
+    was = load_with_sources([run_file]).config
+    for file in rewards:
+        given = load_with_sources([run_file, file]).config
+        key = first_difference(given, was, free=("rewards",))
+        if key is not None:
+            raise UserError(f"{file} sets {key}; a file of --rewards may set nothing but rewards, use --set for more.")
+        columns += given.rewards
+    evaluation = config.evaluation
+    if all_prompts and loaded.sources.of("evaluation.prompts") != "--set":
+        count = len(read_prompts(config.prompts.heldout, "--prompts"))
+        evaluation = evaluation.model_copy(update={"prompts": count})
+    pictures = min(evaluation.pictures, evaluation.prompts)
+    evaluation = evaluation.model_copy(update={"pictures": pictures, "reference": ""})
+    return config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
+
+
+ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")
+"""What an evaluation on borrowed regenerators may set as it likes; all else they have from their run."""
+
+
+def obstacle(config: Config, run: Config) -> str:
+    """Why a live run's regenerators will not do for `config`, as a sentence; empty if they will.
+
+    Args:
+        run: the run's own configuration.
+    """
+    if 0 in (run.evaluation.share, config.evaluation.share):
+        return "the run lends no regenerator (evaluation.share is 0); evaluating alone"
+    key = first_difference(config, run, free=ASKED_FOR)
+    if key is not None:
+        return f"the live run's regenerators have another {key} than was asked for; evaluating alone"
+    return ""
+
+
+def policies_of(text: str) -> tuple[str, ...]:
+    """The policies in a comma-separated list, each once, in the order of `HOLDERS`. Raises `UserError` for others."""
+    asked = {name.strip() for name in text.split(",")}
+    if unknown := sorted(asked - HOLDERS.keys()):
+        raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(HOLDERS)}.")
+    return tuple(name for name in HOLDERS if name in asked)
+
+
+def state_of(run: Path, updates: int | None) -> LearnerState:
+    """The state of a run after `updates` updates, or its newest one that verifies.
+
+    Raises `UserError` if there is none.
+    """
+    there = RunFolder(run).checkpoints()
+    if updates is not None:
+        found = [path for number, path in there if number == updates]
+        if not found:
+            numbers = ", ".join(str(number) for number, _ in there) or "no checkpoint"
+            raise UserError(f"--updates is {updates}, but {run} has {numbers}.")
+        return LearnerState.load(found[0])
+    _, state, _ = newest_state(there, run)
+    if state is None:
+        raise UserError(f"{run} has no checkpoint yet, so there is no policy to evaluate.")
+    return state
+
+
+def free_folder(run: Path, updates: int) -> Path:
+    """``eval/updates-000020`` in the run folder, or with the first number behind it that is free."""
+    first = run / "eval" / f"updates-{updates:06d}"
+    number, folder = 1, first
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder

@@ -1,0 +1,163 @@
+"""Compiled forwards: the repeated blocks of a transformer one by one, at fixed shapes, cached between runs.
+
+Blocks of one class share one compiled function, so that compiling takes seconds where the whole network takes
+minutes. Weights are inputs of what is compiled: a revision written into them in place takes effect without a new
+compilation, and a captured CUDA graph, which reads the same addresses, replays it. A decoder, if it is compiled, is
+compiled as a whole: its blocks differ in size.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray.config.schema import Compile
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS
+from solrl_ray.errors import UserError
+from solrl_ray.quantization.gelu import use_sigmoid_gelu_
+
+SHAPES = 64
+"""Compiled variants of one block class (kinds of block × shapes of a forward) before it is an error."""
+WARM_UP_CALLS = 2
+"""Forwards before a CUDA graph is captured: the first compiles, the second meets a settled allocator."""
+EAGER_TIERS = ("nvfp4-emulated",)
+"""Not compiled: the emulation promises the reference's bits, and a compiler may divide otherwise."""
+
+
+def compiles(settings: Compile, device: torch.device, tier: str) -> bool:
+    """Whether forwards of `tier` are compiled on this device."""
+    wanted = device.type == "cuda" if settings.enabled is None else settings.enabled
+    return wanted and tier not in EAGER_TIERS
+
+
+def compile_(transformer: nn.Module, settings: Compile, device: torch.device, tier: str) -> str:
+    """Has the blocks of a transformer compiled when they are first called; returns what was done, in words.
+
+    A quantised one gets GELUs that compile to less (`use_sigmoid_gelu_`).
+
+    Fixed shapes only: each new batch size or text length compiles anew. Call it after `quantize_`.
+
+    Raises:
+        UserError: there is nothing to compile, or CUDA graphs are asked for on another device.
+    """
+    if not compiles(settings, device, tier):
+        return f"no: tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else _not_enabled(settings)
+    if settings.cudagraphs and device.type != "cuda":
+        raise UserError(f"compile.cudagraphs is true, but there are no CUDA graphs on {device}; set it to false")
+    found = blocks(transformer)
+    if not found:
+        raise UserError(f"compile.enabled is true, but {type(transformer).__name__} has no list of blocks to compile")
+    mode = _prepare(settings)
+    if tier not in UNQUANTIZED_TIERS:
+        use_sigmoid_gelu_(transformer)
+    for block in found:
+        # A variant too many is an error and no silent fall-back, because of fullgraph.
+        block.compile(fullgraph=tier != "nvfp4", dynamic=False, mode=mode)
+    if settings.cudagraphs:
+        transformer.forward = GraphedForward(transformer.forward)
+    return f"{len(found)} blocks, mode {settings.mode}" + (", CUDA graphs" if settings.cudagraphs else "")
+
+
+def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.device) -> str:
+    """Has the decoder of an autoencoder compiled when it is first called, if `compile.decoder` asks for it; returns
+    what was done, in words. Each number of images at once compiles anew, and with tiling each size of tile.
+    """
+    if not settings.decoder:
+        return "no: compile.decoder is false"
+    if not compiles(settings, device, ""):
+        return _not_enabled(settings)
+    decoder = autoencoder.get_submodule("decoder")
+    decoder.compile(fullgraph=True, dynamic=False, mode=_prepare(settings))
+    return f"{type(decoder).__name__}, mode {settings.mode}"
+
+
+def what_compiles(*said: str) -> str:
+    """What of `compile_`'s and `compile_decoder`'s words is about compiled code; empty if all of it is eager."""
+    return "; ".join(words for words in said if not words.startswith("no: "))
+
+
+def blocks(transformer: nn.Module) -> list[nn.Module]:
+    """The repeated blocks: members of the transformer's own lists of modules."""
+    lists = [child for child in transformer.children() if isinstance(child, nn.ModuleList)]
+    return [block for blocks in lists for block in blocks]
+
+
+def cache_folder(configured: str) -> Path:
+    """Where compiled code is kept between runs: `configured`, else ``solrl_ray`` in the user's cache folder."""
+    if configured:
+        return Path(configured).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solrl_ray" / "compiled"
+
+
+def _not_enabled(settings: Compile) -> str:
+    return f"no: compile.enabled is {'false' if settings.enabled is False else 'not true, and this is no GPU'}"
+
+
+def _prepare(settings: Compile) -> str | None:
+    """Set the compiler up; returns the mode as `torch.compile` takes it."""
+    _use_cache(settings.cache)
+    torch._dynamo.config.recompile_limit = SHAPES
+    return None if settings.mode == "default" else settings.mode
+
+
+def _use_cache(configured: str) -> None:
+    folder = cache_folder(configured)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"compile.cache: the folder {folder} cannot be made: {error.strerror}") from error
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+class GraphedForward:
+    """A forward that is captured in a CUDA graph once per signature and replayed after that.
+
+    Inputs are copied into the graph's own, outputs are copied out. Keyword arguments only; what is not a tensor is
+    part of the signature. Gradients are not captured: with grad mode on the plain forward runs.
+    """
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+        self._graphs: dict[Any, _Graph] = {}
+        self.captured = 0
+
+    def __call__(self, **inputs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return self._forward(**inputs)
+        key = tuple((name, _signature(value)) for name, value in sorted(inputs.items()))
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = _Graph(self._forward, inputs)
+            self.captured += 1
+        return graph(inputs)
+
+
+class _Graph:
+    def __init__(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> None:
+        self._held = {n: v.clone() if isinstance(v, Tensor) else v for n, v in inputs.items()}
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_CALLS):
+                forward(**self._held)
+        torch.cuda.current_stream().wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._out = forward(**self._held)
+
+    def __call__(self, inputs: dict[str, Any]) -> Any:
+        for name, value in inputs.items():
+            if isinstance(value, Tensor):
+                self._held[name].copy_(value)
+        self._graph.replay()
+        return torch.utils._pytree.tree_map_only(Tensor, Tensor.clone, self._out)
+
+
+def _signature(value: Any) -> Any:
+    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value

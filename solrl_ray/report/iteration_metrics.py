@@ -1,0 +1,107 @@
+"""The metrics record of a finished iteration, from what the stages reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.pools import kinds_of_prompts
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import is_one_stage, previews
+from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.rollout.audit import AuditPlan, audit
+from solrl_ray.rollout.rank_fidelity import rank_fidelity
+from solrl_ray.rollout.selection import selection_digest
+from solrl_ray.scheduling.iteration_state import Closed
+from solrl_ray.scheduling.staleness import lag
+
+
+def iteration_metrics(
+    config: Config,
+    *,
+    iteration: int,
+    closed: Closed,
+    rewards: Sequence[tuple[float, ...]],
+    update: UpdateMetrics,
+    seconds: dict[str, float],
+    busy_seconds: dict[str, float],
+    factors: Mapping[str, torch.Tensor],
+    publication: Mapping[str, float] | None = None,
+    rung: int = 0,
+    weights_wait: float = 0.0,
+) -> IterationMetrics:
+    """Args:
+    closed: the selector's end of the iteration.
+    rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
+    factors: LoRA factors of the trained policy after the update.
+    publication: of the revision that was explored with.
+    rung: of the fallback ladder, on which it was explored.
+    weights_wait: share of the explorers' time in which they waited for weights.
+    """
+    full = np.array(rewards, dtype=np.float64)
+    preview = None if is_one_stage(config) else previews(config)[rung]
+    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(closed), full)
+    rollout, counts = config.rollout, closed.counts
+    return IterationMetrics(
+        iteration=iteration,
+        revision=iteration,
+        lead=lag(iteration, rollout.max_lead),
+        seconds=seconds,
+        busy_seconds=busy_seconds,
+        candidates=counts.candidates,
+        expected_candidates=rollout.prompts * rollout.pool,
+        samples=full.size,
+        expected_samples=rollout.prompts * rollout.keep,
+        requeued_units=counts.requeued,
+        duplicate_results=counts.duplicates,
+        differing_results=counts.violations,
+        reward_mean=float(full.mean()),
+        reward_std=float(full.std()),
+        proxy_reward_mean=closed.proxy_mean,
+        loss=update.loss,
+        policy_loss=update.policy_loss,
+        kl=update.kl,
+        gradient_norm=update.gradient_norm,
+        spearman=fidelity.spearman if fidelity else None,
+        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(closed), full) if fidelity else {},
+        kendall=fidelity.kendall if fidelity else None,
+        side_agreement=fidelity.top_bottom_overlap if fidelity else None,
+        audit=audit(closed.audited).as_dict() if closed.audited else {},
+        selection_digest=selection_digest(closed.selections),
+        lora_digest=lora_digest(factors),
+        passes=update.passes,
+        expected_passes=describe(config).backwards,
+        publication=dict(publication or {}),
+        ratio_mean=update.ratio_mean,
+        ratio_deviation=update.ratio_deviation,
+        first_ratio_deviation=update.first_ratio_deviation,
+        clip_fraction=update.clip_fraction,
+        weights_wait=weights_wait,
+        rung=rung,
+        preview_steps=preview.steps if preview else None,
+        preview_precision=preview.precision if preview else None,
+    )
+
+
+def audit_plan(config: Config) -> AuditPlan | None:
+    """What is audited of each iteration; None if nothing is."""
+    fidelity = config.fidelity
+    if not fidelity.audit_prompts:
+        return None
+    return AuditPlan(run_seed=config.run.seed, prompts=fidelity.audit_prompts, seeds=fidelity.audit_seeds)
+
+
+def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dict[str, float]:
+    """Spearman over the prompts of each kind of explorers."""
+    of = np.array(kinds)
+    return {kind: rank_fidelity(proxies[of == kind], full[of == kind]).spearman for kind in dict.fromkeys(kinds)}
+
+
+def _proxies(closed: Closed) -> np.ndarray:
+    """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
+    return np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)

@@ -1,0 +1,209 @@
+"""The audit: rank fidelity on whole pools, estimated from a few unselected seeds that are regenerated as well.
+
+The regenerated seeds of a prompt are the extremes of its proxy rewards, so figures on them alone flatter the proxy. A
+pool has two strata: the K selected seeds, all of whose full-precision rewards are known, and the N - K others, of
+which m are drawn at random without replacement. A seed of the first has inclusion probability 1, one of the second
+m / (N - K), and two of the second m (m - 1) / ((N - K) (N - K - 1)). Weighting by the reciprocals (Horvitz and
+Thompson, JASA 47, 1952) makes every sum over seeds or pairs of seeds unbiased. Spearman's rho is such a sum too::
+
+    rho = sum_i x_i y_i / norm = sum_{i<j} (x_i - x_j) sign(r_i - r_j) / (2 norm)
+
+with centred ranks x of the proxy, which are known of all seeds, and centred ranks y_i = sum_j sign(r_i - r_j) / 2 of
+the full rewards r, which are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solrl_ray.records import Address
+from solrl_ray.sampling.noise import permutation
+
+CONFIDENCE = 0.95
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPlan:
+    """How much of an iteration is audited."""
+
+    run_seed: int
+    prompts: int
+    """Prompts of the iteration whose pools are audited."""
+    seeds: int
+    """Unselected seeds of each that are regenerated as well."""
+
+    def prompt_ids(self, iteration: int, prompt_ids: Sequence[str]) -> tuple[str, ...]:
+        """The audited ones of an iteration's prompts, in their order: an addressed draw."""
+        address = Address(run_seed=self.run_seed, purpose="audit-prompts", iteration=iteration)
+        drawn = set(permutation(address, len(prompt_ids))[: self.prompts].tolist())
+        return tuple(prompt_id for place, prompt_id in enumerate(prompt_ids) if place in drawn)
+
+    def indices(self, iteration: int, prompt_id: str, pool: int, chosen: Sequence[int]) -> tuple[int, ...]:
+        """The audited seeds of a pool, rising: an addressed draw, without replacement, from those not `chosen`."""
+        address = Address(run_seed=self.run_seed, purpose="audit", iteration=iteration, prompt_id=prompt_id)
+        taken = set(chosen)
+        others = [index for index in permutation(address, pool).tolist() if index not in taken]
+        return tuple(sorted(others[: self.seeds]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedPool:
+    """One prompt's pool, as far as it is known."""
+
+    proxies: tuple[float, ...]
+    """Proxy reward of every seed of the pool."""
+    chosen: tuple[int, ...]
+    """Selected seeds: the best, then as many worst."""
+    chosen_rewards: tuple[float, ...]
+    """Their full-precision rewards."""
+    audited: tuple[int, ...]
+    """Seeds drawn from the others."""
+    audited_rewards: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFigures:
+    """One pool's figures, or their means over pools."""
+
+    spearman: float
+    """Of proxy and full-precision rewards on the whole pool. Full rewards are taken as free of ties."""
+    kendall: float
+    """Kendall's tau, likewise."""
+    best_beats: float
+    """Share of the pool's other seeds that a seed chosen as best truly beats; ties count half. By chance: 0.5."""
+    worst_beats: float
+    """The same of a seed chosen as worst; a good proxy has little."""
+    regret: float
+    """Reward contrast lost by choosing with the proxy: mean of the truly best minus mean of the truly worst, less that
+    of the chosen ones. Not a sum over seeds: consistent, not unbiased."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What an audit says about the distribution that its pools were drawn from."""
+
+    pools: int
+    seeds: int
+    """Unselected seeds regenerated, over all pools."""
+    mean: AuditFigures
+    half_width: AuditFigures | None
+    """Of the 95 % interval around each mean; None of a single pool."""
+
+    def as_dict(self) -> dict[str, float]:
+        """``pools``, ``seeds``, and each figure with ``…_low`` and ``…_high`` if there is an interval."""
+        flat: dict[str, float] = {"pools": float(self.pools), "seeds": float(self.seeds)} | asdict(self.mean)
+        if self.half_width is not None:
+            for name, half in asdict(self.half_width).items():
+                flat |= {f"{name}_low": flat[name] - half, f"{name}_high": flat[name] + half}
+        return flat
+
+
+def audit(pools: Sequence[AuditedPool]) -> Audit:
+    """Estimates of several pools' mean fidelity.
+
+    Pools are independent draws, and so are the audits inside them: Student's interval over the pools' estimates
+    covers both sources of error. Estimates and interval ends may leave [-1, 1], as unbiased ones must.
+
+    Raises:
+        ValueError: no pool, a pool of which fewer than two unselected seeds are known while there are more, numbers
+            that do not fit together, or a reward that is not finite.
+    """
+    if not pools:
+        raise ValueError("an audit needs at least one pool")
+    figures = [_figures(pool) for pool in pools]
+    columns = np.array([list(asdict(figure).values()) for figure in figures], dtype=np.float64)
+    names = list(asdict(figures[0]))
+    half_width = None
+    if len(pools) > 1:
+        halves = student_quantile(len(pools) - 1) * columns.std(axis=0, ddof=1) / math.sqrt(len(pools))
+        half_width = AuditFigures(**dict(zip(names, halves.tolist(), strict=True)))
+    return Audit(
+        pools=len(pools),
+        seeds=sum(len(pool.audited) for pool in pools),
+        mean=AuditFigures(**dict(zip(names, columns.mean(axis=0).tolist(), strict=True))),
+        half_width=half_width,
+    )
+
+
+def _figures(pool: AuditedPool) -> AuditFigures:
+    size, kept, others, drawn = _sizes(pool)
+    seen = np.array(pool.chosen + pool.audited)
+    proxies = np.array(pool.proxies, dtype=np.float64)
+    rewards = np.array(pool.chosen_rewards + pool.audited_rewards, dtype=np.float64)
+    if not (np.isfinite(proxies).all() and np.isfinite(rewards).all()):
+        raise ValueError("rewards must be finite")
+    ranks = np.sign(proxies[:, None] - proxies[None, :]).sum(axis=1) / 2  # centred
+    above = np.sign(rewards[:, None] - rewards[None, :])
+    one = others / drawn if drawn else 0.0
+    two = one * (others - 1) / (drawn - 1) if drawn > 1 else 0.0
+    weights = np.where(np.arange(len(seen)) < kept, 1.0, one)
+    pairs = weights[:, None] * weights[None, :]
+    pairs[kept:, kept:] = two
+    chosen_proxies, chosen_ranks = proxies[seen], ranks[seen]
+    covariance = (pairs * (chosen_ranks[:, None] - chosen_ranks[None, :]) * above).sum() / 4
+    agreement = (pairs * np.sign(chosen_proxies[:, None] - chosen_proxies[None, :]) * above).sum() / 2
+    untied = np.abs(np.sign(proxies[:, None] - proxies[None, :])).sum() / 2
+    # Without ties, centred ranks have the sum of squares N (N² - 1) / 12, and N (N - 1) / 2 pairs differ.
+    rho_norm = math.sqrt(float((ranks**2).sum()) * size * (size**2 - 1) / 12)
+    tau_norm = math.sqrt(float(untied) * size * (size - 1) / 2)
+    beats = ((above + 1) / 2 * weights[None, :]).sum(axis=1)[:kept] - 0.5  # a seed ties with itself
+    beats /= size - 1
+    side = kept // 2
+    ideal = _mean_of_top(rewards, weights, side) + _mean_of_top(-rewards, weights, kept - side)
+    attained = rewards[:side].mean() - rewards[side:kept].mean()
+    return AuditFigures(
+        spearman=float(covariance) / rho_norm if rho_norm else 0.0,
+        kendall=float(agreement) / tau_norm if tau_norm else 0.0,
+        best_beats=float(beats[:side].mean()),
+        worst_beats=float(beats[side:].mean()),
+        regret=float(ideal - attained),
+    )
+
+
+def _sizes(pool: AuditedPool) -> tuple[int, int, int, int]:
+    """Seeds of the pool, selected ones, the others, and those of the others whose reward is known."""
+    size, kept, drawn = len(pool.proxies), len(pool.chosen), len(pool.audited)
+    seen = set(pool.chosen) | set(pool.audited)
+    fits = kept >= 2 and len(seen) == kept + drawn and seen <= set(range(size))
+    if not fits or len(pool.chosen_rewards) != kept or len(pool.audited_rewards) != drawn:
+        raise ValueError(f"a pool of {size} with {kept} selected and {drawn} audited seeds does not fit its rewards")
+    if drawn < min(2, size - kept):
+        raise ValueError(f"{drawn} audited of {size - kept} unselected seeds say nothing about pairs; at least 2 do")
+    return size, kept, size - kept, drawn
+
+
+def _mean_of_top(values: Values, weights: Values, mass: int) -> float:
+    """Mean of the `mass` highest seeds, each standing for as many as its weight says."""
+    order = np.argsort(-values, kind="stable")
+    before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
+    taken = np.clip(mass - before, 0.0, weights[order])
+    return float((taken * values[order]).sum() / taken.sum())
+
+
+def student_quantile(freedom: int) -> float:
+    """Two-sided 95 % point of Student's t for `freedom` >= 1 degrees of freedom.
+
+    Source: Abramowitz and Stegun 26.7.3 and 26.7.4, closed forms for whole degrees of freedom, inverted by bisection.
+    """
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _student_mass(middle, freedom) < CONFIDENCE else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _student_mass(theta: float, freedom: int) -> float:
+    """Probability of abs(t) < sqrt(freedom) tan(theta)."""
+    sine, cosine = math.sin(theta), math.cos(theta)
+    odd = freedom % 2
+    term = total = (cosine if freedom > 1 else 0.0) if odd else 1.0
+    for k in range(2 if odd else 1, freedom - 1, 2):
+        term *= k / (k + 1) * cosine**2
+        total += term
+    return 2 / math.pi * (theta + sine * total) if odd else sine * total

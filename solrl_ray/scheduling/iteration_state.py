@@ -1,0 +1,365 @@
+"""The book of one iteration: units, candidates, selections and finished sample groups. Pure.
+
+Per prompt, in two stages and in one::
+
+    preview units ──fold──► all in? ──► Selection ──► one full unit, sampled ──fold_full──► finished
+    sample units ───fold──► all in? ──► Selection ──► one full unit, of kept samples ──fold_full──► finished
+         ▲                                  │
+         └─────── those chosen are lost ────┘   after a node's loss or a resume; to the same bytes
+
+In two stages, some prompts have an audit unit as well, of seeds that were not chosen; its rewards are only measured.
+A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
+arrival order, retries and duplicates change nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.rollout.audit import AuditedPool, AuditPlan
+from solrl_ray.rollout.selection import PromptSelection
+from solrl_ray.scheduling.ledger import Ledger, Outcome
+from solrl_ray.scheduling.worker_state import kind_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationPlan:
+    """What one iteration will do, before any worker exists."""
+
+    iteration: int
+    revision: int
+    """With which the chosen seeds are sampled again, and learned from."""
+    lead: int = 0
+    """How many revisions the explorers are behind it (`scheduling.staleness`)."""
+    prompt_ids: tuple[str, ...]
+    pool: int
+    keep: int
+    micro_batch: int
+    """Candidates per unit of a pool; divides `pool`."""
+    one_stage: bool = False
+    """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
+    policy_digest: str = ""
+    """LoRA digest of the policy that explores: a journal made with other bytes of its revision is not gone on with."""
+    kinds: tuple[str, ...] = ()
+    """Who explores each prompt (`config.pools.kinds_of_prompts`); empty if there is one kind of explorers."""
+    score_class: str = ""
+    """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
+    audit: AuditPlan | None = None
+    rung: int = 0
+    """Of the fallback ladder."""
+    steps: int | None = None
+    """Solver steps of the pool's units on that rung, if not those of rung 0."""
+
+    @property
+    def exploring_revision(self) -> int:
+        """With which the pools are sampled."""
+        return self.revision - self.lead
+
+    @property
+    def audited_prompts(self) -> tuple[str, ...]:
+        """Those whose pools are audited."""
+        return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
+
+    def pool_units(self) -> list[WorkUnit]:
+        """All units of all pools, prompt by prompt, so that the first prompts complete early."""
+        return [unit for prompt_id in self.prompt_ids for unit in self.pool_units_of(prompt_id)]
+
+    def pool_units_of(self, prompt_id: str) -> list[WorkUnit]:
+        return [
+            WorkUnit(
+                stage="sample" if self.one_stage else "preview",
+                iteration=self.iteration,
+                revision=self.exploring_revision,
+                prompt_id=prompt_id,
+                indices=tuple(range(start, start + self.micro_batch)),
+                steps=self.steps,
+            )
+            for start in range(0, self.pool, self.micro_batch)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    candidates: int
+    selections: int
+    groups: int
+    requeued: int
+    duplicates: int
+    violations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """An iteration's end."""
+
+    selections: tuple[Selection, ...]
+    """In prompt order."""
+    proxy_mean: float
+    counts: Counts
+    audited: tuple[AuditedPool, ...] = ()
+    """In prompt order."""
+    violations: tuple[str, ...] = ()
+    """A sentence on each result that came again with other bytes; the first one counted."""
+
+
+def rewards_digest(rewards: Sequence[float]) -> str:
+    """SHA-256 of rewards as little-endian float32."""
+    return hashlib.sha256(struct.pack(f"<{len(rewards)}f", *rewards)).hexdigest()
+
+
+def group_digest(group: SampleGroup) -> str:
+    """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see."""
+    digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards))
+    digest.update(group.latents.contiguous().numpy().data)
+    if group.trajectory is not None:
+        digest.update(struct.pack("<q", group.trajectory.first_step))
+        digest.update(group.trajectory.states.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+class IterationBook:
+    def __init__(self, plan: IterationPlan) -> None:
+        self.plan = plan
+        self.explore = Ledger()
+        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
+        for unit in plan.pool_units():
+            self.explore.add(unit, self._kinds.get(unit.prompt_id, ""))
+        self.full = Ledger()
+        self.audit = Ledger()
+        self.selections: dict[str, Selection] = {}
+        self._audited = plan.audited_prompts
+        self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
+        self._kept: set[str] = set()
+        """Units whose samples are in the object store."""
+        self._full_rewards: dict[str, tuple[float, ...]] = {}
+        self._audits: dict[str, UnitResult] = {}
+        self._violations: list[str] = []
+        self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
+
+    def fold(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
+        """Take an explorer's answer; the prompt's Selection comes back once, with its last unit.
+
+        Of a plan in one stage, the unit's samples are there from now on, until `lose`.
+
+        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward), or is of
+        explorers of another kind than the plan says.
+        """
+        self._refuse_nonsense(result, self.plan.exploring_revision)
+        kind = self._kinds.get(result.unit.prompt_id, "")
+        if self._kinds and kind_of(result.worker) != kind:
+            raise ValueError(f"{result.worker} answered unit {result.unit.id}, which is for explorers of kind {kind!r}")
+        digest = rewards_digest(result.rewards) + result.samples_digest
+        outcome = self._finish(self.explore, result.unit, digest, result.worker)
+        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
+            self._kept.add(result.unit.id)
+        if outcome is not Outcome.ACCEPTED:
+            return outcome, None
+        candidates = self._candidates[result.unit.prompt_id]
+        for index, reward in zip(result.unit.indices, result.rewards, strict=True):
+            candidates.add(index, reward)
+            self._proxy[result.unit.prompt_id][index] = reward
+        if not candidates.complete:
+            return outcome, None
+        return outcome, self._select(result.unit.prompt_id)
+
+    def ready(self, prompt_id: str) -> WorkUnit | None:
+        """The full unit of a prompt once it can be done; asks again for chosen samples that are lost.
+
+        In two stages it can be once the selection is there; in one, once all it chose is kept.
+        """
+        selection = self.selections.get(prompt_id)
+        if selection is None:
+            return None
+        lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
+        for unit in lost:
+            self.explore.redo(unit.id)
+        return None if lost else self.full_unit(selection)
+
+    def sources(self, prompt_id: str) -> list[WorkUnit]:
+        """The pool units whose kept samples a selected prompt's group is made of; none in two stages."""
+        chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
+        units = self.plan.pool_units_of(prompt_id) if self.plan.one_stage else []
+        return [unit for unit in units if chosen & set(unit.indices)]
+
+    def lose(self, prompt_id: str) -> None:
+        """Note that the kept samples of a selected prompt are gone, and have them made again."""
+        self._kept -= {unit.id for unit in self.sources(prompt_id)}
+        self.ready(prompt_id)
+
+    def holds(self, group: SampleGroup) -> bool:
+        """Whether a group is the one that was accepted."""
+        unit = self.full_unit(self.selections[group.prompt_id])
+        same = (group.indices, group.revision) == (unit.indices, unit.revision)
+        return same and self.full_digest(group.prompt_id) == group_digest(group)
+
+    def full_digest(self, prompt_id: str) -> str:
+        """`group_digest` of a prompt's accepted group; empty if it is not there."""
+        return self.full.digest(self.full_unit(self.selections[prompt_id]).id)
+
+    def has_group(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted."""
+        return prompt_id in self.selections and bool(self.full_digest(prompt_id))
+
+    def has_lost(self, prompt_id: str) -> bool:
+        """Whether a prompt's group was accepted, is gone, and is to be made again."""
+        selection = self.selections.get(prompt_id)
+        return selection is not None and self.full.wants_again(self.full_unit(selection).id)
+
+    def lose_group(self, prompt_id: str) -> None:
+        """Note that an accepted group is gone, and have it made again."""
+        self.full.redo(self.full_unit(self.selections[prompt_id]).id)
+        if self.plan.one_stage:
+            self.lose(prompt_id)
+
+    def restart(self) -> None:
+        """Note that no samples are kept any more, as after a replayed journal; asks again for what is chosen."""
+        self._kept.clear()
+        for prompt_id, selection in self.selections.items():
+            if not self.full.has(self.full_unit(selection).id):
+                self.ready(prompt_id)
+
+    def fold_full(self, group: SampleGroup) -> Outcome:
+        """Take the group of a prompt's full unit. Raises ValueError if it is not what the selection asked for."""
+        selection = self.selections.get(group.prompt_id)
+        if selection is None:
+            raise ValueError(f"group of prompt {group.prompt_id} came before its selection")
+        unit = self.full_unit(selection)
+        if group.indices != unit.indices or group.revision != unit.revision:
+            raise ValueError(
+                f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
+                f"expected {unit.indices} of revision {unit.revision}"
+            )
+        if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(group.latents.numpy()).all())):
+            raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
+        self.full.add(unit)
+        outcome = self._finish(self.full, unit, group_digest(group), group.worker)
+        if outcome is Outcome.ACCEPTED:
+            self._full_rewards[group.prompt_id] = group.rewards
+        return outcome
+
+    def fold_audit(self, result: UnitResult) -> Outcome:
+        """Take the answer to an audit unit. Raises as `fold` does."""
+        self._refuse_nonsense(result, self.plan.revision)
+        outcome = self._finish(self.audit, result.unit, rewards_digest(result.rewards), result.worker)
+        if outcome is Outcome.ACCEPTED:
+            self._audits[result.unit.prompt_id] = result
+        return outcome
+
+    def full_unit(self, selection: Selection) -> WorkUnit:
+        """A selection, as a unit."""
+        return WorkUnit(
+            stage="full",
+            iteration=self.plan.iteration,
+            revision=self.plan.revision,
+            prompt_id=selection.prompt_id,
+            indices=tuple(c.index for c in selection.chosen),
+        )
+
+    @property
+    def audits_done(self) -> tuple[str, ...]:
+        """Prompts whose audit is in."""
+        return tuple(self._audits)
+
+    @property
+    def complete(self) -> bool:
+        """Every prompt has its group, every audited one its audit."""
+        groups = self.explore.complete and self.full.done == len(self.plan.prompt_ids)
+        return groups and len(self._audits) == len(self._audited)
+
+    @property
+    def proxy_mean(self) -> float:
+        """Mean of the rewards that rank all candidates of the iteration (summed in prompt and index order)."""
+        return float(np.mean([self._proxy[p] for p in self.plan.prompt_ids], dtype=np.float64))
+
+    def counts(self) -> Counts:
+        return Counts(
+            candidates=self.explore.done * self.plan.micro_batch,
+            selections=len(self.selections),
+            groups=self.full.done,
+            requeued=sum(ledger.requeued for ledger in self._ledgers),
+            duplicates=sum(ledger.duplicates for ledger in self._ledgers),
+            violations=sum(ledger.violations for ledger in self._ledgers),
+        )
+
+    def close(self) -> Closed:
+        """What the iteration came to. Raises RunError if it is not complete."""
+        if not self.complete:
+            raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
+        return Closed(
+            selections=self.ordered_selections(),
+            proxy_mean=self.proxy_mean,
+            counts=self.counts(),
+            audited=tuple(self._audited_pool(prompt_id) for prompt_id in self._audited),
+            violations=tuple(self._violations),
+        )
+
+    def ordered_selections(self) -> tuple[Selection, ...]:
+        """The selections made so far, in the plan's prompt order."""
+        return tuple(self.selections[p] for p in self.plan.prompt_ids if p in self.selections)
+
+    def _select(self, prompt_id: str) -> Selection:
+        best, worst = self._candidates[prompt_id].select()
+        selection = Selection(
+            iteration=self.plan.iteration,
+            revision=self.plan.revision,
+            prompt_id=prompt_id,
+            best=best,
+            worst=worst,
+        )
+        self.selections[prompt_id] = selection
+        if not self.plan.one_stage:
+            self.full.add(self.full_unit(selection))
+        if prompt_id in self._audited:
+            self.audit.add(self._audit_unit(selection))
+        return selection
+
+    @property
+    def violation(self) -> str:
+        """The sentence on the last violation."""
+        return self._violations[-1]
+
+    def _finish(self, ledger: Ledger, unit: WorkUnit, digest: str, worker: str) -> Outcome:
+        outcome = ledger.finish(unit.id, digest, worker)
+        if outcome is Outcome.VIOLATION:
+            first = ledger.finisher(unit.id)
+            self._violations.append(f"{worker} brought other bytes for {unit.id} than {first}")
+        return outcome
+
+    @property
+    def _ledgers(self) -> tuple[Ledger, ...]:
+        return self.explore, self.full, self.audit
+
+    def _audit_unit(self, selection: Selection) -> WorkUnit:
+        """Seeds of a pool that were not selected, as a unit."""
+        assert self.plan.audit is not None
+        plan, full = self.plan, self.full_unit(selection)
+        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, full.indices)
+        return replace(full, stage="audit", indices=indices)
+
+    def _audited_pool(self, prompt_id: str) -> AuditedPool:
+        result = self._audits[prompt_id]
+        return AuditedPool(
+            proxies=tuple(self._proxy[prompt_id].tolist()),
+            chosen=self.full_unit(self.selections[prompt_id]).indices,
+            chosen_rewards=self._full_rewards[prompt_id],
+            audited=result.unit.indices,
+            audited_rewards=result.rewards,
+        )
+
+    def _refuse_nonsense(self, result: UnitResult, revision: int) -> None:
+        unit = result.unit
+        if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
+            raise ValueError(
+                f"{result.worker} answered unit {unit.id} with iteration {unit.iteration}, revision {unit.revision}; "
+                f"expected {self.plan.iteration}, {revision}"
+            )
+        if len(result.rewards) != len(unit.indices) or not all(math.isfinite(r) for r in result.rewards):
+            raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {result.rewards}")

@@ -1,0 +1,255 @@
+"""How long a run will take on a given fleet, what holds it up, and what to add next: by simulation.
+
+The fleet is the configuration's: explorers, regenerators and learner ranks. They share GPUs if an explorer and a
+regenerator fit on one together by their `num_gpus`; one that asks for none is counted as a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+
+from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.config.checks import lead_problems
+from solrl_ray.config.pools import explorers_in_all, pools
+from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.simulator.prices import (
+    Cluster,
+    OrchestrationCosts,
+    Priced,
+    PriceList,
+    orchestration,
+    priced,
+)
+from solrl_ray.simulator.scenario import Disturbances, Scenario
+from solrl_ray.simulator.simulation import SimulatedIteration, Simulation
+
+ITERATIONS = 3
+"""Simulated ones; with failures, more of them, or a rare one would decide all."""
+ITERATIONS_WITH_FAILURES = 20
+WORTHWHILE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """The same run with more GPUs, or with a lead."""
+
+    text: str
+    gpus: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    config: Config
+    prices: PriceList
+    priced: Priced
+    gpus: int
+    seconds: float
+    """Of an iteration, the mean."""
+    parts: dict[str, float]
+    """Seconds of an iteration by what it waits for; they make up `seconds`."""
+    busy: dict[str, float]
+    """Role → share of the iteration that its workers are at work; `controller`: of the rollout."""
+    options: tuple[Option, ...]
+    messages: str
+    """Where the controller's costs are from."""
+
+    @property
+    def bottleneck(self) -> str:
+        return max(self.parts, key=lambda name: self.parts[name])
+
+    def gpu_hours(self, iterations: int) -> float:
+        """Without start, evaluations and the report."""
+        return self.gpus * self.seconds * iterations / 3600
+
+    def rows(self) -> list[tuple[str, str]]:
+        """What `solrl plan` prints: name, sum in words."""
+        parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in self.parts.items())
+        shares = ", ".join(f"{role} {share:.0%}" for role, share in self.busy.items())
+        iterations = self.config.run.iterations
+        estimates = [name for name, figure in self.priced.figures.items() if not figure.measured]
+        measured = [name for name, figure in self.priced.figures.items() if figure.measured]
+        figure = self.priced.figures
+        return [
+            ("time", f"{self.seconds:.4g} s an iteration on {self.gpus} × {self.prices.gpu}: {parts}"),
+            (
+                "whole run",
+                f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
+                f"{self.gpu_hours(iterations):.4g} GPU-hours, without start and evaluations",
+            ),
+            *self._other_explorers(),
+            ("at work", shares),
+            ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
+            ("add next", self._advice()),
+            ("measured", "; ".join(f"{name} {figure[name].time}" for name in measured) or "nothing"),
+            ("messages", self.messages),
+            (
+                "ESTIMATES",
+                "; ".join(f"{name} {figure[name].time} ({figure[name].source})" for name in estimates) or "none",
+            ),
+        ]
+
+    def _other_explorers(self) -> list[tuple[str, str]]:
+        others = ", ".join(f"{other.count} × {other.name}" for other in self.config.fleet.other_explorers)
+        text = f"{others}, counted as explorers like the rest: as fast, and without prompts of their own"
+        return [("others", f"{text}; if they are slower, an iteration takes longer")] if others else []
+
+    def _advice(self) -> str:
+        gains = [option for option in self.options if option.seconds < (1 - WORTHWHILE) * self.seconds]
+        if not gains:
+            tried = ", ".join(option.text for option in self.options)
+            return f"nothing that was tried makes it faster ({tried})"
+        return "; ".join(
+            f"{option.text}: {option.seconds:.4g} s ({option.seconds / self.seconds - 1:+.0%}), "
+            f"GPU-hours {option.seconds * option.gpus / (self.seconds * self.gpus) - 1:+.0%}"
+            for option in sorted(gains, key=lambda option: option.seconds)
+        )
+
+
+def forecast(
+    config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, controller: OrchestrationCosts
+) -> Forecast:
+    """Simulate the run as configured, and with a node more of each kind. Raises UserError if a figure is missing."""
+    cost = priced(config, arithmetic, prices, cluster)
+    made = scenario(config, cost, cluster, controller)
+    iterations = steady(made)
+    seconds = statistics.fmean(i.seconds for i in iterations)
+    busy = {
+        "explorers": _mean(iterations, "explorer") / (seconds * made.explorers),
+        "regenerators": _mean(iterations, "regenerator") / (seconds * made.regenerators),
+        "learners": cost.stages.update / seconds,
+        "controller": _mean(iterations, "controller") / statistics.fmean(i.rollout for i in iterations),
+    }
+    options = tuple(
+        _option(changed, text, arithmetic, prices, cluster, controller)
+        for changed, text in (*_larger(config, cluster.gpus_per_node), *_ahead(config))
+    )
+    return Forecast(
+        config=config,
+        prices=prices,
+        priced=cost,
+        gpus=gpus(config),
+        seconds=seconds,
+        parts=_parts(made, iterations),
+        busy=busy,
+        options=options,
+        messages=controller.conditions,
+    )
+
+
+def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
+    """The forecast's table on such a cluster. Raises UserError as `forecast`."""
+    return paragraphs(forecast(arithmetic.config, arithmetic, prices, cluster, orchestration()).rows())
+
+
+def scenario(config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts) -> Scenario:
+    """The configuration's fleet and work, as the simulation takes it."""
+    rollout = config.rollout
+    return Scenario(
+        prompts=rollout.prompts,
+        pool=rollout.pool,
+        keep=rollout.keep,
+        micro_batch=pool_sampling(config).micro_batch,
+        explorers=explorers_in_all(config.fleet),  # as if all were alike
+        regenerators=config.fleet.regenerators.count,
+        learners=config.learner.world_size,
+        credit=config.fleet.credit,
+        one_stage=is_one_stage(config),
+        max_lead=rollout.max_lead,
+        colocated=colocated(config),
+        stages=cost.stages,
+        orchestration=controller.seconds(),
+        network=cost.network,
+        disturbances=Disturbances(
+            spread=cluster.spread or 0.0,
+            mtbf=cluster.mtbf_hours * 3600 if cluster.mtbf_hours else math.inf,
+            restart=cluster.restart_seconds,
+        ),
+        seed=config.run.seed,
+    )
+
+
+def colocated(config: Config) -> bool:
+    """Whether an explorer and a regenerator share a GPU."""
+    return 0 < config.fleet.explorers.num_gpus + config.fleet.regenerators.num_gpus <= 1
+
+
+def gpus(config: Config) -> int:
+    """GPUs of the whole fleet."""
+    fleet = config.fleet
+    groups: tuple[tuple[int, Worker], ...] = (
+        *((pool.count, pool) for pool in pools(fleet).values()),
+        (config.learner.world_size, fleet.learners),
+    )
+    return math.ceil(sum(count * (worker.num_gpus or 1.0) for count, worker in groups) - 1e-6)
+
+
+def steady(made: Scenario) -> list[SimulatedIteration]:
+    """Simulated iterations without the first."""
+    count = ITERATIONS_WITH_FAILURES if math.isfinite(made.disturbances.mtbf) else ITERATIONS
+    return list(Simulation(made).run(count + 1))[1:]
+
+
+def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, float]:
+    """Seconds by what is waited for; the controller's share is what a run without its costs would save."""
+    free = steady(replace(made, orchestration=type(made.orchestration)()))
+    mean = statistics.fmean
+    load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
+    load = min(load, mean(i.explored for i in free))  # who explored ahead has loaded his revision long before
+    return {
+        "explore": mean(i.explored for i in free) - load,
+        "regenerate after exploring": mean(i.rollout - i.explored for i in free),
+        "learn": mean(i.update for i in free),
+        "publish": mean(i.publish for i in free) + load,
+        "orchestration": max(0.0, mean(i.seconds for i in iterations) - mean(i.seconds for i in free)),
+    }
+
+
+def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
+    fleet, learner = config.fleet, config.learner
+    more_explorers = fleet.explorers.model_copy(update={"count": fleet.explorers.count + node})
+    more_regenerators = fleet.regenerators.model_copy(update={"count": fleet.regenerators.count + node})
+    more_ranks = learner.model_copy(update={"world_size": learner.world_size + node})
+    if colocated(config):
+        everywhere = fleet.model_copy(update={"explorers": more_explorers, "regenerators": more_regenerators})
+        return [
+            (config.model_copy(update={"fleet": everywhere, "learner": more_ranks}), f"{node} GPUs with one of each")
+        ]
+    pools = {"explorers": more_explorers, "regenerators": more_regenerators}
+    if is_one_stage(config):
+        del pools["regenerators"]
+    return [
+        *(
+            (config.model_copy(update={"fleet": fleet.model_copy(update={name: pool})}), f"{node} {name}")
+            for name, pool in pools.items()
+        ),
+        (config.model_copy(update={"learner": more_ranks}), f"{node} learner ranks"),
+    ]
+
+
+def _ahead(config: Config) -> list[tuple[Config, str]]:
+    """The same GPUs with `rollout.max_lead` 1, where it is another run and allowed."""
+    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_lead": 1})})
+    if config.rollout.max_lead or any(lead_problems(ahead)):
+        return []
+    return [(ahead, "exploring one iteration ahead (rollout.max_lead 1)")]
+
+
+def _option(
+    config: Config,
+    text: str,
+    arithmetic: Arithmetic,
+    prices: PriceList,
+    cluster: Cluster,
+    controller: OrchestrationCosts,
+) -> Option:
+    cost = priced(config, describe(config, arithmetic.facts), prices, cluster)
+    iterations = steady(scenario(config, cost, cluster, controller))
+    return Option(text=text, gpus=gpus(config), seconds=statistics.fmean(i.seconds for i in iterations))
+
+
+def _mean(iterations: list[SimulatedIteration], role: str) -> float:
+    return statistics.fmean(iteration.busy[role] for iteration in iterations)

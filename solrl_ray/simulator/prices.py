@@ -1,0 +1,303 @@
+"""What the stages of a run cost on a given card: price lists as data, and the seconds that a run makes of them.
+
+A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether it was measured, and on
+what. A model that is not listed is scaled from the nearest one of its family, which makes an estimate of every figure.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from solrl_ray.config import yaml12
+from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.config.part import AboveZero, Part, Positive, Share
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
+from solrl_ray.errors import UserError
+from solrl_ray.simulator.scenario import Network, Orchestration, Stages
+
+SHIPPED = Path(__file__).with_name("price_lists")
+SAME = 1.05
+"""Models whose parameters differ by less than this factor, and their image tokens too, count as the same one."""
+SCALABLE = 8.0
+"""Largest factor of work by which a figure is scaled to another model."""
+DELTA_SHARE = 0.07
+"""Assumed size of a compressed delta between packed revisions, of the whole."""
+
+P = TypeVar("P", bound=Part)
+
+
+class Figure(Part):
+    ms: AboveZero
+    measured: bool
+    source: str
+    """What was measured, on which version; or how the estimate was made."""
+
+    @property
+    def time(self) -> str:
+        """In words, three digits of it."""
+        ms = float(f"{self.ms:.3g}")
+        return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
+
+
+class ModelCosts(Part):
+    """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
+
+    family: str
+    parameters: AboveZero
+    """Of the transformer."""
+    resolution: Positive
+    steps: dict[str, Figure]
+    """Tier → one solver step."""
+    decode_and_reward: Figure
+    forward: Figure
+    """A learner's forward without gradient, at one timestep."""
+    backward: Figure
+    """Forward and backward, at one timestep."""
+    backward_checkpointed: Figure | None = None
+    """The same with gradient checkpointing."""
+    publication: Figure
+    """Making a revision."""
+    load: Figure
+    """Verifying, swapping in and proving it on a worker that has it."""
+    checkpoint: Figure
+
+
+class PriceList(Part):
+    gpu: str
+    fastest: str
+    """Tier that ``rollout.preview.precision: auto`` means on this card."""
+    models: list[ModelCosts]
+
+
+class Cluster(Part):
+    """What the forecast must know of the machines; how many workers there are is the configuration's."""
+
+    gpu: str
+    """A shipped price list, such as ``h200``, or the path of a file like one."""
+    gpus_per_node: Positive = 8
+    gigabytes_per_second: AboveZero = 2.0
+    """What a node sends through the object store."""
+    fanout: Positive = 2
+    """Nodes that a holder of a revision sends it to at a time."""
+    spread: Share | None = None
+    """Standard deviation of the logarithm of a unit's time; null: none."""
+    mtbf_hours: AboveZero | None = None
+    """Mean hours between failures of one worker; null: none fails."""
+    restart_seconds: AboveZero = 60.0
+    """From a worker's loss to its replacement's first revision."""
+
+
+class OrchestrationCosts(Part):
+    """Milliseconds of the controller; fields as in `scenario.Orchestration`."""
+
+    conditions: str
+    round: float
+    worker: float
+    call: float
+    load: float
+    answer: float
+    ask: float
+    commit: float
+    fold: float
+    candidate: float
+    store: float
+    write: float
+    hop: float
+    gap: float
+    iteration: float
+
+    def seconds(self) -> Orchestration:
+        figures = self.model_dump(exclude={"conditions"})
+        return Orchestration(**{name: milliseconds / 1000 for name, milliseconds in figures.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A configuration's stages, and the figures that they were worked out from."""
+
+    stages: Stages
+    network: Network
+    figures: dict[str, Figure]
+    """What for → the figure, scaled if need be."""
+
+
+def price_list(name: str) -> PriceList:
+    """The shipped list called `name`, or the one in the file `name`. Raises UserError if there is no such."""
+    shipped = sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
+    path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"gpu is {name!r} (--gpu or the cluster's file); it must be one of {', '.join(shipped)}, or a price list "
+            "in a file."
+        )
+    return read_part(path, PriceList)
+
+
+def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
+    """What `file` says, on the card `gpu` if that is given. Raises UserError for a bad file."""
+    described = read_part(file, Cluster) if file else Cluster(gpu=gpu or "")
+    return described.model_copy(update={"gpu": gpu}) if gpu else described
+
+
+def cluster_and_prices(file: Path | None, gpu: str | None) -> tuple[Cluster, PriceList]:
+    """`cluster_of`, and the list of its card. Raises UserError as that and `price_list`."""
+    cluster = cluster_of(file, gpu)
+    return cluster, price_list(cluster.gpu)
+
+
+def orchestration() -> OrchestrationCosts:
+    """What the controller's messages cost, as measured by ``benchmarks/scaling.py --calibrate``."""
+    return read_part(SHIPPED / "controller.yaml", OrchestrationCosts)
+
+
+def read_part(path: Path, kind: type[P]) -> P:
+    """A `kind` from a YAML file. Raises UserError: one sentence that names file and key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The file {path} cannot be read: {error}.") from None
+    try:
+        return kind.model_validate(yaml12.parse(text, str(path)))
+    except ValidationError as error:
+        detail = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in detail["loc"])
+        known = f"it is read as a {kind.__name__}, whose keys are {', '.join(kind.model_fields)}"
+        if detail["type"] == "missing":
+            raise UserError(f"{path} has no key {key}; {known}.") from None
+        if detail["type"] in ("extra_forbidden", "model_type"):
+            raise UserError(f"{path} has {f'the unknown key {key}' if key else 'no keys'}; {known}.") from None
+        raise UserError(f"{path}: {key}: {detail['msg'][:1].lower()}{detail['msg'][1:]}.") from None
+
+
+def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
+    """Seconds of each stage. Raises UserError if the list has no such model or tier.
+
+    The learner's time is that of its passes, one after the other; then, between nodes, a ring all-reduce of its
+    gradient (2 (n - 1) / n times its bytes), and before them the samples' way to its node.
+    """
+    assert arithmetic.facts is not None
+    costs = _model_costs(config, arithmetic.facts, prices)
+    rollout, learner = config.rollout, config.learner
+    pool = pool_sampling(config)
+    tier = prices.fastest if pool.tier == "auto" else pool.tier
+    preview = _step(costs, tier, "rollout.preview.precision", prices)
+    full = _step(costs, full_tier(config.model), "model.dtype", prices)
+    backward = costs.backward
+    if learner.gradient_checkpointing:
+        if costs.backward_checkpointed is None:
+            raise UserError(
+                f"learner.gradient_checkpointing is true, but the price list of {prices.gpu} has no "
+                f"backward_checkpointed for {costs.family}; set it false or add the figure to a list of your own."
+            )
+        backward = costs.backward_checkpointed
+    image = costs.decode_and_reward.ms
+    drawn = math.ceil(rollout.keep / rollout.full.micro_batch) * rollout.full.micro_batch
+    passes = learner.micro_batch * (
+        arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * costs.forward.ms
+    )
+    figures = {
+        f"pool step ({tier})": preview,
+        f"regeneration step ({full_tier(config.model)})": full,
+        "decode and reward": costs.decode_and_reward,
+        "training pass": backward,
+        "forward without gradient": costs.forward,
+        "publication": costs.publication,
+        "load": costs.load,
+        "checkpoint": costs.checkpoint,
+    }
+    if is_one_stage(config):
+        del figures[f"regeneration step ({full_tier(config.model)})"]
+    stages = Stages(
+        preview=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
+        full=(drawn * rollout.full.steps * full.ms + rollout.keep * image) / 1000,
+        update=passes / 1000 + _traffic(config, arithmetic, cluster),
+        checkpoint=costs.checkpoint.ms / 1000,
+        publication=costs.publication.ms / 1000,
+        load=costs.load.ms / 1000,
+    )
+    network = Network(
+        payload=_payload(config, arithmetic),
+        bandwidth=cluster.gigabytes_per_second * 1e9,
+        workers_per_node=cluster.gpus_per_node,
+        fanout=cluster.fanout,
+    )
+    return Priced(stages=stages, network=network, figures=figures)
+
+
+def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
+    model = config.model
+    ratios = [
+        (facts.parameters / listed.parameters, (model.resolution / listed.resolution) ** 2, listed)
+        for listed in prices.models
+        if listed.family == model.family
+    ]
+    for weights, tokens, listed in ratios:
+        if 1 / SAME <= weights <= SAME and 1 / SAME <= tokens <= SAME:
+            return listed
+    work = {weights * tokens: listed for weights, tokens, listed in ratios}
+    nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
+    if not 1 / SCALABLE <= nearest <= SCALABLE:
+        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models)
+        raise UserError(
+            f"The price list of {prices.gpu} has nothing like {model.path} at {model.resolution} px (family "
+            f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
+            "with --gpu FILE."
+        )
+    listed = work[nearest]
+
+    def scaled(figure: Figure) -> Figure:
+        return by(nearest, "parameters x image tokens", figure)
+
+    def of_weights(figure: Figure) -> Figure:
+        return by(facts.parameters / listed.parameters, "parameters", figure)
+
+    def by(factor: float, ratio: str, figure: Figure) -> Figure:
+        source = f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}"
+        return Figure(ms=figure.ms * factor, measured=False, source=source)
+
+    checkpointed = listed.backward_checkpointed
+    return ModelCosts(
+        family=listed.family,
+        parameters=facts.parameters,
+        resolution=model.resolution,
+        steps={tier: scaled(figure) for tier, figure in listed.steps.items()},
+        decode_and_reward=scaled(listed.decode_and_reward),
+        forward=scaled(listed.forward),
+        backward=scaled(listed.backward),
+        backward_checkpointed=scaled(checkpointed) if checkpointed else None,
+        publication=of_weights(listed.publication),
+        load=of_weights(listed.load),
+        checkpoint=of_weights(listed.checkpoint),
+    )
+
+
+def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList) -> Figure:
+    if tier not in costs.steps:
+        raise UserError(
+            f"{key} comes to {tier!r}, for which the price list of {prices.gpu} has no figure with family "
+            f"{costs.family}; it has {', '.join(costs.steps)}."
+        )
+    return costs.steps[tier]
+
+
+def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
+    """Seconds of the learner group's traffic between nodes, none of it hidden behind work."""
+    ranks = config.learner.world_size
+    nodes = math.ceil(ranks / cluster.gpus_per_node)
+    gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.updates
+    return (gradient + (arithmetic.latents_bytes or 0)) / (cluster.gigabytes_per_second * 1e9)
+
+
+def _payload(config: Config, arithmetic: Arithmetic) -> float:
+    """Bytes of a revision, the mean over a snapshot and the deltas that follow it."""
+    factors = arithmetic.lora_bytes or 0
+    if config.publish.mode != "packed":
+        return factors
+    snapshots = 1 / config.publish.snapshot_every
+    return factors + (arithmetic.packed_bytes or 0) * (snapshots + (1 - snapshots) * DELTA_SHARE)

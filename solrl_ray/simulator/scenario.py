@@ -1,0 +1,120 @@
+"""What a simulated run is told: its work, its fleet, and what everything costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Seconds of the work itself, on a worker of usual speed."""
+
+    preview: float
+    """One unit of a prompt's pool: previews or, in one stage, the samples themselves."""
+    full: float
+    """Regeneration of one prompt."""
+    update: float
+    """One learner update, all ranks at work."""
+    checkpoint: float = 0.0
+    publication: float = 0.0
+    """Making a revision: merge, quantise, write."""
+    load: float = 0.0
+    """Verifying, swapping in and proving a revision on a worker that has received it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orchestration:
+    """Seconds that the controller spends, one thing after another."""
+
+    round: float = 0.0
+    """One look at what has arrived."""
+    worker: float = 0.0
+    """The same, for each worker of both pools."""
+    call: float = 0.0
+    """Sending one call with a unit, its prompt and the reference of an embedding."""
+    load: float = 0.0
+    """Sending one call with the references of a revision and of a probe's embedding."""
+    answer: float = 0.0
+    """Taking one small answer."""
+    ask: float = 0.0
+    """One question to the selector and its answer."""
+    commit: float = 0.0
+    """The selector's wait for the disk, once for all that is brought together."""
+    fold: float = 0.0
+    """The selector's own work for one result of a pool's unit among many."""
+    candidate: float = 0.0
+    """The same for each reward in it."""
+    store: float = 0.0
+    """As `fold`, for a sample group."""
+    write: float = 0.0
+    """A group's file, which the selector has written while it goes on; many at a time."""
+    hop: float = 0.0
+    """A message on its way, which delays its receiver only."""
+    gap: float = 0.0
+    """What a worker needs between two units beside their work."""
+    iteration: float = 0.0
+    """Once an iteration: what is neither a unit's nor a revision's message, such as opening the book, the questions to
+    the learner group, metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How a revision reaches the nodes: whoever holds it sends it on to `fanout` others at a time."""
+
+    payload: float
+    """Bytes of a revision."""
+    bandwidth: float
+    """Bytes a second that one node sends; its receivers share them."""
+    workers_per_node: int = 8
+    """Of each pool; a node receives one copy for all of its workers."""
+    fanout: int = 2
+
+    def arrival(self, index: int, nodes: int) -> float:
+        """Seconds until node `index` of `nodes` has the payload.
+
+        A round multiplies the holders by fanout + 1 and takes as long as one node needs to send `fanout` copies.
+        """
+        fanout = min(self.fanout, nodes)
+        rounds, holders = 0, 1
+        while holders - 1 <= index:
+            rounds, holders = rounds + 1, holders * (fanout + 1)
+        return rounds * fanout * self.payload / self.bandwidth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbances:
+    spread: float = 0.0
+    """Standard deviation of the logarithm of a unit's time; the mean stays."""
+    slow_share: float = 0.0
+    """Probability that a worker is a straggler for all its life."""
+    slow_factor: float = 1.0
+    """A straggler's time for a unit, in times of the others."""
+    mtbf: float = math.inf
+    """Mean seconds between failures of one worker or learner rank (exponential)."""
+    restart: float = 0.0
+    """From a worker's loss to its replacement being able to load; also of the learner group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    prompts: int
+    pool: int
+    keep: int
+    micro_batch: int
+    explorers: int
+    regenerators: int
+    learners: int = 1
+    credit: int = 2
+    one_stage: bool = False
+    """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
+    max_lead: int = 0
+    """How many revisions explorers may be behind (`scheduling.staleness`)."""
+    colocated: bool = False
+    """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
+    stages: Stages
+    orchestration: Orchestration = Orchestration()
+    network: Network | None = None
+    """None: revisions are at their receivers at once."""
+    disturbances: Disturbances = Disturbances()
+    seed: int = 0

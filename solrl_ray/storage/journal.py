@@ -1,0 +1,106 @@
+"""What was decided in an iteration, as an append-only file that survives being cut off anywhere.
+
+One JSON object a line, preceded by the CRC-32 of its text::
+
+    5f3c0a11 {"kind":"preview","unit":"preview/3/9f…/0-23",…}
+
+A line counts once it is complete and its checksum holds. Reading stops at the first line that does not; the rest
+was never acknowledged to anybody, so its work is simply done again. Appending first truncates such a tail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from solrl_ray.common.files import make_folder, sync_folder
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+class Journal:
+    """The journal of one iteration. Not for several processes at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self._together = False
+
+    def entries(self) -> list[dict[str, Any]]:
+        """All entries that hold, oldest first; empty if there is no file yet."""
+        return [entry for entry, _ in self._scan()]
+
+    def append(self, *entries: dict[str, Any]) -> None:
+        """Write entries and wait until they are on the disk; inside of `together` its end waits."""
+        file = self._file or self._open()
+        file.write(b"".join(_line(entry) for entry in entries))
+        file.flush()
+        if not self._together:
+            os.fsync(file.fileno())
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Waits once, at its end, until all that is appended meanwhile is on the disk."""
+        end, self._together = self._file.tell() if self._file else 0, True
+        try:
+            yield
+        finally:
+            self._together = False
+            if self._file is not None and self._file.tell() != end:
+                os.fsync(self._file.fileno())
+
+    def set_aside(self) -> Path:
+        """Rename the file to ``….stale``, so that the journal is empty again; returns where it is now."""
+        self.close()
+        stale = self.path.with_name(f"{self.path.name}.stale")
+        self.path.replace(stale)
+        sync_folder(self.path.parent)
+        return stale
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> IO[bytes]:
+        make_folder(self.path.parent)
+        created = not self.path.exists()
+        end = 0
+        for _, position in self._scan():
+            end = position
+        self._file = self.path.open("ab")
+        self._file.truncate(end)
+        if created:
+            sync_folder(self.path.parent)
+        return self._file
+
+    def _scan(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """Entries that hold, each with the file position after it."""
+        if not self.path.exists():
+            return
+        position = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                entry = _parse(line)
+                if entry is None:
+                    return
+                position += len(line)
+                yield entry, position
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    text = _ENCODER.encode(entry).encode()
+    return b"%08x %s\n" % (zlib.crc32(text), text)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry

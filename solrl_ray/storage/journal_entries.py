@@ -1,0 +1,92 @@
+"""The lines of an iteration's journal (`solrl_ray.storage.journal`): what each says, and what is read from it again."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict
+from typing import Any
+
+from solrl_ray.records import Selection, UnitResult, WorkUnit
+from solrl_ray.scheduling.iteration_state import IterationPlan
+
+
+def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of an iteration that is explored ahead: what was explored, and what followed from its last ``revision``."""
+    revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
+    explored = [entry for entry in entries if entry["kind"] == "preview"]
+    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "preview"] if revisions else []
+    return explored, made
+
+
+def plan_entry(plan: IterationPlan) -> dict[str, Any]:
+    return {
+        "iteration": plan.iteration,
+        "revision": plan.revision,
+        "prompts": list(plan.prompt_ids),
+        "pool": plan.pool,
+        "keep": plan.keep,
+        "micro_batch": plan.micro_batch,
+        "policy_digest": plan.policy_digest,
+        "score_class": plan.score_class,
+        **({"kinds": list(plan.kinds)} if plan.kinds else {}),
+        **({"lead": plan.lead} if plan.lead else {}),
+        **({"one_stage": True} if plan.one_stage else {}),
+        **({"audit": asdict(plan.audit)} if plan.audit else {}),
+        **({"rung": plan.rung, "steps": plan.steps} if plan.rung else {}),
+    }
+
+
+def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score classes,
+    and who of them explored what."""
+    anybody = {"policy_digest": "", "score_class": "", "kinds": []}
+    plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
+    return plans[0] == plans[1]
+
+
+def maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
+    """In what the journal of `stale` differs."""
+    if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
+        return "another revision's bytes"
+    return "workers that score otherwise (another device, thread count or library, or other prompts each)"
+
+
+def unit_entry(result: UnitResult) -> dict[str, Any]:
+    return {
+        "kind": result.unit.stage,
+        "prompt": result.unit.prompt_id,
+        "indices": list(result.unit.indices),
+        "rewards": struct.pack(f"<{len(result.rewards)}f", *result.rewards).hex(),
+        "worker": result.worker,
+        "score_class": result.score_class,
+        "seconds": result.seconds,
+        **({"samples": result.samples_digest} if result.samples_digest else {}),
+    }
+
+
+def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
+    raw = bytes.fromhex(entry["rewards"])
+    return UnitResult(
+        unit=WorkUnit(
+            stage=entry["kind"],
+            iteration=plan.iteration,
+            revision=plan.revision if entry["kind"] == "audit" else plan.exploring_revision,
+            prompt_id=entry["prompt"],
+            indices=tuple(entry["indices"]),
+            steps=None if entry["kind"] == "audit" else plan.steps,
+        ),
+        rewards=struct.unpack(f"<{len(raw) // 4}f", raw),
+        worker=entry["worker"],
+        score_class=entry["score_class"],
+        seconds=entry["seconds"],
+        samples_digest=entry.get("samples", ""),
+    )
+
+
+def selection_entry(selection: Selection) -> dict[str, Any]:
+    return {
+        "kind": "selection",
+        "prompt": selection.prompt_id,
+        "best": [c.index for c in selection.best],
+        "worst": [c.index for c in selection.worst],
+    }

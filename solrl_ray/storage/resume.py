@@ -1,0 +1,113 @@
+"""Where a run goes on: the newest checkpoint that holds, and what was measured up to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from solrl_ray.common.files import read_json, replace_file
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, measured_seconds
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.prompts.prompt_set import prompts_digest, read_prompts
+from solrl_ray.report.data import read_run
+from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.run_folder import RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    updates: int
+    """Updates done; also the next iteration."""
+    state: LearnerState | None
+    """None at the very start."""
+    iterations: list[IterationMetrics]
+    evaluations: list[EvaluationMetrics]
+    seconds: float
+    """Wall seconds that the run has taken before, as far as its metrics tell."""
+    notes: tuple[str, ...] = ()
+    """What the user should know: checkpoints that were passed over because they are damaged."""
+
+
+def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: int = 0) -> ResumePoint:
+    """Find it, and drop what lies beyond it. A new run begins at 0.
+
+    Args:
+        iterations: how many the run shall have.
+        init: what the run was warm-started from: then it has a checkpoint of 0 updates.
+        lead: `rollout.max_lead`.
+
+    Raises:
+        UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing
+            was dropped.
+        RunError: metrics of an iteration that a checkpoint contains are missing. Nothing was dropped.
+    """
+    updates, state, notes = newest_state(folder.checkpoints(), folder.path)
+    folder.check_length(iterations, updates)
+    if init and state is None:
+        raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
+    measured, evaluations = _measured(folder, updates)
+    folder.rewind_metrics(updates)
+    folder.drop_beyond(updates, lead=lead)
+    seconds = measured_seconds(measured, evaluations)
+    return ResumePoint(
+        updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
+    )
+
+
+def check_prompts(folder: RunFolder, config: Config) -> None:
+    """Note which prompts a run begins with: those to train on, and the held-out ones that are evaluated, in order.
+
+    Raises UserError if it began with others: which ones an iteration takes, and what rewards of evaluations are
+    compared with, would change without a word.
+    """
+    used = {
+        "train": read_prompts(config.prompts.train, "prompts.train"),
+        "heldout": read_prompts(config.prompts.heldout, "prompts.heldout")[: config.evaluation.prompts],
+    }
+    now = {part: {"prompts": len(found), "digest": prompts_digest(found)} for part, found in used.items()}
+    if not folder.prompts.is_file():
+        replace_file(folder.prompts, json.dumps(now, indent=1).encode())
+        return
+    mend = "remove it, if the prompts are those that the run began with"
+    was = read_json(folder.prompts, mend)
+    parts = was.values() if isinstance(was, dict) and was.keys() == now.keys() else (None,)
+    if not all(isinstance(part, dict) and "prompts" in part for part in parts):
+        raise UserError(f"{folder.prompts} does not say what the run began with; {mend}.")
+    for part in (part for part in now if now[part] != was[part]):
+        raise UserError(
+            f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
+            f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
+            f"put the file back, or begin another run, with --from {folder.path} from what this one has learned"
+        )
+
+
+def concluded(folder: RunFolder) -> bool:
+    """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
+
+    Raises:
+        UserError: a file of the run is damaged, or all its checkpoints are.
+    """
+    if not (folder.lora / LORA_FILE).is_file():
+        return False
+    run = read_run(folder.path)
+    return run.finished and newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
+
+
+def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:
+    iterations: list[IterationMetrics] = []
+    evaluations: list[EvaluationMetrics] = []
+    for record in folder.read_metrics_until(updates):
+        values = {name: value for name, value in record.items() if name != "event"}
+        if record["event"] == "iteration":
+            iterations.append(IterationMetrics(**values))
+        else:
+            evaluations.append(EvaluationMetrics(**values))
+    if [m.iteration for m in iterations] != list(range(updates)):
+        raise RunError(
+            f"{folder.metrics} has iterations {[m.iteration for m in iterations]}, "
+            f"but the newest checkpoint is after {updates} updates"
+        )
+    return iterations, evaluations

@@ -1,0 +1,403 @@
+"""The folder of a run: where everything is, who may write it, and what a resumed run finds there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from solrl_ray.common.files import (
+    READ_SECONDS,
+    in_time,
+    lacks_space,
+    make_folder,
+    read_json,
+    remove_partial,
+    replace_file,
+    sync_folder,
+)
+from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.schema import Checkpoints, Config
+from solrl_ray.errors import UserError
+from solrl_ray.metrics.records import EvaluationMetrics
+from solrl_ray.records import SampleGroup, Trajectory
+from solrl_ray.storage.checkpoints import retained
+from solrl_ray.storage.journal import Journal
+
+if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does without
+    import torch
+
+    from solrl_ray.learning.state import LearnerState
+
+RESUME_PATIENCE = 20.0
+"""How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
+_BEFORE_TRAINING = (
+    "metrics.jsonl",
+    "evaluations",
+    "revisions",
+    "samples",
+    "tensorboard",
+    "spans.jsonl",
+    "attestations.json",
+    "pools.json",
+    "prompts.json",
+)
+"""What a run writes before its first preview is journaled."""
+_NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+
+
+class Unreadable(Exception):
+    """A stored group is missing, cut off or altered."""
+
+
+class RunFolder:
+    """Paths and formats of one run folder. Holds no state but the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: FileIO | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> RunFolder:
+        return cls(Path(config.run.root).expanduser() / config.run.name)
+
+    # Who may write
+
+    def create(self, config: Config, *, resume: bool, first: LearnerState | None = None) -> None:
+        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`.
+
+        A run counts as begun once something was journaled or trained; what an attempt left that ended before is
+        cleared away, so that the corrected command can be given again.
+
+        Args:
+            first: the state that a warm-started run begins with.
+
+        Raises:
+            UserError: a new run into a folder that has one, a resume of a folder that has none or has more updates
+                than `run.iterations`, a folder in use, one that cannot be written, or less free disk space than
+                `checkpoints.min_free_gb`.
+        """
+        if resume and not (self.path / "config.yaml").exists():
+            raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
+        try:
+            self._check_space(config.checkpoints.min_free_gb)
+            make_folder(self.path)
+            self.lock(seconds=RESUME_PATIENCE if resume else 0.0)
+            if resume:
+                self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
+            else:
+                self._start_over(config)
+            remove_partial(self.path)
+            replace_file(self.path / "config.yaml", to_yaml(config).encode())
+            if first is not None:
+                first.save(self.checkpoint(0))
+        except OSError as error:
+            self.unlock()
+            raise self._unwritable(error) from None
+        except UserError:
+            self.unlock()
+            raise
+
+    def check_length(self, iterations: int, updates: int) -> None:
+        """Raises UserError if a run of `iterations` would end before what has been trained."""
+        if iterations < updates:
+            raise UserError(
+                f"run.iterations is {iterations}, but {self.path} has made {updates} updates already; "
+                f"it must be at least {updates}"
+            )
+
+    def lock(self, *, seconds: float) -> None:
+        """Claim the folder for this process. It is free again when the process ends, however it ends.
+
+        Waits up to `seconds`: after a driver was killed, its cluster needs a moment to be gone.
+
+        Raises:
+            UserError: the folder is in use, or cannot be written.
+        """
+        try:
+            # Unbuffered: closing it writes nothing that could fail once more.
+            file = (self.path / "lock").open("a+b", buffering=0)
+            try:
+                self._claim(file, deadline=time.monotonic() + seconds)
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
+            except (OSError, UserError):
+                file.close()
+                raise
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._lock = file
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def note_cluster(self, address: str) -> None:
+        """Say on which Ray cluster the process that writes here works."""
+        replace_file(self.path / "cluster", f"{address}\n".encode())
+
+    def live_cluster(self) -> str | None:
+        """The Ray cluster on which a process writes here now; None if none does. Raises RunError if the disk hangs."""
+        return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
+
+    def _live_cluster(self) -> str | None:
+        try:
+            with (self.path / "lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            path = self.path / "cluster"
+            return path.read_text().strip() if path.is_file() else None
+        except OSError:
+            pass
+        return None
+
+    def note_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Remember sizes of pools that were asked for while the run goes on."""
+        replace_file(self.path / "pools.json", json.dumps(self._sizes() | dict(sizes)).encode())
+
+    def take_sizes(self) -> dict[str, int]:
+        """The sizes that were asked for while the run went on before, once: they are forgotten then."""
+        sizes = self._sizes()
+        (self.path / "pools.json").unlink(missing_ok=True)
+        return sizes
+
+    def _sizes(self) -> dict[str, int]:
+        path = self.path / "pools.json"
+        sizes: dict[str, int] = read_json(path, "remove it") if path.is_file() else {}
+        return sizes
+
+    def _claim(self, file: FileIO, *, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    holder = file.read().decode().strip() or "another process"
+                    raise UserError(f"the run folder {self.path} is in use by {holder}") from None
+                time.sleep(0.2)
+
+    def _check_space(self, wanted_gb: float) -> None:
+        if reason := lacks_space(self.path, wanted_gb):
+            raise UserError(f"the run folder is {self.path}, but {reason}")
+
+    @property
+    def begun(self) -> bool:
+        """Whether something was journaled or trained: then it is a run, which can be resumed."""
+        return any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl"))
+
+    def check_new(self, config: Config) -> None:
+        """Raises UserError if there is a run already."""
+        if self.begun:
+            raise UserError(
+                f"run.name is {config.run.name!r}, but {self.path} already holds a run; "
+                "continue it with --resume or choose another name with --set run.name=…"
+            )
+
+    def _start_over(self, config: Config) -> None:
+        self.check_new(config)
+        if not (self.path / "config.yaml").exists():
+            return  # what else may be here is not ours
+        for name in _BEFORE_TRAINING:
+            _remove(self.path / name)
+        _remove(self.checkpoint(0))
+
+    def _unwritable(self, error: OSError) -> UserError:
+        where = f" ({error.filename})" if error.filename else ""
+        return UserError(f"the run folder {self.path} cannot be written: {error.strerror or error}{where}")
+
+    # What is where
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def prompts(self) -> Path:
+        """What the run's prompt files held when it began: see `resuming.check_prompts`."""
+        return self.path / "prompts.json"
+
+    @property
+    def embeddings(self) -> Path:
+        return self.path / "embeddings"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    @property
+    def lora(self) -> Path:
+        return self.path / "lora"
+
+    def journal(self, iteration: int) -> Journal:
+        return Journal(self.path / "journal" / f"iteration-{iteration:06d}.jsonl")
+
+    def checkpoint(self, updates: int) -> Path:
+        return self.path / "checkpoints" / f"iteration-{updates:06d}"
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(updates, folder) of all checkpoints, oldest first."""
+        return _iterations(self.path / "checkpoints")
+
+    def prune(self, checkpoints: Checkpoints) -> None:
+        """Remove the checkpoints that `checkpoints` does not keep, and the samples that its newest ones contain."""
+        there = dict(self.checkpoints())
+        for updates in there.keys() - retained(there, checkpoints):
+            shutil.rmtree(there[updates])
+        oldest = min(sorted(there)[-checkpoints.keep :], default=0)
+        for iteration, folder in _iterations(self.path / "samples"):
+            if iteration < oldest:
+                shutil.rmtree(folder)
+
+    def drop_beyond(self, updates: int, *, lead: int = 0) -> None:
+        """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
+
+        The journal and the samples of iteration `updates` stay: the run goes on inside that iteration. A checkpoint
+        beyond is one that could not be read; it is renamed to ``….damaged``.
+
+        Args:
+            lead: iterations beyond whose journals stay as well: they are explored with revisions that are there.
+        """
+        for updates_there, folder in self.checkpoints():
+            if updates_there > updates:
+                _remove(damaged := folder.with_name(f"{folder.name}.damaged"))
+                folder.rename(damaged)
+        for name in ("journal", "samples", "revisions", "evaluations"):
+            for path in sorted((self.path / name).glob("*")):
+                number = _NUMBERED.fullmatch(path.name)
+                if number and int(number[1]) > updates + (lead if name == "journal" else 0):
+                    _remove(path)
+
+    # Samples
+
+    def save_group(self, group: SampleGroup) -> None:
+        """Store a regenerated group, so that a resumed run need not make it again."""
+        import safetensors.torch
+
+        header = {
+            "revision": group.revision,
+            "indices": group.indices,
+            "rewards": group.rewards,
+            "seconds": group.seconds,
+            "worker": group.worker,
+        }
+        tensors = {"latents": group.latents}
+        if group.trajectory is not None:
+            header["first_step"] = group.trajectory.first_step
+            tensors["states"] = group.trajectory.states
+        content = safetensors.torch.save(tensors, metadata={"group": json.dumps(header)})
+        replace_file(self._group_path(group.iteration, group.prompt_id), content)
+
+    def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
+        """Read a stored group; whether its bytes are those that were stored, only their digest says.
+
+        Raises:
+            Unreadable: it is not there, or no group.
+        """
+        path = self._group_path(iteration, prompt_id)
+        try:
+            return self._read_group(path, iteration, prompt_id)
+        # Whatever a file says whose bytes were altered: no key, no list, another type.
+        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unreadable(f"{path} cannot be read: {error}") from error
+
+    def _read_group(self, path: Path, iteration: int, prompt_id: str) -> SampleGroup:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads(file.metadata()["group"])
+            latents: torch.Tensor = file.get_tensor("latents")
+            trajectory = None
+            if "first_step" in header:
+                trajectory = Trajectory(states=file.get_tensor("states"), first_step=header["first_step"])
+        return SampleGroup(
+            iteration=iteration,
+            revision=header["revision"],
+            prompt_id=prompt_id,
+            indices=tuple(header["indices"]),
+            rewards=tuple(header["rewards"]),
+            latents=latents,
+            trajectory=trajectory,
+            seconds=header["seconds"],
+            worker=header["worker"],
+        )
+
+    def _group_path(self, iteration: int, prompt_id: str) -> Path:
+        return self.path / "samples" / f"iteration-{iteration:06d}" / f"{prompt_id}.safetensors"
+
+    # Metrics
+
+    def append_metrics(self, record: dict[str, Any]) -> None:
+        """Add one record and wait until it is on the disk."""
+        created = not self.metrics.exists()
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if created:
+            sync_folder(self.path)
+
+    def save_evaluation(self, metrics: EvaluationMetrics) -> None:
+        """One evaluation as a file of its own."""
+        path = self.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}.json"
+        replace_file(path, json.dumps(metrics.as_dict(), indent=1).encode())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All records; a last line that was cut off is left out.
+
+        Raises:
+            UserError: another line is not JSON, or no record of an iteration or evaluation.
+        """
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text().split("\n")
+        return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
+
+    def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
+        """The records of the first `updates` updates: a resumed run measures anew what came after them."""
+        return [
+            record
+            for record in self.read_metrics()
+            if record["iteration"] < updates + (record["event"] == "evaluation")
+        ]
+
+    def rewind_metrics(self, updates: int) -> None:
+        """Keep nothing but what `read_metrics_until` gives."""
+        kept = self.read_metrics_until(updates)
+        if self.metrics.exists():
+            replace_file(self.metrics, "".join(json.dumps(r) + "\n" for r in kept).encode())
+
+
+def _iterations(folder: Path) -> list[tuple[int, Path]]:
+    """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
+    named = ((re.fullmatch(r"iteration-([0-9]{6,})", path.name), path) for path in folder.glob("iteration-*"))
+    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where} is not JSON: {error}.") from error
+    event = record.get("event") if isinstance(record, dict) else None
+    if event not in ("iteration", "evaluation"):
+        raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
+    if not isinstance(record.get("iteration"), int):
+        raise UserError(f"{where} does not say of which iteration it is.")
+    return dict(record)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

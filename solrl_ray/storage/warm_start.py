@@ -1,0 +1,110 @@
+"""Where a run's first policy comes from if not from the base: another run, a checkpoint of one, or a LoRA file.
+
+    run.init ──► factors (default, old, EMA), moments 0 ──► checkpoint of 0 updates in the new run's own folder
+
+From there on the new run's folder is enough: resuming reads that checkpoint, and never `run.init` again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from solrl_ray import models
+from solrl_ray.config import continuation
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.schema import Config, Lora, Model
+from solrl_ray.errors import UserError
+from solrl_ray.learning.state import LearnerState, Tensors
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.policy.saving import load_lora
+from solrl_ray.storage.checkpoints import newest_state
+from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.weight_sync.publish import touched_linears
+
+
+def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, LearnerState]:
+    """Read what `run.init` names.
+
+    Returns:
+        The configuration with `run.init_digest`, and the state of 0 updates that the run begins with. Factors of a
+        run are its three policies; a LoRA file's are all three at once.
+
+    Raises:
+        UserError: it is neither run, checkpoint nor LoRA file, is damaged, of another rank, alpha or base, or not
+            the one whose digest `run.init_digest` states.
+    """
+    init = config.run.init
+    named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"
+    path = Path(init).expanduser()
+    source = continuation.origin(path)
+    if source is not None:
+        trained = continuation.stored(source).model
+        _check_base(trained, config.model, named)
+        lora = trained.lora
+        state = LearnerState.load(path) if path != source else _newest(source, named)
+    elif path.is_file() or (path / LORA_FILE).is_file():
+        factors, lora = load_lora(path)
+        state = _state_of(factors)
+    else:
+        problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
+        raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
+    _check_lora(lora, config.model.lora, named)
+    state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
+    try:
+        state.check_fits(factor_shapes(config))
+    except UserError as error:
+        raise UserError(f"{named}, a LoRA of another base or other targets: {error}") from error
+    digest = lora_digest(state.default)
+    if config.run.init_digest not in ("", digest):
+        raise UserError(f"{named}, whose digest is {digest}, but run.init_digest is {config.run.init_digest}.")
+    return config.model_copy(update={"run": config.run.model_copy(update={"init_digest": digest})}), state
+
+
+def factor_shapes(config: Config) -> dict[str, torch.Size]:
+    """Shapes of the LoRA factors that the configured model gets, by name; no weight is read."""
+    skeleton = models.family(config.model).skeleton(config.model, "model.path")
+    shapes = {}
+    for path, linear in touched_linears(skeleton, config.model.lora.targets).items():
+        shapes[f"{path}.lora_A"] = torch.Size((config.model.lora.rank, linear.in_features))
+        shapes[f"{path}.lora_B"] = torch.Size((linear.out_features, config.model.lora.rank))
+    return shapes
+
+
+def _state_of(factors: Tensors) -> LearnerState:
+    """One set of factors as all three policies; copies, for a file holds no tensor twice."""
+    default, old, ema = ({name: factor.clone() for name, factor in factors.items()} for _ in range(3))
+    return LearnerState(
+        updates=0, steps=0, default=default, old=old, ema=ema, exp_avg=_zeros(factors), exp_avg_sq=_zeros(factors)
+    )
+
+
+def _zeros(factors: Tensors) -> Tensors:
+    return {name: torch.zeros_like(factor) for name, factor in factors.items()}
+
+
+def _newest(run: Path, named: str) -> LearnerState:
+    _, state, _ = newest_state(RunFolder(run).checkpoints(), run)
+    if state is None:
+        raise UserError(f"{named}, a run that has no checkpoint yet.")
+    return state
+
+
+def _check_base(found: Model, wanted: Model, named: str) -> None:
+    """A LoRA file does not say what base it was trained on; a run does."""
+    if (found.family, found.path) != (wanted.family, wanted.path):
+        raise UserError(
+            f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "
+            "a LoRA goes with the base that it was trained on."
+        )
+
+
+def _check_lora(found: Lora, wanted: Lora, named: str) -> None:
+    if (found.rank, found.alpha) != (wanted.rank, wanted.alpha):
+        raise UserError(
+            f"{named}, a LoRA of rank {found.rank} and alpha {found.alpha:g}; model.lora must have the same, it has "
+            f"rank {wanted.rank} and alpha {wanted.alpha:g}."
+        )

@@ -1,0 +1,108 @@
+"""Tensors in one buffer: a safetensors file in memory, read without copying and refused by name if it is cut off.
+
+https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors
+import torch
+from safetensors import TensorSpec
+
+from solrl_ray.errors import RunError
+from solrl_ray.weight_sync.checksums import DTYPES
+
+Buffer = bytes | memoryview | np.ndarray
+
+
+class Unusable(RunError):
+    """A payload that this reader cannot take, though another one of the same revision may do: damaged, or a delta
+    against a state that it does not hold."""
+
+
+def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file of CPU tensors.
+
+    Not by `safetensors.torch.save`: for each length that it meets it makes a type of `ctypes` that lives as long as the
+    process does, and deltas are of other lengths in every revision.
+    """
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    specs = {
+        name: TensorSpec(
+            dtype=str(tensor.dtype).partition(".")[2],
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.nbytes,
+        )
+        for name, tensor in contiguous.items()
+    }
+    return bytes(safetensors.serialize(specs, metadata=dict(metadata)))
+
+
+def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Metadata and tensors of a file; the tensors are views of `buffer` and must not be written to.
+
+    Args:
+        what: the subject of error messages, such as ``the revision's payload``.
+
+    Raises:
+        Unusable: the file is cut off, longer than its header says, or has no readable header.
+    """
+    view = memoryview(cast(bytes, buffer)).cast("B")
+    start, header, metadata = _header(view, what)
+    ends = {name: entry["data_offsets"][1] for name, entry in header.items()}
+    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        if start + end > len(view):
+            raise Unusable(f"{what} of {len(view)} bytes is cut off inside tensor {name!r}")
+    if len(view) != start + max(ends.values(), default=0):
+        raise Unusable(f"{what} of {len(view)} bytes is longer than its header says")
+    return metadata, {name: _tensor(view[start:], name, entry, what) for name, entry in header.items()}
+
+
+def _header(view: memoryview, what: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Where the data begins, the entries of the tensors, and the metadata."""
+    start = 8 + int.from_bytes(view[:8], "little")
+    if len(view) < max(start, 8):
+        raise Unusable(f"{what} of {len(view)} bytes is cut off inside its header")
+    try:
+        header = json.loads(bytes(view[8:start]))
+        metadata = header.pop("__metadata__", {})
+        for entry in header.values():
+            DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"][1]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise Unusable(f"the header of {what} is unreadable: {error}") from error
+    return start, header, metadata
+
+
+def _tensor(data: memoryview, name: str, entry: Mapping[str, Any], what: str) -> torch.Tensor:
+    begin, end = entry["data_offsets"]
+    dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
+    if begin == end:
+        return torch.empty(shape, dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        flat = torch.frombuffer(data[begin:end], dtype=torch.uint8)
+    try:
+        return flat.view(dtype).reshape(shape)
+    except RuntimeError:
+        # Data that is not aligned to its type cannot be viewed as it.
+        pass
+    try:
+        return flat.clone().view(dtype).reshape(shape)
+    except RuntimeError as error:
+        raise Unusable(f"tensor {name!r} of {what} does not have the size that its header states") from error
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a file alone; its tensors are not read. Raises `Unusable` and OSError."""
+    with path.open("rb") as file:
+        size = file.read(8)
+        head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))
+    return _header(memoryview(head), str(path))[2]

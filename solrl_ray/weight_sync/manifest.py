@@ -1,0 +1,169 @@
+"""What a policy revision states: who it is, how its weights are laid out, and the checksum of every tensor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from solrl_ray.quantization import nvfp4
+from solrl_ray.weight_sync.checksums import Stamp, stamps_digest
+from solrl_ray.weight_sync.container import Unusable
+
+FORMAT = "solrl-revision-2"
+LAYOUT: dict[str, Any] = {
+    "nvfp4_variant": nvfp4.VARIANT,
+    "fp8_variant": "e4m3-power-of-two-rows",
+    "nibble_order": "low-first",
+    "swizzled": False,
+}
+"""How packed weights lie in memory, whatever a receiver's kernel wants: it rearranges them itself."""
+Policy = Literal["old", "default", "ema", "base"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a receiver must hold after it has taken a revision."""
+
+    modules: int
+    """LoRA-touched modules overwritten."""
+    digest: str
+    """`tensors_digest` of their buffers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One version of a policy, stated. Equal revisions have equal manifests, byte for byte."""
+
+    revision: int
+    """Updates that made this policy."""
+    parent: int | None
+    """The revision before; None for the first."""
+    policy: Policy
+    """``old`` is the sampling policy; the others are published for evaluation only."""
+    lora_rank: int
+    lora_alpha: float
+    targets: tuple[str, ...]
+    """Module-name suffixes that LoRA was attached to."""
+    base_digest: str
+    """`tensors_digest` of the touched modules' base weights."""
+    formats: dict[str, str]
+    """Path of each touched module that explorers quantise → its format, such as ``nvfp4``; the rest is merged."""
+    amax: dict[str, float]
+    """Module path → frozen amax, which fixes the global scale; formats without one are not listed."""
+    bumped: tuple[str, ...]
+    """Modules that outgrew their frozen amax, which was doubled for them."""
+    expected: dict[str, Expected]
+    """By the receiver's role: ``explorer``, ``regenerator``."""
+    tensors: dict[str, Stamp]
+    """Every tensor of the revision, whether or not a payload carries it: ``<module>.lora_A``, …."""
+
+    @property
+    def name(self) -> str:
+        """``revision-000020`` for the sampling policy, ``ema-000020`` for another one."""
+        return f"{'revision' if self.policy == 'old' else self.policy}-{self.revision:06d}"
+
+    @property
+    def scaling(self) -> float:
+        return self.lora_alpha / self.lora_rank
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Paths of the modules that LoRA touches, sorted."""
+        return touched_modules(name for name in self.tensors if name.endswith((".lora_A", ".lora_B")))
+
+    def to_json(self) -> str:
+        """Canonical JSON with its own checksum: ``{"manifest": …, "sha256": …}``."""
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "layout": LAYOUT,
+            "revision": self.revision,
+            "parent": self.parent,
+            "policy": self.policy,
+            "lora": {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": list(self.targets)},
+            "base_digest": self.base_digest,
+            "formats": self.formats,
+            "amax": self.amax,
+            "bumped": list(self.bumped),
+            "expected": {role: {"modules": e.modules, "digest": e.digest} for role, e in self.expected.items()},
+            "tensors": {
+                name: {"dtype": stamp.dtype, "shape": list(stamp.shape), "crc32c": f"{stamp.crc32c:08x}"}
+                for name, stamp in self.tensors.items()
+            },
+        }
+        return canonical({"manifest": body, "sha256": sha256(canonical(body))})
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Raises `Unusable` if it is unreadable, altered or of another format."""
+        body = read_checked(text, "the manifest of the revision")
+        found = (body.get("format"), body.get("layout"))
+        if found != (FORMAT, LAYOUT):
+            raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
+        lora = body["lora"]
+        return cls(
+            revision=body["revision"],
+            parent=body["parent"],
+            policy=body["policy"],
+            lora_rank=lora["rank"],
+            lora_alpha=lora["alpha"],
+            targets=tuple(lora["targets"]),
+            base_digest=body["base_digest"],
+            formats=body["formats"],
+            amax=body["amax"],
+            bumped=tuple(body["bumped"]),
+            expected={role: Expected(**expected) for role, expected in body["expected"].items()},
+            tensors=stamps_from_json(body["tensors"]),
+        )
+
+    def digest(self) -> str:
+        """SHA-256 over everything a revision states, and by its checksums over what it carries."""
+        return sha256(self.to_json())
+
+    def packed_digest(self) -> str:
+        """What deltas are made against: `stamps_digest` of the packed tensors alone."""
+        return stamps_digest({name: stamp for name, stamp in self.tensors.items() if not is_factor(name)})
+
+
+def is_factor(tensor: str) -> bool:
+    """Whether a tensor's name is that of a LoRA factor and not of a packed weight."""
+    return tensor.endswith((".lora_A", ".lora_B"))
+
+
+def module_of(tensor: str) -> str:
+    """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
+    return tensor.rsplit(".", 1)[0]
+
+
+def touched_modules(factors: Iterable[str]) -> tuple[str, ...]:
+    """Module paths of factor names ``<module>.lora_A`` and ``<module>.lora_B``, sorted."""
+    return tuple(sorted({module_of(name) for name in factors}))
+
+
+def stamps_from_json(entries: Mapping[str, Any]) -> dict[str, Stamp]:
+    return {
+        name: Stamp(entry["dtype"], tuple(entry["shape"]), int(entry["crc32c"], 16))
+        for name, entry in sorted(entries.items())
+    }
+
+
+def read_checked(text: str, what: str) -> dict[str, Any]:
+    """The body of ``{"manifest": body, "sha256": …}``. Raises `Unusable` if it was altered."""
+    try:
+        parsed = json.loads(text)
+        body, stated = parsed["manifest"], parsed["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise Unusable(f"{what} is unreadable: {error}") from error
+    if sha256(canonical(body)) != stated:
+        raise Unusable(f"{what} does not have the checksum it states")
+    return dict(body)
+
+
+def canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,89 @@
+"""What of a revision is sent to whom, and when as a delta.
+
+    revision 0   1   2   …   n   n+1
+             S ◄ D ◄ D   …   S ◄ D          S snapshot, D delta against the one before
+
+A worker that lacks the parent of a delta, or cannot use it, gets the whole state instead: it is always at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from solrl_ray.config.schema import Publish
+from solrl_ray.weight_sync.manifest import module_of
+from solrl_ray.weight_sync.payload import Revision, deltas_between, encode
+
+EXPLORER = "explorer"
+REGENERATOR = "regenerator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Publication:
+    """A revision on its way out."""
+
+    revision: Revision
+    mode: str
+    """`Publish.mode`."""
+    deltas: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensor name → zstd frame; empty for a snapshot."""
+    parent: str = ""
+    """`Manifest.packed_digest` of what the deltas are against."""
+
+    @property
+    def name(self) -> str:
+        return self.revision.name
+
+    @property
+    def kind(self) -> str:
+        """How explorers get it: ``snapshot``, ``delta`` or ``factors``."""
+        if self.mode != "packed" or not self.revision.packed:
+            return "factors"
+        return "delta" if self.deltas else "snapshot"
+
+    def has_whole(self, role: str) -> bool:
+        """Whether the full payload of a role is another one than what its workers are sent at first."""
+        return role == EXPLORER and (bool(self.deltas) or (self.mode == "lora" and bool(self.revision.packed)))
+
+    def payload(self, role: str, *, full: bool = False) -> bytes:
+        """What workers of a role are sent; `full` asks nothing of what they hold.
+
+        Regenerators merge the factors themselves. Explorers get packed weights, and factors only of the modules
+        that they do not quantise; with mode ``lora`` or ``branch`` they get factors, and packed weights only if
+        their own came out otherwise.
+        """
+        revision = self.revision
+        if role == REGENERATOR or self.mode == "branch" or (self.mode == "lora" and not full):
+            return encode(revision.manifest, revision.factors)
+        merged = {n: t for n, t in revision.factors.items() if module_of(n) not in revision.manifest.formats}
+        if full:
+            return encode(revision.manifest, merged | revision.packed)
+        return encode(revision.manifest, merged | self.whole(), self.deltas, parent=self.parent)
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """The packed tensors that are not sent as deltas."""
+        return {name: tensor for name, tensor in self.revision.packed.items() if name not in self.deltas}
+
+
+class Publications:
+    """Makes one publication after another and remembers the newest state of the sampling policy."""
+
+    def __init__(self, config: Publish) -> None:
+        self._config = config
+        self._newest: Revision | None = None
+
+    def publish(self, revision: Revision) -> Publication:
+        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due, else a snapshot."""
+        mode, manifest, newest = self._config.mode, revision.manifest, self._newest
+        if manifest.policy != "old":
+            return Publication(revision=revision, mode=mode)
+        self._newest = revision
+        due = manifest.revision % self._config.snapshot_every == 0
+        follows = newest is not None and newest.manifest.revision == manifest.parent
+        if due or newest is None or not follows or newest.manifest.formats != manifest.formats:
+            return Publication(revision=revision, mode=mode)
+        deltas = deltas_between(revision, newest)
+        parent = newest.manifest.packed_digest() if deltas else ""
+        return Publication(revision=revision, mode=mode, deltas=deltas, parent=parent)

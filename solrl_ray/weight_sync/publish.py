@@ -1,0 +1,268 @@
+"""How a revision is made: factors merged into the base once, quantised once, with what receivers must end with.
+
+Every learner rank makes the part of the modules that fall to it, and the parts are put together:
+
+    rank 0   part(modules 0, 2, 4, …) ─┐
+    rank 1   part(modules 1, 3, 5, …) ─┴─► assemble ─► Revision      the same bytes for any number of ranks
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from solrl_ray.common.tensor_serialization import Portable
+from solrl_ray.config.schema import Config, Lora
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import RunError
+from solrl_ray.policy.merge import merged_weight, round_once
+from solrl_ray.quantization.formats import FORMAT_OF_TIER, Format, frozen_amax, pack
+from solrl_ray.quantization.scope import plan
+from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
+from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, touched_modules
+from solrl_ray.weight_sync.payload import Revision
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part(Portable):
+    """One rank's share of a revision: some of the touched modules."""
+
+    revision: int
+    policy: Policy
+    base: dict[str, Stamp]
+    """Base weights, as ``<module>.weight``."""
+    formats: dict[str, str]
+    amax: dict[str, float]
+    bumped: tuple[str, ...]
+    packed: dict[str, torch.Tensor]
+    """Quantised weights on the CPU."""
+    factors: dict[str, torch.Tensor]
+    """Factors of this part's modules, float32 on the CPU."""
+    stamps: dict[str, Stamp]
+    """Of `packed` and `factors`, made where the tensors lay."""
+    held: dict[str, dict[str, Stamp]]
+    """Role → what its workers hold of these modules afterwards."""
+
+
+class Publisher:
+    """Builds the revisions of one run from one base.
+
+    What explorers hold of a quantised module is its format of bfloat16 of (bfloat16 base + alpha/rank · B A), with
+    one rounding each; everything else that a receiver holds is the base's own dtype of (base + alpha/rank · B A).
+    Sums are float64 in a fixed order (`policy.merge`), so neither device nor thread count changes a bit.
+    """
+
+    def __init__(
+        self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format], branch: bool = False
+    ) -> None:
+        """Takes the base weights [out, in] of the modules that LoRA touches and the formats of those that explorers
+        quantise.
+
+        With `branch`, explorers keep the quantised base and hold the factors beside it.
+
+        Raises:
+            ValueError: a base weight with NaN or Inf.
+        """
+        self._base = {module: base[module] for module in sorted(base)}
+        self._lora = lora
+        self._formats = dict(formats)
+        self._branch = branch
+        self._frozen_amax = {m: frozen_amax(base[m]) for m in sorted(formats) if formats[m] == "nvfp4"}
+        self._base_stamps: dict[str, Stamp] = {}
+        self._branch_stamps: dict[str, dict[str, Stamp]] = {}
+
+    @classmethod
+    def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
+        """For a transformer with or without adapters, and explorers of `tier`, by default the configured one."""
+        linears = touched_linears(transformer, config.model.lora.targets)
+        tiers = plan(linears, tier or pool_sampling(config).tier, config.model.quantization).tiers
+        return cls(
+            {module: linear.weight.detach() for module, linear in linears.items()},
+            config.model.lora,
+            formats={module: FORMAT_OF_TIER[tier] for module, tier in tiers.items()},
+            branch=config.publish.mode == "branch",
+        )
+
+    def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
+        """A whole revision; see `part`."""
+        return assemble([self.part(revision, factors, policy=policy)], self._lora)
+
+    @torch.no_grad()
+    def part(
+        self,
+        revision: int,
+        factors: Mapping[str, torch.Tensor],
+        *,
+        policy: Policy = "old",
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> Part:
+        """What `rank` contributes to a revision of `policy` after `revision` updates, from its float32 factors.
+
+        Only the sampling policy (``old``) is packed: no explorer takes another one.
+
+        Raises:
+            RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than
+            the base's.
+        """
+        self._check(factors)
+        modules = list(self._base)[rank::world_size]
+        packed: dict[str, torch.Tensor] = {}
+        stamps: dict[str, Stamp] = {}
+        amax: dict[str, float] = {}
+        bumped: list[str] = []
+        held: dict[str, dict[str, Stamp]] = {REGENERATOR: {}}
+        if policy == "old":
+            held[EXPLORER] = {}
+        for module in modules:
+            weight = merge_module(self._base[module], module, factors, self._scaling)
+            if not bool(torch.isfinite(weight).all()):
+                raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
+            merged = {f"{module}.weight": stamp(weight)}
+            held[REGENERATOR] |= merged
+            if policy != "old":
+                continue
+            if module not in self._formats:
+                held[EXPLORER] |= merged
+            elif self._branch:
+                held[EXPLORER] |= self._branched(module, factors)
+            else:
+                tensors, fitting = self._pack(module, weight, factors)
+                packed |= {name: tensor.cpu() for name, tensor in tensors.items()}
+                stated = {name: stamp(tensor) for name, tensor in tensors.items()}
+                stamps |= stated
+                held[EXPLORER] |= stated
+                if fitting is not None:
+                    amax[module] = fitting
+                    bumped += [module] if fitting != self._frozen_amax[module] else []
+        own = sorted(f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B"))
+        return Part(
+            revision=revision,
+            policy=policy,
+            base={f"{module}.weight": self._base_stamp(module) for module in modules},
+            formats={m: self._formats[m] for m in modules if policy == "old" and m in self._formats},
+            amax=amax,
+            bumped=tuple(bumped),
+            packed=packed,
+            factors={name: factors[name].detach().cpu().contiguous() for name in own},
+            stamps=stamps | {name: stamp(factors[name]) for name in own},
+            held=held,
+        )
+
+    def _pack(
+        self, module: str, merged: torch.Tensor, factors: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], float | None]:
+        """A module's weight in its format, and the amax it was quantised with, if the format has one."""
+        rounded = merged
+        if merged.dtype != torch.bfloat16:  # rounded once: not from the rounded sum of other bases
+            rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._scaling)
+        format, amax = self._formats[module], None
+        if format == "nvfp4":
+            amax = fitting_amax(self._frozen_amax[module], rounded)
+        return {f"{module}.{n}": t for n, t in pack(format, rounded, amax).items()}, amax
+
+    def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
+        """What explorers hold of a module whose quantised base stays as it is."""
+        base = self._base[module]
+        if module not in self._branch_stamps:
+            tensors = pack(self._formats[module], base, self._frozen_amax.get(module))
+            self._branch_stamps[module] = {f"{module}.{n}": stamp(t) for n, t in tensors.items()}
+        a, b = branch_factors(module, factors, self._scaling, base.dtype)
+        return self._branch_stamps[module] | {f"{module}.lora_A": stamp(a), f"{module}.lora_B": stamp(b)}
+
+    def _base_stamp(self, module: str) -> Stamp:
+        if module not in self._base_stamps:
+            self._base_stamps[module] = stamp(self._base[module])
+        return self._base_stamps[module]
+
+    @property
+    def _scaling(self) -> float:
+        return self._lora.alpha / self._lora.rank
+
+    def _check(self, factors: Mapping[str, torch.Tensor]) -> None:
+        names = {f"{module}.{factor}" for module in self._base for factor in ("lora_A", "lora_B")}
+        if not names or names != set(factors):
+            wrong = sorted(names ^ set(factors))
+            raise RunError(f"the factors are not those of the {len(self._base)} touched modules: {wrong[:3]}")
+        for name, factor in sorted(factors.items()):
+            if not bool(torch.isfinite(factor).all()):
+                raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
+
+
+def assemble(parts: Sequence[Part], lora: Lora) -> Revision:
+    """A revision from the parts of all ranks; the same bytes however many made them.
+
+    Raises:
+        RunError: the parts are not of one revision.
+    """
+    named = {(part.policy, part.revision) for part in parts}
+    if len(named) != 1:
+        raise RunError(f"the learner ranks were asked for one revision and made parts of {sorted(named)}")
+    ((policy, revision),) = named
+    factors = {name: tensor for part in parts for name, tensor in sorted(part.factors.items())}
+    packed = {name: tensor for part in parts for name, tensor in part.packed.items()}
+    tensors = dict(sorted((factors | packed).items()))
+    modules = len(touched_modules(factors))
+    stated = {name: stamp for part in parts for name, stamp in part.stamps.items()}
+    held = {role: {n: s for part in parts for n, s in part.held[role].items()} for role in sorted(parts[0].held)}
+    manifest = Manifest(
+        revision=revision,
+        parent=revision - 1 if revision else None,
+        policy=policy,
+        lora_rank=lora.rank,
+        lora_alpha=lora.alpha,
+        targets=tuple(lora.targets),
+        base_digest=stamps_digest({name: s for part in parts for name, s in part.base.items()}),
+        formats=dict(sorted((m, f) for part in parts for m, f in part.formats.items())),
+        amax=dict(sorted((m, a) for part in parts for m, a in part.amax.items())),
+        bumped=tuple(sorted(m for part in parts for m in part.bumped)),
+        expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
+        tensors={name: stated[name] for name in tensors},
+    )
+    return Revision(manifest=manifest, tensors=tensors)
+
+
+def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:
+    """One module's merged weight, in the base's dtype and on its device."""
+    return merged_weight(base, factors[f"{module}.lora_A"], factors[f"{module}.lora_B"], scaling)
+
+
+def branch_factors(
+    module: str, factors: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and alpha/rank · B as a live branch holds them: rounded once to `dtype`."""
+    a, b = factors[f"{module}.lora_A"], factors[f"{module}.lora_B"]
+    return round_once(a.double(), dtype), round_once(b.double() * scaling, dtype)
+
+
+def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
+    """The frozen amax, doubled until the weight fits.
+
+    It depends on base and weight alone, not on what earlier revisions did, so a resumed run quantises alike.
+    """
+    largest = float(weight.float().abs().max())
+    amax = frozen if frozen > 0 else largest
+    while amax < largest:
+        amax *= 2
+    return amax
+
+
+def touched_linears(transformer: nn.Module, targets: Collection[str]) -> dict[str, nn.Linear]:
+    """The linears that LoRA touches, by module path, whether or not adapters wrap them already.
+
+    Raises:
+        RunError: the targets match nothing.
+    """
+    found: dict[str, nn.Linear] = {}
+    for name, module in transformer.named_modules():
+        path = name.removesuffix(".base_layer")
+        matches = any(path == target or path.endswith(f".{target}") for target in targets)
+        if matches and isinstance(module, nn.Linear):
+            found[path] = module
+    if not found:
+        raise RunError(f"model.lora.targets {sorted(targets)} match no linear of the transformer")
+    return found

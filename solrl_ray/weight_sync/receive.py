@@ -1,0 +1,150 @@
+"""How a worker takes a revision: new weights are made and proved aside, then written in place, then read back.
+
+    payload ─► verify ─► decode deltas | merge and quantise ─► compare checksums ─► swap ─► digest for the receipt
+
+Until the swap nothing has changed, so that a payload that cannot be used leaves the worker as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from solrl_ray.errors import RunError
+from solrl_ray.quantization.formats import Format, pack
+from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.weight_sync.branch import BranchLinear
+from solrl_ray.weight_sync.checksums import stamp, tensors_digest
+from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.manifest import Manifest, module_of
+from solrl_ray.weight_sync.payload import Payload, packed_from
+from solrl_ray.weight_sync.publish import branch_factors, merge_module, touched_linears
+
+Layer = nn.Linear | QuantizedLinear | BranchLinear
+Tensors = dict[str, torch.Tensor]
+
+
+class Receiver:
+    """A model's side of publishing: remembers the base of what it merges itself.
+
+    The model is a plain transformer with its base weights, quantised or not. Buffers keep their addresses, so
+    that compiled graphs over them stay valid.
+    """
+
+    def __init__(self, model: nn.Module, *, quantized_base: Mapping[str, torch.Tensor] | None = None) -> None:
+        """
+        Args:
+            quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
+                (`quantized_bases`); needed to take a revision that carries factors alone.
+        """
+        self._model = model
+        self._quantized_base = dict(quantized_base or {})
+        self._base: Tensors | None = None
+        self._base_digest = ""
+
+    def apply(self, payload: Payload) -> tuple[int, str]:
+        """Takes a revision; returns how many modules were overwritten and `tensors_digest` of what they hold now.
+
+        Raises:
+            Unusable: a delta against another state, or weights that came out otherwise than published. Nothing
+                was changed; the same revision's whole packed weights would do.
+            RunError: nothing to overwrite, a module that the model lacks or holds otherwise, another base.
+        """
+        manifest = payload.manifest
+        if not manifest.modules:
+            raise RunError(f"{manifest.name} touches no module: nothing would be published")
+        layers = {module: touched_layer(self._model, module) for module in manifest.modules}
+        self._remember_base(manifest, layers)
+        self._check_mergeable(payload, layers)
+        staged = self._stage(payload, layers)
+        held: Tensors = {}
+        for module, layer in layers.items():
+            held |= self._swap(payload, module, layer, staged.get(module, {}))
+        return len(layers), tensors_digest(held)
+
+    def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
+        """Copies of the weights of touched, unquantised modules; taken before any revision is applied."""
+        if self._base is None:
+            linears = {m: layer for m, layer in layers.items() if isinstance(layer, nn.Linear)}
+            self._base = {module: linear.weight.detach().clone() for module, linear in linears.items()}
+            if len(linears) == len(layers):  # a worker that quantises some never holds the rest of the base
+                self._base_digest = tensors_digest({f"{m}.weight": weight for m, weight in self._base.items()})
+        if self._base_digest not in ("", manifest.base_digest):
+            raise RunError(f"{manifest.name} was made for other base weights than this worker's")
+
+    def _check_mergeable(self, payload: Payload, layers: Mapping[str, Layer]) -> None:
+        for module in (m for m, layer in layers.items() if isinstance(layer, nn.Linear)):
+            if f"{module}.lora_A" not in payload.tensors:
+                raise RunError(f"{payload.manifest.name} packs {module}, which this worker holds unquantised")
+            if self._base is None or module not in self._base:
+                raise RunError(f"{payload.manifest.name} touches {module}, whose base this worker did not keep")
+
+    @torch.no_grad()
+    def _stage(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
+        """What every quantised layer is to hold, proved. Merged weights need no stage: a receipt proves them."""
+        quantized = {m: layer for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
+        current: Tensors = {}
+        if payload.deltas:
+            current = {f"{m}.{n}": t for m, layer in quantized.items() for n, t in layer.tensors().items()}
+        staged: dict[str, Tensors] = {}
+        for name, tensor in packed_from(payload, current, quantized).items():
+            staged.setdefault(module_of(name), {})[name.rsplit(".", 1)[1]] = tensor
+        for module, layer in quantized.items():
+            if module not in staged:
+                staged[module] = self._requantized(payload, module, layer.format)
+        return staged
+
+    @torch.no_grad()
+    def _swap(self, payload: Payload, module: str, layer: Layer, staged: Tensors) -> Tensors:
+        """Writes a layer's new weights into its buffers; returns these by their names in a revision."""
+        manifest, factors = payload.manifest, payload.tensors
+        try:
+            if isinstance(layer, nn.Linear):
+                assert self._base is not None
+                layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
+                return {f"{module}.weight": layer.weight}
+            if isinstance(layer, BranchLinear):
+                layer.load(*branch_factors(module, factors, manifest.scaling, layer.lora_a.dtype))
+            else:
+                layer.load(staged)
+        except ValueError as error:
+            raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
+        return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
+
+    def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
+        """A packed weight from factors, which must come out as it was published."""
+        manifest = payload.manifest
+        if module not in manifest.formats:
+            raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
+        if module not in self._quantized_base or f"{module}.lora_A" not in payload.tensors:
+            raise Unusable(f"{manifest.name} came without the packed weight of {module}, whose base is not held here")
+        base = self._quantized_base[module]
+        merged = merge_module(base, module, payload.tensors, manifest.scaling)
+        tensors = pack(format, merged, manifest.amax.get(module))
+        for name, tensor in tensors.items():
+            if manifest.tensors.get(f"{module}.{name}") != stamp(tensor):
+                raise Unusable(f"{module}.{name} of {manifest.name} came out otherwise here than it was published")
+        return tensors
+
+
+def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
+    """Bfloat16 copies, by path, of the touched weights that `quantized` names; taken before `quantize_`."""
+    linears = touched_linears(model, targets)
+    return {
+        path: linear.weight.detach().to(torch.bfloat16, copy=True)
+        for path, linear in linears.items()
+        if path in quantized
+    }
+
+
+def touched_layer(model: nn.Module, module: str) -> Layer:
+    """The layer at a touched module's path. Raises `RunError` if the model has no linear there."""
+    try:
+        layer = model.get_submodule(module)
+    except AttributeError as error:
+        raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
+    if not isinstance(layer, nn.Linear | QuantizedLinear | BranchLinear):
+        raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
+    return layer

@@ -1,0 +1,154 @@
+"""Revisions on disk: ``revision-000020/`` with ``factors.safetensors``, ``packed.safetensors``, ``manifest.json``.
+
+The first two are payloads as they travel, so that ``packed.safetensors`` holds a snapshot or deltas against the
+revision before, which is kept as long as it is needed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from solrl_ray.common.files import replace_folder
+from solrl_ray.errors import RunError
+from solrl_ray.weight_sync import container, payload
+from solrl_ray.weight_sync.manifest import Manifest
+from solrl_ray.weight_sync.payload import Payload, Revision
+from solrl_ray.weight_sync.publication import Publication
+
+_FACTORS, _PACKED, _MANIFEST = "factors.safetensors", "packed.safetensors", "manifest.json"
+_PREFIX = "revision-"
+
+
+class RevisionStore:
+    """The revisions of one run. A folder gets its name when all its files are on the disk; others are ignored."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, publication: Publication) -> Path:
+        """Writes a revision, packed weights as snapshot or delta as they are published.
+
+        The same revision again is nothing to do, unless what is stored of it is damaged, or packed for explorers of
+        another tier, as of a run that is resumed elsewhere: then it is written anew.
+
+        Raises:
+            RunError: another revision of this name is stored, because a revision never changes; or the one that
+            its deltas are against is not.
+        """
+        revision = publication.revision
+        folder, manifest = self._folder / revision.name, revision.manifest
+        stored = self._stored(manifest.revision)
+        if stored is not None and stored.manifest == manifest:
+            return folder
+        if stored is not None and (stored.manifest.formats == manifest.formats or not _same_policy(stored, revision)):
+            raise RunError(f"{folder} holds a different {revision.name}: a revision never changes")
+        if publication.deltas and manifest.parent not in self.revisions():
+            raise RunError(f"{revision.name} is a delta, but {self._folder} does not hold revision {manifest.parent}")
+        packed = payload.encode(manifest, publication.whole(), publication.deltas, parent=publication.parent)
+        contents = {
+            _FACTORS: payload.encode(manifest, revision.factors),
+            _PACKED: packed,
+            _MANIFEST: manifest.to_json().encode(),
+        }
+        replace_folder(folder, contents)
+        return folder
+
+    def revisions(self) -> list[int]:
+        """Numbers of the complete revisions of the sampling policy, rising."""
+        numbers = [
+            int(manifest.parent.name.removeprefix(_PREFIX))
+            for manifest in self._folder.glob(f"{_PREFIX}*/{_MANIFEST}")
+            if manifest.parent.name.removeprefix(_PREFIX).isdigit()
+        ]
+        return sorted(numbers)
+
+    def latest(self) -> int | None:
+        return max(self.revisions(), default=None)
+
+    def load(self, revision: int) -> Revision:
+        """Reads a revision from its snapshot on, checking every checksum.
+
+        Raises:
+            RunError: it or one that it needs is not stored, or a file or tensor of it is damaged, naming that.
+        """
+        chain = self._chain(revision)
+        held: Revision | None = None
+        for number in chain:
+            held = self._apply(number, held)
+        assert held is not None
+        return held
+
+    def prune(self, keep: int) -> None:
+        """Removes all but the newest `keep` revisions and those that their deltas need.
+
+        The manifest goes first, so that a half-removed one is ignored.
+        """
+        numbers = self.revisions()
+        kept = {needed for number in numbers[-max(keep, 1) :] for needed in self._needed(number)}
+        for number in numbers:
+            if number not in kept:
+                folder = self._path(number)
+                (folder / _MANIFEST).unlink()
+                shutil.rmtree(folder)
+
+    def _stored(self, revision: int) -> Revision | None:
+        """A revision that is stored and whole."""
+        try:
+            return self.load(revision) if (self._path(revision) / _MANIFEST).is_file() else None
+        except RunError:
+            return None
+
+    def _needed(self, revision: int) -> list[int]:
+        """The stored revisions without which this one cannot be read; of a damaged one itself alone."""
+        try:
+            return self._chain(revision)
+        except RunError:
+            return [revision]
+
+    def _chain(self, revision: int) -> list[int]:
+        """The revisions that have to be read for this one: a snapshot, then deltas, itself last."""
+        chain = [revision]
+        while True:
+            folder = self._path(chain[0])
+            if not (folder / _MANIFEST).is_file():
+                raise RunError(f"revision {chain[0]} is not in {self._folder}, which holds {self.revisions()}")
+            try:
+                is_delta = "parent" in container.read_metadata(folder / _PACKED)
+            except (RunError, FileNotFoundError) as error:
+                raise RunError(f"{folder / _PACKED} is damaged: {error}") from error
+            if not is_delta:
+                return chain
+            chain.insert(0, chain[0] - 1)
+
+    def _apply(self, number: int, parent: Revision | None) -> Revision:
+        """A stored revision, given the one before if it is a delta."""
+        factors, packed = self._read(number, _FACTORS), self._read(number, _PACKED)
+        manifest = packed.manifest
+        if packed.parent and (parent is None or packed.parent != parent.manifest.packed_digest()):
+            raise RunError(f"the delta in {self._path(number)} was made against another revision {number - 1}")
+        weights = payload.packed_from(packed, parent.packed if parent else {}, manifest.formats)
+        tensors = factors.tensors | weights
+        if factors.manifest != manifest or tensors.keys() != manifest.tensors.keys():
+            raise RunError(f"the files in {self._path(number)} are not those of one revision")
+        return Revision(manifest=manifest, tensors=dict(sorted(tensors.items())))
+
+    def _read(self, number: int, name: str) -> Payload:
+        path = self._path(number) / name
+        try:
+            read = payload.read(path.read_bytes())
+            stated = Manifest.from_json((self._path(number) / _MANIFEST).read_text())
+        except (RunError, FileNotFoundError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        if read.manifest != stated:
+            raise RunError(f"{path} is of another revision than the manifest beside it")
+        return read
+
+    def _path(self, revision: int) -> Path:
+        return self._folder / f"{_PREFIX}{revision:06d}"
+
+
+def _same_policy(one: Revision, other: Revision) -> bool:
+    """Whether two revisions have the same factors, bit for bit."""
+    stamps = [{name: revision.manifest.tensors[name] for name in revision.factors} for revision in (one, other)]
+    return stamps[0] == stamps[1]

@@ -1,0 +1,95 @@
+"""A small attention block, its LoRA factors and what is published of them, for the tests of revisions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from solrl_ray.config.schema import Config, Lora, Publish, QuantizationScope
+from solrl_ray.quantization.scope import quantize_
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.payload import Payload, Revision
+from solrl_ray.weight_sync.publication import EXPLORER, Publication, Publications
+from solrl_ray.weight_sync.publish import Publisher
+from tests.support.small import small_config
+
+LORA = Lora(rank=4, alpha=8.0, targets=["to_q", "to_out.0"])
+SCOPE = QuantizationScope(skip=["to_out"])
+QUERY, OUT = "attn.to_q", "attn.to_out.0"
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(48, 32)
+        self.to_k = nn.Linear(48, 32)
+        self.to_out = nn.Sequential(nn.Linear(32, 48))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.to_out(self.to_q(x) * torch.tanh(self.to_k(x)))
+        return out
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    net = nn.ModuleDict({"attn": Attention()}).requires_grad_(False).eval()
+    for index, parameter in enumerate(net.parameters()):
+        parameter.copy_(randn(*parameter.shape, seed=index) / 6)
+    return net.to(dtype)
+
+
+def factors(scale: float = 0.1, seed: int = 50) -> dict[str, torch.Tensor]:
+    return {
+        f"{OUT}.lora_A": randn(4, 32, seed=seed) * scale,
+        f"{OUT}.lora_B": randn(48, 4, seed=seed + 1) * scale,
+        f"{QUERY}.lora_A": randn(4, 48, seed=seed + 2) * scale,
+        f"{QUERY}.lora_B": randn(32, 4, seed=seed + 3) * scale,
+    }
+
+
+def config(
+    tier: str = "nvfp4-emulated",
+    mode: str = "packed",
+    *,
+    lora: Lora = LORA,
+    scope: QuantizationScope = SCOPE,
+    snapshot_every: int = 10,
+) -> Config:
+    small = small_config(Path("unused"), "unused")
+    preview = small.rollout.preview.model_copy(update={"precision": tier})
+    return small.model_copy(
+        update={
+            "model": small.model.model_copy(update={"lora": lora, "quantization": scope}),
+            "rollout": small.rollout.model_copy(update={"preview": preview}),
+            "publish": Publish.model_validate({"mode": mode, "snapshot_every": snapshot_every}),
+        }
+    )
+
+
+def publisher(net: nn.Module | None = None, tier: str = "nvfp4-emulated", mode: str = "packed") -> Publisher:
+    return Publisher.for_model(model() if net is None else net, config(tier, mode))
+
+
+def explorer(tier: str = "nvfp4-emulated") -> nn.Module:
+    net = model()
+    quantize_(net, tier, SCOPE, without_kernels=True)
+    return net
+
+
+def addresses(net: nn.Module) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in net.state_dict().items()}
+
+
+def publication(revision: Revision, mode: str = "packed") -> Publication:
+    """A revision that follows nothing: a snapshot."""
+    return Publications(Publish.model_validate({"mode": mode})).publish(revision)
+
+
+def sent(revision: Revision, role: str = EXPLORER, mode: str = "packed") -> Payload:
+    """What arrives at a worker that is sent the whole."""
+    return payload.read(publication(revision, mode).payload(role))

@@ -1,0 +1,61 @@
+"""What a process settles before it computes, and who takes turns on a GPU."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+import torch
+
+from actors.workers.devices import prepare, settle_tier
+from solrl_ray.config.schema import Fidelity, Fleet, Worker
+from solrl_ray.config.sharing import takes_turns
+from solrl_ray.errors import UserError
+from tests.support import made_runs
+
+
+def test_a_tier_that_only_a_rung_of_the_ladder_would_need_is_refused_before_the_run_begins() -> None:
+    config = made_runs.config()
+    assert settle_tier(config, config.fleet.explorers)[0] == "nvfp4-emulated"
+    ladder = Fidelity.model_validate({"floor": 0.5, "ladder": [{"steps": 8}, {"precision": "fp8"}]})
+    with pytest.raises(UserError, match="the preview tier fp8 does not run on cpu"):
+        settle_tier(config.model_copy(update={"fidelity": ladder}), config.fleet.explorers)
+
+
+@pytest.mark.parametrize(
+    ("learners", "explorers", "regenerators", "expected"),
+    [
+        (0.0, 0.0, 0.0, False),
+        (0.34, 0.33, 0.33, True),
+        (0.5, 1.0, 0.5, True),
+        (0.5, 1.0, 1.0, False),
+        (1.0, 0.5, 0.5, False),
+        (0.0, 0.5, 0.5, False),
+    ],
+)
+def test_learners_take_turns_with_workers_that_hold_a_share_of_a_gpu(
+    learners: float, explorers: float, regenerators: float, expected: bool
+) -> None:
+    shares = {"explorers": explorers, "regenerators": regenerators, "learners": learners}
+    fleet = Fleet.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
+    assert takes_turns(fleet) is expected
+
+
+def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:
+    threads = torch.get_num_threads()
+    assert prepare(Worker(threads=threads), deterministic=True) == torch.device("cpu")
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_what_a_forward_on_a_cpu_freed_is_there_for_the_next_one() -> None:
+    prepare(Worker(threads=torch.get_num_threads()), deterministic=False)
+
+    def new_pages() -> int:
+        """Of 192 MiB, 49,152 pages, in tensors that are freed at once; left alone, glibc keeps 64 MiB at most."""
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        activations = [torch.ones(4 * 2**20) for _ in range(12)]
+        activations.clear()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    first = [new_pages() for _ in range(5)]
+    assert new_pages() < 1000, first

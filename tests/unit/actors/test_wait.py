@@ -1,0 +1,68 @@
+"""What a failure of Ray's becomes: one of our errors, in one sentence."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+
+import pytest
+from ray.exceptions import ActorDiedError, ObjectLostError, OutOfMemoryError, RayTaskError
+
+from actors.cluster import wait
+from solrl_ray.errors import RewardError, RunError, UserError
+
+
+def failed(cause: Exception) -> RayTaskError:
+    """As Ray raises it: also an instance of the cause's class."""
+    error = RayTaskError("explore", "Traceback", cause, proctitle="ray::Explorer", pid=1, ip="192.0.2.1")
+    return error.as_instanceof_cause()
+
+
+@pytest.mark.parametrize("ours", [UserError("no such file"), RunError("disagree"), RewardError("not finite")])
+def test_our_own_errors_pass_through(ours: Exception) -> None:
+    assert wait.translated(failed(ours), "start on explorer-0") is ours
+
+
+def test_a_foreign_error_is_named() -> None:
+    error = wait.translated(failed(KeyError("width")), "start on explorer-0")
+    assert type(error) is RunError
+    assert str(error) == "start on explorer-0 failed: KeyError: 'width'"
+
+
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    error = wait.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
+    assert str(error) == "the run found no space left on a disk; make room and go on with --resume"
+
+
+def test_a_lost_argument_is_not_the_fault_of_the_call() -> None:
+    error = wait.translated(failed(ObjectLostError("ab12", None, "")), "store")
+    assert isinstance(error, wait.InputGone)
+    assert str(error).startswith("store failed: an object it needs is lost: All copies of ab12 have been lost")
+
+
+def test_the_reason_of_a_death_is_found_behind_the_ids() -> None:
+    died = ActorDiedError()
+    died.error_msg = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: Explorer\n\tpid: 5\n"
+        "\x1b[36mThe actor is dead\x1b[39m because its worker process has died."
+    )
+    assert wait.first_line(died) == "The actor is dead because its worker process has died."
+
+
+def test_a_worker_killed_for_memory_says_so() -> None:
+    error = OutOfMemoryError(
+        "Task was killed due to the node running low on memory.\nTo see more, use ray logs.\nSet max_restarts."
+    )
+    assert wait.first_line(error) == "Task was killed due to the node running low on memory."
+
+
+def test_a_reason_stays_one_line_of_bounded_length() -> None:
+    reason = wait.first_line(OutOfMemoryError("word " * 1000))
+    assert len(reason) <= 400
+    assert reason.endswith("word …")
+
+
+def test_losses_keep_their_words_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(wait.WorkerGone("the update", "no answer")))
+    assert isinstance(error, wait.WorkerGone)
+    assert str(error) == "the update failed: no answer"

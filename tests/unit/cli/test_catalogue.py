@@ -1,0 +1,150 @@
+"""Every model × family × method × reward of configs/ makes a valid run, but for what is refused by design."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.cli import catalogue, main, parser
+from solrl_ray.cli.catalogue import ACKNOWLEDGED, PROMPTS
+from solrl_ray.config import checks
+from solrl_ray.config.loading import load
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PARTS = catalogue.read(CONFIGS)
+
+REFUSED: dict[tuple[str, str], str] = {}
+"""(family, method) → part of the sentence by which it is refused by design."""
+
+
+def test_every_composition_is_valid_or_refused_by_design() -> None:
+    wrong = []
+    for composition in catalogue.compositions(PARTS):
+        _, family, method, _ = (part.path.stem for part in composition.parts)
+        reason, expected = composition.refusal(ACKNOWLEDGED), REFUSED.get((family, method))
+        if (reason is None) != (expected is None) or (expected or "") not in (reason or ""):
+            wrong.append(f"{composition.command}: {reason}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_family_is_there_once_with_the_published_sizes() -> None:
+    found = {}
+    composed = [c for c in catalogue.compositions(PARTS) if c.parts[2].path.stem == "diffusion_nft"]
+    for composition in composed:
+        config = load([part.path for part in composition.parts], [*PROMPTS, ACKNOWLEDGED])
+        rollout, pool = config.rollout, pool_sampling(config)
+        found[rollout.family] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
+        assert (pool.tier in ("bf16", "float32")) == (rollout.family in ("direct", "scaled"))
+        assert bool(warnings(config)) == (rollout.family == "quantized")
+    assert found == {
+        "direct": (48, 24, 24, 10, True),
+        "scaled": (48, 96, 24, 10, True),
+        "quantized": (48, 96, 24, 10, True),
+        "two_stage": (48, 96, 24, 6, False),
+    }
+
+
+def test_quantised_samples_are_trained_on_only_by_who_says_so() -> None:
+    quantized = [c for c in catalogue.compositions(PARTS) if c.parts[1].path.stem == "quantized"]
+    assert quantized
+    for composition in quantized[:3]:
+        reason = composition.refusal()
+        assert reason is not None
+        assert reason.startswith("rollout.accept_quantized_training is false (default); it must be true for ")
+        assert "a baseline that is known to be bad" in reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ("rollout.family=direct", "rollout.keep=8"),
+            "rollout.keep is 8 (--set); it must be 24, as many as rollout.pool, because rollout.family direct",
+        ),
+        (
+            ("rollout.family=scaled", "rollout.full.micro_batch=7"),
+            "rollout.full.micro_batch is 7 (--set); it must be a divisor of rollout.pool, which is 24, such as 6.",
+        ),
+        (
+            ("rollout.family=quantized", "rollout.preview.precision=float32", ACKNOWLEDGED),
+            'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated for',
+        ),
+        (
+            ("rollout.family=best_of_n",),
+            'rollout.family in --set is "best_of_n"; it must be one of',
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_a_family_are_refused(
+    capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], sentence: str
+) -> None:
+    settings = [word for override in overrides for word in ("--set", override)]
+    assert main(["train", str(CONFIGS / "demo.yaml"), *settings]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+def test_a_one_stage_family_does_not_ask_for_preview_sizes(tmp_path: Path) -> None:
+    file = tmp_path / "scaled.yaml"
+    file.write_text("rollout: {family: scaled, preview: {micro_batch: 7}}\n")
+    assert main(["plan", str(CONFIGS / "demo.yaml"), str(file)]) == 0
+
+
+def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--configs", str(CONFIGS)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for part in (part for parts in PARTS.values() for part in parts):
+        assert f"  {part.path}" in lines
+        assert part.title, part.path
+    assert "      builtin:testbed/pipeline: shipped" in lines
+    assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
+    text = " ".join(" ".join(lines).split())
+    assert "quantized without --set rollout.accept_quantized_training=true it trains on low-precision samples" in text
+    command = text.split("what follows wins: solrl ", 1)[1].split(" Refused", 1)[0].replace(" \\", "")
+    prompts = ("builtin:testbed/prompts/train.txt", "builtin:testbed/prompts/heldout.txt")
+    command = command.replace("TRAIN.txt", prompts[0]).replace("HELDOUT.txt", prompts[1])
+    arguments = parser().parse_args(command.split())
+    composed = [part.path for part in next(catalogue.compositions(PARTS)).parts]
+    assert arguments.config == [*composed, CONFIGS / "clusters/one_gpu.yaml"]
+    config = load(arguments.config, arguments.set)
+    checks.check(config)
+    fleet = config.fleet
+    assert all(workers.num_gpus > 0 for workers in (fleet.explorers, fleet.regenerators, fleet.learners))
+
+
+def test_a_folder_without_parts_is_answered_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["list", "--configs", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path} holds no parts of runs: it has no models/*.yaml and no families/*.yaml")
+    assert error.count("\n") == 1
+
+
+def test_a_users_own_part_joins_the_others_and_its_missing_checkpoint_is_told(tmp_path: Path) -> None:
+    for kind in catalogue.KINDS:
+        (tmp_path / kind).mkdir()
+        name = {"models": "testbed", "families": "direct", "methods": "diffusion_nft", "rewards": "testbed_clip"}[kind]
+        (tmp_path / kind / f"{name}.yaml").write_text((CONFIGS / kind / f"{name}.yaml").read_text())
+    (tmp_path / "rewards" / "mine.yaml").write_text(
+        "# My reward, v. 2. It likes cats.\n\nrewards: [{kind: clipscore, path: nobody/has-this}]\n"
+    )
+    parts = catalogue.read(tmp_path)
+    assert parts["rewards"][0].title == "My reward, v. 2"
+    assert len(list(catalogue.compositions(parts))) == 2
+    assert "      nobody/has-this: not there" in catalogue.table(tmp_path).splitlines()
+
+
+def test_a_refusal_names_the_parts_that_all_refused_compositions_share(tmp_path: Path) -> None:
+    for kind in catalogue.KINDS:
+        (tmp_path / kind).mkdir()
+        for path in (CONFIGS / kind).glob("*.yaml"):
+            if "testbed" in path.stem or kind == "families" or path.stem == "diffusion_nft":
+                (tmp_path / kind / path.name).write_text(path.read_text())
+    (tmp_path / "methods" / "odd.yaml").write_text("# Odd.\n\nrollout: {keep: 7}\n")
+    reasons = catalogue.refusals(catalogue.read(tmp_path))
+    assert len(reasons) == 1  # direct asks for as many as the pool first, and 7 of 24 is odd in any case
+    table = catalogue.table(tmp_path)
+    assert "  methods/odd" in table.splitlines()
+    assert "rollout.keep is 7; it must be even" in " ".join(table.split())

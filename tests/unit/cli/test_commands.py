@@ -1,0 +1,221 @@
+"""The command line: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.cli import preflight
+from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.report.trace import Span, SpanWriter
+from tests.support import made_runs
+from tests.support.command_line import refusal, solrl
+
+
+@pytest.mark.parametrize("command", [["plan"], ["train", "--dry-run"]])
+def test_the_arithmetic_is_printed_and_nothing_is_started(
+    command: list[str], config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl(*command, config_file) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "8 samples × 10 steps (float32)" in text
+    assert "3 to train on, 2 held out" in text
+    assert "after the first iteration" in text
+    assert "note: 4 of 5 prompts are longer than the 12 tokens that tokenizer_2 of" in text
+    assert not (config_file.parent / "runs").exists()
+
+
+def test_a_plan_names_each_reward_checkpoint_that_the_run_will_need(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = ["--set", "rewards=[{kind: clipscore, path: nobody/first}, {kind: clipscore, path: nobody/second}]"]
+    assert solrl("plan", config_file, *elsewhere) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for number, path in enumerate(("nobody/first", "nobody/second")):
+        assert f"note: before the run starts: rewards.{number}.path (--set) is '{path}', which is not a local" in text
+        assert f"run `hf download {path} config.json" in text
+    assert solrl("train", config_file, "--dry-run", *elsewhere) == 2
+    assert capsys.readouterr().err.startswith("error: rewards.0.path (--set) is 'nobody/first'")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["rewards=[{kind: nosuch}]", "rewards=[{kind: 'nomodule:score'}]", "rewards=[{kind: clipscore, path: ./no}]"],
+)
+def test_a_plan_with_a_reward_that_cannot_be_is_refused(
+    wrong: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("plan", config_file, "--set", wrong) == 2
+    assert capsys.readouterr().err.startswith("error: rewards.0.")
+
+
+def test_who_computes_a_large_model_on_cpus_is_told(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = ["--set", "fleet.explorers.num_gpus=1", "--set", "fleet.learners.num_gpus=1"]
+    assert solrl("plan", config_file) == 0
+    assert "num_gpus" not in capsys.readouterr().out
+    monkeypatch.setattr(preflight, "LARGE", 1000)
+    assert solrl("plan", config_file) == 0
+    lacking = "fleet.explorers, fleet.regenerators, fleet.learners"
+    assert f"note: num_gpus of {lacking} is 0, so " in capsys.readouterr().out
+    others = ["--set", "fleet.other_explorers=[{name: l40s, prompts: 1}]"]
+    assert solrl("plan", config_file, *gpus, *others) == 0
+    assert "note: num_gpus of fleet.other_explorers.0, fleet.regenerators is 0, so " in capsys.readouterr().out
+    assert solrl("plan", config_file, *gpus, "--set", "fleet.regenerators.num_gpus=1") == 0
+    assert "num_gpus" not in capsys.readouterr().out
+
+
+def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from solrl_ray.cli.preflight import model_facts
+
+    assert solrl("plan", config_file, "--gpu", "h200") == 2
+    assert "has nothing like" in capsys.readouterr().err
+    model = load([config_file]).model
+    figure = "{ms: 2.0, measured: true, source: here}"
+    costs = tmp_path / "costs.yaml"
+    costs.write_text(
+        "gpu: here\nfastest: fp8\nmodels:\n"
+        f"- {{family: {model.family}, parameters: {model_facts(load([config_file])).parameters}, "
+        f"resolution: {model.resolution}, steps: {{nvfp4-emulated: {figure}, float32: {figure}}}, "
+        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}, "
+        f"publication: {figure}, load: {figure}, checkpoint: {figure}}}\n"
+    )
+    capsys.readouterr()
+    assert solrl("plan", config_file, "--gpu", costs, "--explorers", "5", "--regenerators", "1", "--learners", "2") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "5 explorers" in text
+    assert "s an iteration on 8 × here: explore" in text
+    assert "after the first iteration" not in text
+    assert "ESTIMATES none" in text
+
+
+def test_options_may_stand_before_and_after_files(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text("run: {iterations: 7}")
+    for arguments in (
+        ["--set", "run.seed=5", config_file, more],
+        [config_file, more, "--set", "run.seed=5"],
+    ):
+        assert solrl("plan", *arguments) == 0
+        assert "7 iterations, one policy update each · seed 5" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_misspelt_key_is_told_without_loading_the_libraries() -> None:
+    code = "import sys, solrl_ray.cli; sys.exit(not {'torch', 'ray', 'diffusers'}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    url = ("--address", "http://127.0.0.1:1")
+    assert refusal(capsys, "submit", config_file, *url).startswith(
+        f"The configuration file {config_file} is outside of {here}"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert refusal(capsys, "submit", config_file, *url, "--set", "run.root=runs").startswith(
+        "run.root is 'runs' (--set); it must be an absolute path"
+    )
+    assert refusal(capsys, "submit", "--resume", "runs/small", *url).startswith("--resume is runs/small; a submitted")
+    assert refusal(capsys, "submit", config_file).startswith("--address is missing")
+    assert refusal(capsys, "submit", config_file, "--address", "head:6379").startswith(
+        "--address is 'head:6379'; it must"
+    )
+
+
+def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("status", made_runs.write_run(tmp_path / "ended")) == 0
+    shown = capsys.readouterr().out
+    assert "iteration 3 of 3   done" in shown
+    assert "elapsed 0:36" in shown  # 36.5 s, as in its summary
+    assert solrl("status", made_runs.write_run(tmp_path / "open", done=2, finished=False)) == 0
+    shown = capsys.readouterr().out
+    assert "iteration 3 of 3   not running; --resume goes on with it" in shown
+    assert "0.300 → 0.310" in shown
+    assert "elapsed 0:24" in shown  # two iterations of 10 s and three evaluations of 1.5 s: 24.5 s
+    longer = made_runs.write_run(tmp_path / "longer")
+    (longer / "config.yaml").write_text(to_yaml(made_runs.config(iterations=5)))  # as a resumed run does
+    assert solrl("status", longer) == 0
+    assert "iteration 4 of 5   not running; --resume goes on with it" in capsys.readouterr().out
+    assert refusal(capsys, "status", tmp_path).startswith(f"{tmp_path} is not the folder of a run")
+    assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
+
+
+def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = made_runs.write_run(tmp_path / "ended")
+    for run, problem in (
+        ([], "No live run is known; name the folder of a live run"),
+        ([ended], f"The run in {ended} is not live; name the folder of a live run"),
+        ([tmp_path], f"{tmp_path} is not a run folder: it has no config.yaml."),
+    ):
+        assert refusal(capsys, "pool", "scale", *run, "--explorers", "2").startswith(problem)
+    for given in ("l40s", "l40s=", "=2", "l40s=-1"):
+        assert refusal(capsys, "pool", "scale", "--explorers-of", given) == (
+            f"--explorers-of is {given}; it must be a name and a number, such as l40s=4."
+        )
+
+
+def test_a_cluster_where_nobody_listens_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as bound:  # so that nobody else takes the port; it does not listen
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        assert solrl("status", "--address", address) == 1
+    refused = f"error: the Ray cluster at {address} could not be joined: [Errno 111] Connection refused\n"
+    assert capsys.readouterr().err == refused
+
+
+def test_a_dashboard_is_no_address_to_join(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "status", "--address", "http://head:8265") == (
+        "--address or RAY_ADDRESS is 'http://head:8265', a dashboard, which is for solrl submit; "
+        "it must be the Ray cluster's, such as head:6379."
+    )
+
+
+def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_runs.write_run(tmp_path / "ended")
+    assert refusal(capsys, "trace", run).startswith(f"{run} has no spans.jsonl")
+    writer = SpanWriter(run)
+    writer.write(Span(kind="stage", name="learning", stage="learn", iteration=0, started=5.0, seconds=2.0))
+    writer.close()
+    assert solrl("trace", run, "--out", tmp_path / "there.json") == 0
+    assert str(tmp_path / "there.json") in capsys.readouterr().out
+    events = json.loads((tmp_path / "there.json").read_text())["traceEvents"]
+    assert [event["dur"] for event in events if event["ph"] == "X"] == [2e6]
+    assert refusal(capsys, "trace", run, "--out", tmp_path) == f"--out is {tmp_path}, a folder; it must be a file."
+    for out, problem in (
+        (tmp_path / "there.json" / "in.json", f"{tmp_path}/there.json: it is a file"),
+        (Path("/proc/x.json"), "/proc/x.json: its folder takes no files, or is gone"),
+        (Path("/proc/x/y.json"), "/proc/x: its folder takes no files, or is gone"),
+        (tmp_path / ("x" * 300), f"{tmp_path / ('x' * 300)}: File name too long"),
+    ):
+        assert solrl("trace", run, "--out", out) == 1
+        assert capsys.readouterr().err == f"error: {problem}\n"
+    assert refusal(capsys, "trace", run, "--out", "/dev/null") == "--out is /dev/null, a device; it must be a file."
+
+
+def test_who_stops_reading_ends_a_command_without_a_word(
+    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert solrl("plan", config_file) == 141
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,167 @@
+"""What the command line refuses before anything is started, in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import solrl_ray
+from solrl_ray.cli import verbs
+from tests.support.command_line import begin, refusal, solrl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--explorers", "0"], "fleet.explorers.count in --explorers is 0; it must be at least 1."),
+        (["--regenerators", "-2"], "fleet.regenerators.count in --regenerators is -2; it must be at least 1."),
+        (["--learners", "0"], "learner.world_size in --learners is 0; it must be at least 1."),
+        (["--gpu", "nothere.yaml"], "gpu is 'nothere.yaml' (--gpu or the cluster's file); it must be one of b200, h"),
+        (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
+    ],
+)
+def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_printed(
+    arguments: list[str], problem: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "plan", config_file, *arguments).startswith(problem)
+
+
+def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config_file)
+    for option, value, problem in (
+        ("--solver", "heun", """rollout.solver in --solver is "heun"; it must be one of 'euler' or 'dpm2'."""),
+        ("--samples", "0", "evaluation.samples in --samples is 0; it must be at least 1."),
+    ):
+        assert refusal(capsys, "eval", tmp_path / "runs" / "small", option, value) == problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--set", "rollout.pol=3"], "Unknown key rollout.pol in --set; did you mean rollout.pool?"),
+        (["--set", "rollout.pool=x"], 'rollout.pool in --set is "x"; it must be a whole number.'),
+        (
+            ["--set", "rollout.keep=10"],
+            "rollout.keep is 10 (--set); it must be at most rollout.pool, which is 8.",
+        ),
+        (
+            ["--set", "rollout.preview.precision=bf16"],
+            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or',
+        ),
+        (["--set", "fleet.learners.count=2"], "Unknown key fleet.learners.count in --set; did you mean learner.w"),
+        (["--set", "rollout.keep=3"], "rollout.keep is 3 (--set); it must be even"),
+        (["--set", "rollout.pool=9"], "rollout.preview.micro_batch is 8 ("),
+        (["--set", "rollout.prompts=4"], "rollout.prompts is 4 (--set); it must be at most 3, the number of"),
+        (
+            ["--set", "evaluation.prompts=3"],
+            "evaluation.prompts is 3 (--set); it must be at most 2, the number of",
+        ),
+        (["--set", "model.path=./nowhere"], "model.path (--set) is './nowhere'"),
+        (["--set", "rewards.0.path=./nowhere"], "rewards.0.path"),
+        (["--set", "rewards.0.path=."], "rewards.0.path (--set) is"),
+        (
+            ["--set", "rewards.0.kind=clip"],
+            "rewards.0.kind (--set) is 'clip', which is neither a registered reward (aesthetic, clipscore",
+        ),
+        (
+            ["--set", "rewards.0={kind: 'no_module:f'}"],
+            "rewards.0.kind (--set) is 'no_module:f', but the module",
+        ),
+        (
+            ["--set", "evaluation.reference=math:no"],
+            "evaluation.reference (--set) is 'math:no', but math has no",
+        ),
+        (
+            ["--set", "rollout.preview.precision=fp8"],
+            "rollout.preview.precision is 'fp8' (--set): fp8 needs a card of compute",
+        ),
+        (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
+        (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),
+        (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
+        (["--set", "run.root=/proc/x"], "run.root is /proc/x (--set), but /proc takes no files."),
+        (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(
+    arguments: list[str], problem: str, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(capsys, "train", config_file, *arguments).startswith(problem)
+    assert not (config_file.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "\n  \n"])
+def test_a_prompt_file_that_is_missing_or_empty_is_refused(
+    content: str | None, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_text(content)
+    assert str(file) in refusal(capsys, "train", config_file, "--set", f"prompts.train={file}")
+
+
+def test_held_out_prompts_must_not_be_trained_on(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "heldout.txt").write_text("a red cross\na blue cross\n")
+    message = refusal(capsys, "plan", config_file)
+    assert "1 of its prompts are also in prompts.train, such as 'a blue cross'" in message
+
+
+def test_commands_without_what_they_need_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys).startswith("The following arguments are required: COMMAND")
+    assert refusal(capsys, "plan").startswith("No configuration file was given")
+    assert refusal(capsys, "train", "--resume").startswith("--resume needs a run folder or the run's configuration")
+    assert refusal(capsys, "report", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."
+    assert refusal(capsys, "train", "--resume", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."
+
+
+def test_a_foreign_package_called_actors_is_refused(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "actors").mkdir()
+    (tmp_path / "actors" / "__init__.py").write_text("")
+    ours = str(Path(solrl_ray.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "solrl_ray", "train", str(config_file)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ours},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert f"error: The package 'actors' was imported from {tmp_path / 'actors'}, but" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/runs/a/report.html"), "/runs/a/report.html: Permission"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "runs/a"), "runs/a: No such file"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "/proc/7/stat"), None),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), None),  # another pipe than the one that is printed to
+        (OSError(errno.EBADF, "Bad file descriptor"), None),
+        (OSError("the file of a library is damaged"), None),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence_and_our_own_mistakes_keep_their_place(
+    error: OSError, sentence: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr(verbs, "report", failing)
+    if sentence is None:
+        with pytest.raises(OSError, match=re.escape(str(error))):
+            solrl("report", "runs/a")
+    else:
+        assert solrl("report", "runs/a") == 1
+        assert capsys.readouterr().err.startswith(f"error: {sentence}")

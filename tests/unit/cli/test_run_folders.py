@@ -1,0 +1,108 @@
+"""Which run folders the command line begins in, goes on in and refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.storage import run_folder
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.command_line import begin, refusal, solrl
+
+
+def test_a_run_is_resumed_by_its_folder_or_by_its_configuration(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config_file, "run.seed=9")
+    assert solrl("train", "--dry-run", "--resume", tmp_path / "runs" / "small") == 0
+    assert "seed 9" in capsys.readouterr().out
+    assert solrl("train", config_file, "--set", "run.seed=9", "--resume", "--dry-run") == 0
+    assert "seed 9" in capsys.readouterr().out
+    assert refusal(capsys, "train", config_file, "--resume", "--dry-run").startswith(
+        "run.seed is 42 (default), but the run in"
+    )
+
+
+def test_a_run_folder_may_be_moved_and_its_fleet_changed(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "runs" / "small", config_file)
+    (tmp_path / "runs" / "small").rename(tmp_path / "elsewhere")
+    more = ["--set", "fleet.explorers.count=5", "--set", "run.iterations=30"]
+    assert solrl("train", "--dry-run", "--resume", tmp_path / "elsewhere", *more) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "elsewhere · 30 iterations" in text
+    assert "5 explorers × 1 thread" in text
+
+
+def refused_folder(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line that a run whose folder is refused prints after its arithmetic."""
+    assert solrl("train", *arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert message.count("\n") == 1
+    return message.removeprefix("error: ").strip()
+
+
+def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "RESUME_PATIENCE", 0.3)
+    path = tmp_path / "runs" / "small"
+    begin(path, config_file)
+    before = (path / "config.yaml").read_bytes()
+    holder = RunFolder(path)
+    holder.lock(seconds=0)
+    in_use = f"the run folder {path} is in use by process {os.getpid()} on {os.uname().nodename}"
+    assert refused_folder(capsys, config_file) == in_use
+    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
+    assert (path / "config.yaml").read_bytes() == before
+    holder.unlock()
+
+
+def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs" / "small"
+    begin(path, config_file)
+    (path / "checkpoints" / "iteration-000002").mkdir(parents=True)
+    assert refused_folder(capsys, config_file).startswith(f"run.name is 'small', but {path} already holds a run")
+    assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=1").startswith(
+        f"run.iterations is 1, but {path} has made 2 updates already; it must be at least 2"
+    )
+
+
+def test_a_resumed_run_may_be_in_any_folder(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "it's here: \U0001f5bf" / 'the "small" one'
+    begin(path, config_file)
+    assert solrl("train", "--dry-run", "--resume", path) == 0
+    assert f"{path.name} · 3 iterations" in capsys.readouterr().out
+
+
+def test_a_run_folder_that_cannot_be_made_is_refused(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "small").write_text("a file")
+    assert refused_folder(capsys, config_file) == (
+        f"the run folder {tmp_path / 'runs' / 'small'} cannot be written: it is a file ({tmp_path / 'runs' / 'small'})"
+    )
+
+
+def test_continue_begins_a_run_and_resumes_one_that_was_begun(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("train", config_file, "--continue", "--dry-run") == 0
+    begin(tmp_path / "runs" / "small", config_file, "run.seed=9")
+    assert solrl("train", config_file, "--continue", "--dry-run") == 0  # nothing was journaled: it is no run yet
+    (tmp_path / "runs" / "small" / "journal").mkdir()
+    (tmp_path / "runs" / "small" / "journal" / "iteration-000000.jsonl").touch()
+    capsys.readouterr()
+    assert refusal(capsys, "train", config_file, "--dry-run").startswith("run.name is 'small', but")
+    assert refusal(capsys, "train", config_file, "--continue", "--dry-run").startswith(
+        "run.seed is 42 (default), but the"
+    )

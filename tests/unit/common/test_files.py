@@ -1,0 +1,91 @@
+"""Reading and writing within a time, where the disk may hang. A FIFO does: who opens it waits for the other end."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from actors.client import launch
+from solrl_ray.common.files import in_time
+from solrl_ray.config import continuation
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.report import stored
+from solrl_ray.storage import run_folder
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.command_line import solrl
+from tests.support.made_runs import write_run
+from tests.support.small import small_config
+
+
+def test_what_is_done_in_time_returns_and_raises_as_it_would_alone() -> None:
+    def refuse() -> None:
+        raise UserError("there is nothing here")
+
+    def time_out() -> None:
+        raise TimeoutError("the server did not answer")
+
+    assert in_time(lambda: "found", what="reading", seconds=10.0) == "found"
+    with pytest.raises(UserError, match=r"^there is nothing here$"):
+        in_time(refuse, what="reading", seconds=10.0)
+    with pytest.raises(TimeoutError, match=r"^the server did not answer$"):
+        in_time(time_out, what="reading", seconds=10.0)
+
+
+def test_what_does_not_end_is_named() -> None:
+    named = r"^reading runs/demo passed its deadline of 0\.1 s: the disk does not answer$"
+    with pytest.raises(RunError, match=named):
+        in_time(threading.Event().wait, what="reading runs/demo", seconds=0.1)
+
+
+def test_status_ends_with_a_sentence_where_the_disk_hangs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "hangs"
+    write_run(run)
+    os.mkfifo(run / "evaluations/updates-000009-ema.json")
+    monkeypatch.setattr(stored, "READ_SECONDS", 0.1)
+    assert solrl("status", run) == 1
+    assert capsys.readouterr().err == f"error: reading {run} passed its deadline of 0.1 s: the disk does not answer\n"
+
+
+def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "lock")
+    monkeypatch.setattr(run_folder, "READ_SECONDS", 0.1)
+    with pytest.raises(RunError, match=r"^looking at .*lock passed its deadline of 0\.1 s: the disk does not answer$"):
+        RunFolder(tmp_path).live_cluster()
+
+
+def test_a_stored_configuration_that_a_disk_does_not_give_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").touch()
+    monkeypatch.setattr(continuation, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(continuation, "load", lambda files: threading.Event().wait())
+    with pytest.raises(RunError, match=r"^reading .*config\.yaml passed its deadline of 0\.1 s"):
+        continuation.stored(tmp_path)
+
+
+def test_a_run_folder_whose_disk_hangs_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path, "hangs", "fleet.deadlines.checkpoint=2")
+    folder = RunFolder.of(config)
+    write_run(folder.path)
+    folder.lora.mkdir()
+    (folder.lora / LORA_FILE).touch()
+    started: list[RunFolder] = []
+    monkeypatch.setattr(launch, "_work", lambda config, folder, *rest, **named: started.append(folder))
+    monkeypatch.setattr(launch, "RESUME_PATIENCE", 0.0)
+    launch.train(config, resume=True, live=False)
+    assert len(started) == 1
+    os.mkfifo(folder.evaluations / "updates-000009-ema.json")
+    named = r"^opening the run folder .*hangs \(fleet\.deadlines\.checkpoint\) passed its deadline of 2 s"
+    with pytest.raises(RunError, match=named):
+        launch.train(config, resume=True, live=False)
+    assert len(started) == 1

@@ -1,0 +1,186 @@
+"""The printed arithmetic, against sums done by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.config.update import trained_timesteps
+from solrl_ray.objectives.timesteps import timestep_count
+from tests.support.made_configs import MODEL
+
+BASE = f"""{MODEL}
+prompts: {{train: train.txt, heldout: heldout.txt}}
+rewards: [{{kind: clipscore, path: some/clip}}]
+"""
+FLUX = ModelFacts(
+    latent_shape=(1024, 64),
+    parameters=11_901_408_320,
+    lora_modules=190,
+    lora_parameters=37_355_520,
+    packed_bytes=1_008_599_040,
+    packed_tiers=("nvfp4-emulated",),
+)
+
+
+@pytest.fixture
+def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
+    file = tmp_path / "base.yaml"
+    file.write_text(BASE)
+
+    def configured(*overrides: str) -> Config:
+        return load([file], overrides)
+
+    return configured
+
+
+def test_the_published_iteration_has_4608_candidates_and_1152_samples(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("objective.timestep_fraction=0.4"), FLUX)
+    assert numbers.candidates == 48 * 96 == 4608
+    assert numbers.preview_units == 48 * 4 == 192
+    assert numbers.preview_forwards == 192 * 6 == 1152
+    assert numbers.samples == 48 * 24 == 1152
+    assert (numbers.full_units, numbers.full_forwards, numbers.padded_images) == (48, 480, 0)
+    assert numbers.trained_timesteps == 4
+    assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (96, 384, 768)
+    assert numbers.latents_bytes == 1152 * 1024 * 64 * 4 == 301_989_888
+    assert numbers.lora_bytes == 149_422_080
+    assert numbers.revision_bytes == 149_422_080 + 1_008_599_040
+
+
+def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("learner.world_size=8", "objective.kl=0"))
+    assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (12, 72, 72)
+    assert numbers.padded_samples == 0
+    assert numbers.revision_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("kl", "kind", "forwards", "words"),
+    [
+        ("1e-4", "linear", 2 * 576, "1,152 forwards (v_reference and v_old), 576 forwards with backward"),
+        ("1e-4", "copy", 576, "576 forwards (v_reference; v_old is v_theta), 576 forwards with backward"),
+        ("0", "linear", 576, "576 forwards (v_old), 576 forwards with backward"),
+        ("0", "copy", 0, "0 forwards (none needed; v_old is v_theta), 576 forwards with backward"),
+    ],
+)
+def test_forwards_without_gradient_are_those_that_v_theta_does_not_serve(
+    configure,  # type: ignore[no-untyped-def]
+    kl: str,
+    kind: str,
+    forwards: int,
+    words: str,
+) -> None:
+    numbers = describe(configure(f"objective.kl={kl}", f"objective.old_decay.kind={kind}"))
+    assert numbers.backwards == 96 * 6 == 576
+    assert numbers.forwards_without_gradient == forwards
+    assert words in " ".join(numbers.table().split())
+
+
+def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(configure) -> None:  # type: ignore[no-untyped-def]
+    one, four = (describe(configure(f"learner.world_size={n}"), FLUX) for n in (1, 4))
+    assert one.weights_bytes == 2 * 11_901_408_320
+    assert describe(configure("model.dtype=float32"), FLUX).weights_bytes == 4 * 11_901_408_320
+    # default, old, EMA, gradient: 4; AdamW's copy and two moments: 3, shared by the ranks.
+    assert one.training_bytes == 7 * 4 * 37_355_520
+    assert four.training_bytes == 4 * 4 * 37_355_520 + 3 * 37_355_520
+    text = " ".join(four.table().split())
+    assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 workers · 710 MB of LoRA policies" in text
+    assert "302 MB of samples an iteration · not counted: packed previews, activations" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "micro_batches"),
+    [
+        ((), 94),  # of 96: 47 prompts × 24 samples in twelves; the last prompt's complete the iteration
+        (("learner.world_size=8",), 12),  # a rank with one more than others: 94 / 8
+        (("learner.updates=2",), 48),  # the first step's
+        (("objective.advantage.std=group",), 0),
+        (("objective.advantage.std=group", "learner.updates=2"), 1),  # its gradient is reduced over ranks
+        (("objective.advantage.std=group", "learner.zero_stage=2"), 94),
+        (("fleet.learners.num_gpus=0.5", "fleet.explorers.num_gpus=0.5"), 0),  # they take turns
+    ],
+)
+def test_micro_batches_wait_for_what_their_gradient_needs(
+    configure, overrides: tuple[str, ...], micro_batches: int
+) -> None:  # type: ignore[no-untyped-def]
+    # Per sample its clean latent, and at 6 noise levels x_t, noise, v_reference and v_old.
+    expected = micro_batches * 12 * (1 + 6 * 4) * 1024 * 64 * 4
+    assert describe(configure(*overrides), FLUX).prepared_bytes == expected
+
+
+def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure("fleet.learners.num_gpus=1", "objective.timestep_fraction=0.4"), FLUX)
+    assert numbers.prepared_bytes == 94 * 12 * (2 + 4 * 4) * 1024 * 64 * 4 == 5_322_571_776
+    assert "each learner rank, and in main memory 5.32 GB of what waits for its gradient" in " ".join(
+        numbers.table().split()
+    )
+    assert "waits for" not in describe(configure("objective.advantage.std=group"), FLUX).table()
+
+
+def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(
+        configure("rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12")
+    )
+    assert (numbers.full_units, numbers.padded_images) == (15, 10)
+    assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("every", "points"), [(0, (0, 20)), (5, (0, 5, 10, 15, 20)), (8, (0, 8, 16, 20)), (30, (0, 20))]
+)
+def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every: int, points: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    assert evaluation_points(configure(f"evaluation.every={every}")) == points
+
+
+@pytest.mark.parametrize(
+    ("fraction", "steps", "count"),
+    [(0.6, 10, 6), (0.4, 10, 4), (0.99, 10, 9), (0.29, 100, 29), (0.7, 10, 7), (1.0, 10, 10), (0.01, 10, 1)],
+)
+def test_trained_timesteps_are_what_the_objective_draws(configure, fraction: float, steps: int, count: int) -> None:  # type: ignore[no-untyped-def]
+    config = configure(f"objective.timestep_fraction={fraction}", f"rollout.full.steps={steps}")
+    assert trained_timesteps(config) == count == timestep_count(steps, fraction)
+
+
+def test_actors_are_summed_with_the_learner_ranks(configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(
+        configure(
+            "learner.world_size=3",
+            "fleet.learners={threads: 2, num_cpus: 2, num_gpus: 1}",
+            "fleet.explorers={count: 4, num_cpus: 0.5, num_gpus: 0.25}",
+        )
+    )
+    assert (numbers.cpus, numbers.gpus, numbers.threads) == (8.0, 4.0, 4 + 1 + 6)
+
+
+def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> None:  # type: ignore[no-untyped-def]
+    table = describe(configure(), FLUX, train_prompts=25432, heldout_prompts=2048).table(width=90)
+    lines = table.splitlines()
+    assert max(map(len, lines)) <= 90
+    starts = [line.split()[0] for line in lines if not line.startswith(" ")]
+    assert starts[:6] == ["run", "model", "prompts", "explore", "select", "regenerate"]
+    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
+    text = " ".join(table.split())
+    assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "25,432 to train on, 2,048 held out" in text
+    assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
+    assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
+
+
+@pytest.mark.parametrize("mode", ["lora", "branch"])
+def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: str, configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure(f"publish.mode={mode}"), FLUX)
+    assert numbers.revision_bytes == 149_422_080
+    assert "packed weights" not in numbers.table()
+    assert "revision of 149 MB: LoRA factors 149 MB in float32 · samples" in " ".join(numbers.table().split())
+
+
+def test_the_table_says_which_share_of_a_gpu_each_worker_has(configure) -> None:  # type: ignore[no-untyped-def]
+    fleet = "fleet={explorers: {count: 1, num_gpus: 0.25}, regenerators: {num_gpus: 0.25}, learners: {num_gpus: 0.5}}"
+    text = " ".join(describe(configure(fleet), FLUX).table().split())
+    assert "1 explorer × 1 thread and 0.25 GPU, 1 regenerator × 1 thread and 0.25 GPU, 1 learner ×" in text
+    assert "and 0.5 GPU · 1 GPU reserved" in text

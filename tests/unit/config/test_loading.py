@@ -1,0 +1,193 @@
+"""Configuration: how parts merge, the sentence that answers each mistake, and what is shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config import checks
+from solrl_ray.config.loading import load, load_with_sources, to_yaml
+from solrl_ray.config.strategies import warnings
+from tests.support.made_configs import MODEL, REST, refusal
+from tests.support.small import small_config
+
+# --- merging --------------------------------------------------------------------------------------
+
+
+def test_later_files_win_mappings_merge_and_lists_are_replaced(parts: list[Path], tmp_path: Path) -> None:
+    later = tmp_path / "later.yaml"
+    later.write_text("model: {resolution: 256, lora: {targets: [to_v]}}\nrollout: {preview: {steps: 4}}")
+    config = load([*parts, later])
+    assert config.model.resolution == 256
+    assert config.model.lora.targets == ["to_v"]
+    assert config.model.lora.rank == 32
+    assert config.model.max_sequence_length == 128
+    assert (config.rollout.preview.steps, config.rollout.preview.micro_batch) == (4, 24)
+
+
+def test_included_files_come_first_and_are_found_beside_the_including_one(parts: list[Path], tmp_path: Path) -> None:
+    whole = tmp_path / "runs" / "whole.yaml"
+    whole.parent.mkdir()
+    whole.write_text("include: [../model.yaml, ../rest.yaml]\nmodel: {resolution: 1024}")
+    assert load([whole]) == load(parts, ["model.resolution=1024"])
+
+
+def test_who_includes_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "whole.yaml").write_text("include: nowhere.yaml")
+    included = f"{tmp_path}/nowhere.yaml, which {tmp_path}/whole.yaml includes, does not exist."
+    assert refusal([tmp_path / "whole.yaml"]) == f"The configuration file {included}"
+
+
+def test_files_that_include_each_other_are_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text("include: two.yaml")
+    two.write_text("include: [one.yaml]")
+    assert "go round in a circle" in refusal([one])
+
+
+def test_overrides_are_yaml_and_reach_into_lists(parts: list[Path]) -> None:
+    config = load(
+        parts,
+        [
+            "rewards.1.weight=2",
+            "learner.optimizer.lr=1e-3",
+            "model.lora.targets=[a, b]",
+            "rollout={pool: 48, keep: 2}",
+        ],
+    )
+    assert config.rewards[1].weight == 2.0
+    assert config.rewards[0].path == "some/clip"
+    assert config.learner.optimizer.lr == 0.001
+    assert config.model.lora.targets == ["a", "b"]
+    assert (config.rollout.pool, config.rollout.keep, config.rollout.prompts) == (48, 2, 48)
+
+
+def test_values_remember_where_they_came_from(parts: list[Path]) -> None:
+    sources = load_with_sources(parts, ["rollout.pool=48", "rewards.1.weight=2"]).sources
+    assert sources.of("model.resolution") == str(parts[0])
+    assert sources.of("rewards.0.path") == str(parts[1])
+    assert sources.of("rewards.1.weight") == "--set"
+    assert sources.of("rollout.pool") == "--set"
+    assert sources.of("learner.optimizer.lr") == "default"
+
+
+def test_the_resolved_configuration_reads_back_equal(parts: list[Path], tmp_path: Path) -> None:
+    config = load(parts, ["run.name='1e-4'", "learner.optimizer.betas=[0.5, 0.75]", "objective.kl=1e-7"])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load([tmp_path / "config.yaml"]) == config
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one(parts: list[Path], tmp_path: Path) -> None:
+    typo = tmp_path / "typo.yaml"
+    typo.write_text("rollout: {pol: 3}")
+    assert refusal([*parts, typo]) == f"Unknown key rollout.pol in {typo}; did you mean rollout.pool?"
+    assert refusal(parts, "pool=3") == "Unknown key pool in --set; did you mean rollout.pool?"
+    assert (
+        refusal(parts, "rewards.0.wieght=3") == "Unknown key rewards.0.wieght in --set; did you mean rewards.0.weight?"
+    )
+    assert "the keys there are run, model" in refusal(parts, "zzz=3")
+
+
+def test_a_misspelt_key_is_told_before_the_key_it_leaves_missing(tmp_path: Path) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(MODEL.replace("resolution", "resolutoin") + REST)
+    assert refusal([file]) == f"Unknown key model.resolutoin in {file}; did you mean model.resolution?"
+
+
+def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
+    assert refusal(parts[1:]) == f"The key model is missing from {parts[1]}; name a file of configs/models, too."
+    parts[0].write_text(MODEL.replace("path: some/model", ""))
+    assert refusal(parts) == f"The key model.path is missing from {parts[0]}, {parts[1]}."
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("rollout.pool=many", 'rollout.pool in --set is "many"; it must be a whole number.'),
+        ("rollout.pool='64'", 'rollout.pool in --set is "64"; it must be a whole number.'),
+        ("rollout.pool=24.5", "rollout.pool in --set is 24.5; it must be a whole number."),
+        ("rollout.pool=0", "rollout.pool in --set is 0; it must be at least 1."),
+        ("rollout.pool=", "rollout.pool in --set is empty; it must be a whole number."),
+        ("learner.optimizer.lr=-1", "learner.optimizer.lr in --set is -1; it must be more than 0."),
+        (
+            "learner.gradient_checkpointing=yes",
+            'learner.gradient_checkpointing in --set is "yes"; it must be true or',
+        ),
+        ("run.name=7", "run.name in --set is 7; it must be text (put it in quotes)."),
+        ("rollout.solver=heun", "rollout.solver in --set is \"heun\"; it must be one of 'euler' or 'dpm2'."),
+        (
+            "objective.timestep_fraction=1.5",
+            "objective.timestep_fraction in --set is 1.5; it must be at most 1.",
+        ),
+        ("rewards=[]", "rewards in --set is []; it must be a list of at least 1."),
+        ("model.lora.targets=to_q", 'model.lora.targets in --set is "to_q"; it must be a list.'),
+        (
+            "learner.optimizer.betas=[1]",
+            "learner.optimizer.betas in --set is [1]; it must be a list of two numbers.",
+        ),
+        (
+            "rollout=3",
+            "rollout in --set is 3; it must be a section with the keys family, accept_quantized_training, prompts",
+        ),
+        (
+            "rewards.2.weight=1",
+            "--set rewards.2: rewards is a list of 2, so '2' must be a whole number below 2.",
+        ),
+        (
+            "rewards.first.weight=1",
+            "--set rewards.first: rewards is a list of 2, so 'first' must be a whole number",
+        ),
+        (
+            "fleet.learners.count=2",
+            "Unknown key fleet.learners.count in --set; did you mean learner.world_size?",
+        ),
+        ("rollout.pool", "--set rollout.pool: it must read key=value, such as rollout.pool=64."),
+        ("rollout..pool=1", "--set rollout..pool=1: it must read key=value"),
+        ("rollout.pool=[1", "--set rollout.pool, line 1: expected ',' or ']'"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_key_source_value_and_what_is_right(
+    parts: list[Path], override: str, problem: str
+) -> None:
+    assert refusal(parts, override).startswith(problem)
+
+
+def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "list.yaml").write_text("- 1\n- 2")
+    assert refusal([tmp_path / "no.yaml"]) == f"The configuration file {tmp_path / 'no.yaml'} does not exist."
+    assert refusal([tmp_path]) == f"The configuration file {tmp_path} is a folder."
+    assert "is a mapping of keys to values, this is [1, 2]" in refusal([tmp_path / "list.yaml"])
+    assert refusal([]) == "No configuration file was given."
+
+
+# --- what is shipped ------------------------------------------------------------------------------
+
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+
+def test_the_published_recipe_is_what_the_schema_says_by_default(parts: list[Path]) -> None:
+    published = load([*parts, CONFIGS / "methods" / "sol_rl.yaml"])
+    assert published == load(parts)
+    assert published.rollout.prompts * published.rollout.pool == 4608
+    assert published.rollout.prompts * published.rollout.keep == 1152
+
+
+@pytest.mark.parametrize("file", sorted(path.name for path in CONFIGS.glob("*.yaml")))
+def test_every_whole_run_that_is_shipped_is_valid(file: str) -> None:
+    loaded = load_with_sources([CONFIGS / file])
+    checks.check(loaded.config, loaded.sources)
+    assert loaded.config.run.name == Path(file).stem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [((), 0), (("fleet.learners.num_gpus=0.5",), 1), (("fleet.learners.num_gpus=0.5", "run.deterministic=true"), 0)],
+)
+def test_a_run_on_gpus_says_that_its_bits_may_differ(tmp_path: Path, overrides: tuple[str, ...], said: int) -> None:
+    found = warnings(small_config(tmp_path, "run", *overrides))
+    assert [sentence.startswith("Not reproducible to the bit") for sentence in found] == [True] * said

@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config.checks import check
+from solrl_ray.config.loading import load_with_sources
+from solrl_ray.config.pools import kinds_of_prompts, prompts_of
+from solrl_ray.errors import UserError
+from solrl_ray.scheduling.placement import requests
+from tests.support.small import CONFIGS, small_config
+
+
+def test_without_other_explorers_prompts_are_nobodys_in_particular(tmp_path: Path) -> None:
+    assert kinds_of_prompts(small_config(tmp_path, "one")) == ()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "others", "kinds"),
+    [
+        (4, "[{name: a, prompts: 2}]", ("", "a", "", "a")),
+        (8, "[{name: a, prompts: 2}]", ("", "", "a", "", "", "", "a", "")),
+        (6, "[{name: a, prompts: 2}, {name: b, prompts: 1}]", ("", "a", "", "b", "a", "")),
+    ],
+)
+def test_each_kind_gets_its_prompts_evenly_spread(
+    prompts: int, others: str, kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    config = small_config(tmp_path, "mixed", f"rollout.prompts={prompts}", f"fleet.other_explorers={others}")
+    assert kinds_of_prompts(config) == kinds
+    counts = {"explorers" + (f"_{kind}" if kind else ""): kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    assert counts == prompts_of(config)
+
+
+def test_every_prompt_has_one_kind_whatever_the_shares(tmp_path: Path) -> None:
+    for a, b in ((1, 1), (13, 7), (40, 7), (1, 46)):
+        others = f"fleet.other_explorers=[{{name: a, prompts: {a}}}, {{name: b, prompts: {b}}}]"
+        kinds = kinds_of_prompts(small_config(tmp_path, "mixed", "rollout.prompts=48", others))
+        assert (len(kinds), kinds.count("a"), kinds.count("b")) == (48, a, b)
+        for upto in range(49):  # nobody is ever more than a prompt ahead of its share
+            assert abs(kinds[:upto].count("a") - a * upto / 48) <= 1
+
+
+def test_other_explorers_ask_for_places_of_their_own(tmp_path: Path) -> None:
+    others = "fleet.other_explorers=[{name: l40s, count: 3, prompts: 1, num_gpus: 1, labels: {gpu: l40s}}]"
+    asked = {request.key: request for request in requests(small_config(tmp_path, "mixed", others))}
+    assert list(asked) == ["fleet.explorers", "fleet.other_explorers.0", "fleet.regenerators", "fleet.learners"]
+    other = asked["fleet.other_explorers.0"]
+    assert (other.count, other.each["GPU"], other.labels) == (3, 1.0, {"gpu": "l40s"})
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ("[{name: L40S, prompts: 1}]", 'name is "L40S" (--set); it must be small letters and digits, a letter first,'),
+        ("[{name: a, prompts: 1}, {name: a, prompts: 1}]", 'other_explorers.1.name is "a" (--set); it must be small'),
+        ("[{name: a, prompts: 12}]", "prompts is 12 (--set); it must be less than 12, the prompts of an iteration"),
+        (
+            "[{name: a, prompts: 4}, {name: b, prompts: 8}]",
+            "other_explorers.1.prompts is 8 (--set); it must be less than 8",
+        ),
+        (
+            "[{name: a, prompts: 1, num_gpus: 0.5}]",
+            "num_gpus is 0.5 (--set); it must be a whole number: other explorers",
+        ),
+        ("[{name: a, prompts: 1, num_cpus: -1}]", "num_cpus is -1.0 (--set); it must be at least 0"),
+        ("[{name: a}]", "The key fleet.other_explorers.0.prompts is missing"),
+        ("[{name: a, prompt: 1}]", "Unknown key fleet.other_explorers.0.prompt in --set; did you mean"),
+    ],
+)
+def test_what_is_wrong_with_other_explorers_is_said_before_anything_starts(others: str, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        begun(f"fleet.other_explorers={others}")
+    assert sentence in str(caught.value)
+
+
+def begun(setting: str) -> None:
+    loaded = load_with_sources([CONFIGS / "demo.yaml"], ["rollout.prompts=12", setting])
+    check(loaded.config, loaded.sources)

@@ -1,0 +1,122 @@
+"""Which sample is learned from where: micro-batches, ranks, refusals, noise levels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from solrl_ray.config import objectives as sections
+from solrl_ray.errors import RunError
+from solrl_ray.learning.batches import check_groups, fingerprint, gather, rank_slots, rewards_and_groups
+from solrl_ray.objectives.nft import DiffusionNft
+from solrl_ray.records import Address, SampleGroup
+from solrl_ray.sampling.noise import permutation, standard_normal
+from tests.support.learning import LATENT_SHAPE, groups
+
+
+def samples(batches: list) -> list[tuple[str, int, float]]:
+    return [
+        (prompt, index, weight)
+        for batch in batches
+        for prompt, index, weight in zip(batch.prompt_ids, batch.indices, batch.weights.tolist(), strict=True)
+    ]
+
+
+def split(made: list[SampleGroup], micro_batch: int, world_size: int) -> list[list]:
+    there = [(group, k) for group in made for k in range(len(group.indices))]
+    positions = range(len(there))
+    return [
+        [
+            gather(there, slots)
+            for slots in rank_slots(positions, micro_batch=micro_batch, rank=rank, world_size=world_size)
+        ]
+        for rank in range(world_size)
+    ]
+
+
+def test_micro_batches_are_consecutive_samples_in_prompt_order_dealt_to_ranks_in_turn() -> None:
+    made = groups(0, sizes=(3, 2, 3))
+    first, second = split(made, micro_batch=2, world_size=2)
+    assert samples(first) == [("p0", 6, 1.0), ("p0", 5, 1.0), ("p1", 3, 1.0), ("p2", 6, 1.0)]
+    assert samples(second) == [("p0", 4, 1.0), ("p1", 4, 1.0), ("p2", 5, 1.0), ("p2", 4, 1.0)]
+    assert rank_slots(range(10, 13), micro_batch=2, rank=1, world_size=2)[0].samples == (12, 12)
+    assert torch.equal(second[0].x0, torch.stack([made[0].latents[2], made[1].latents[0]]))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_gets_as_many_passes_of_one_shape_and_each_sample_weighs_once(world_size: int) -> None:
+    made = groups(0, sizes=(4, 3, 3))
+    ranks = split(made, micro_batch=4, world_size=world_size)
+    assert {len(batches) for batches in ranks} == {1 if world_size == 3 else 3 if world_size == 1 else 2}
+    assert {batch.x0.shape for batches in ranks for batch in batches} == {(4, *LATENT_SHAPE)}
+    found = [sample for batches in ranks for sample in samples(batches)]
+    assert sorted(s[:2] for s in found if s[2] == 1.0) == sorted((g.prompt_id, i) for g in made for i in g.indices)
+    # What fills the shape repeats the last sample and weighs exactly 0.
+    assert {s for s in found if s[2] != 1.0} <= {("p2", 4, 0.0)}
+
+
+def test_rewards_come_with_the_position_of_their_prompt() -> None:
+    rewards, positions = rewards_and_groups(groups(0, sizes=(2, 1)))
+    assert rewards.dtype == np.float64
+    assert positions.tolist() == [0, 0, 1]
+    assert tuple(rewards) == groups(0, sizes=(2, 1))[0].rewards + groups(0, sizes=(2, 1))[1].rewards
+
+
+def spoiled(latents: torch.Tensor) -> torch.Tensor:
+    latents = latents.clone()
+    latents[1, 2, 3] = float("nan")
+    return latents
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: {"revision": 4}, "drawn by revision 4, not by 5"),
+        (lambda g: {"iteration": 4}, "made in iteration 4"),
+        (lambda g: {"rewards": (0.5, float("nan"), 0.1)}, "rewards that are not finite"),
+        (lambda g: {"rewards": (0.5, 0.1)}, "2 rewards"),
+        (lambda g: {"indices": (6, 6, 4)}, "not distinct"),
+        (lambda g: {"latents": g.latents.bfloat16()}, "torch.bfloat16"),
+        (lambda g: {"latents": g.latents[:, :3]}, r"\(3, 3, 16\)"),
+        (lambda g: {"latents": spoiled(g.latents)}, "latents that are not finite"),
+        (lambda g: {"prompt_id": "p0"}, "come twice"),
+    ],
+)
+def test_samples_that_must_not_be_learned_from_are_refused_by_prompt(change, message: str) -> None:
+    made = groups(5)
+    made[1] = replace(made[1], **change(made[1]))
+    with pytest.raises(RunError, match=f"prompt {made[1].prompt_id} in iteration 5 .*{message}"):
+        check_groups(made, iteration=5, revision=5, latent_shape=LATENT_SHAPE)
+
+
+def test_an_iteration_without_samples_is_refused() -> None:
+    with pytest.raises(RunError, match="iteration 5 has no samples"):
+        check_groups([], iteration=5, revision=5, latent_shape=LATENT_SHAPE)
+
+
+def test_the_fingerprint_tells_other_samples_apart() -> None:
+    made = groups(0)
+    other = [made[0], replace(made[1], rewards=(*made[1].rewards[:2], 0.123)), made[2]]
+    assert fingerprint(made) == fingerprint(groups(0))
+    assert len({fingerprint(made), fingerprint(other), fingerprint(made[::-1])}) == 3
+
+
+def test_each_sample_is_noised_by_its_own_addresses() -> None:
+    made = groups(2)
+    batch = split(made, micro_batch=4, world_size=1)[0][1]  # three samples of p1, then one of p2
+    grid = torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2])
+    objective = DiffusionNft(sections.DiffusionNft(timestep_fraction=0.6), grid=grid, run_seed=7)
+    passes = objective.passes(batch, torch.device("cpu"), 2)
+    assert len(passes) == 3
+    for k, (prompt_id, index) in enumerate(zip(batch.prompt_ids, batch.indices, strict=True)):
+        address = {"run_seed": 7, "iteration": 2, "prompt_id": prompt_id, "index": index}
+        steps = permutation(Address(purpose="timesteps", **address), 5)[:3]
+        for one, step in zip(passes, steps, strict=True):
+            eps = standard_normal(Address(purpose="training-noise", step=int(step), **address), LATENT_SHAPE)
+            t = grid[step]
+            assert one.t[k] == t
+            assert torch.equal(one.x_t[k], (1 - t) * batch.x0[k] + t * torch.from_numpy(eps))
+    assert len(set(passes[0].t.tolist())) > 1

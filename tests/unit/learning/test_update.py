@@ -1,0 +1,355 @@
+"""One update by one rank: against plain autograd and AdamW, its order of things, its refusals, its state.
+
+The process group has one member here; two real processes are in tests/system/test_learner_group.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import numpy as np
+import pytest
+import torch
+
+from solrl_ray import models
+from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Learner as LearnerConfig
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
+from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group
+from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.objectives import load as load_objective
+from solrl_ray.objectives.advantages import advantages
+from solrl_ray.objectives.nft import diffusion_nft_loss
+from solrl_ray.policy import adapters
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.sampling.schedules import sigmas
+from tests.support.learning import config, embeddings, groups
+from tests.support.tiny import model_config
+
+CPU = torch.device("cpu")
+Build = Callable[..., Learner]
+
+
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    shared_memory = set(Path("/dev/shm").iterdir())
+    process_group(0, 1, "127.0.0.1", free_port(), device=CPU, timeout=60, one_host=True)
+    yield
+    leave_process_group()
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shared_memory}
+    assert not [name for name in left if "allreduce" in name], "DeepSpeed's shared-memory operator was built"
+
+
+def load(settings: Config) -> models.DiffusionModel:
+    return models.load(settings.model, CPU, components={"transformer"})
+
+
+@pytest.fixture
+def build(group_of_one: None, tiny_pipeline: Path) -> Iterator[Build]:
+    """Make a learner of the tiny pipeline from `tests.support.learning.config`'s arguments."""
+    built = []
+
+    def make(**sections: Any) -> Learner:
+        settings = config(tiny_pipeline, **sections)
+        built.append(Learner(settings, load(settings), 0, 1))
+        return built[-1]
+
+    yield make
+    for learner in built:
+        learner.close()
+
+
+def run(learner: Learner, updates: int, first: int = 0) -> Learner:
+    for iteration in range(first, first + updates):
+        learner.update(iteration, groups(iteration), embeddings())
+    return learner
+
+
+def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timesteps(
+    build: Build, tiny_pipeline: Path
+) -> None:
+    # 10 samples in micro-batches of 4: the third is half filled. Plain autograd takes all ten at once.
+    settings = config(tiny_pipeline, learner={"gradient_clip": 1e-3})
+    learner = build(learner={"gradient_clip": 1e-3})
+    metrics = learner.update(0, groups(0), embeddings())
+
+    model = load(settings)
+    adapters.attach(model.transformer, settings.model.lora, settings.run.seed)
+    trained = adapters.parameters(model.transformer, "default")
+    rewards, positions = rewards_and_groups(groups(0))
+    gains = advantages(rewards, positions, settings.objective.advantage)
+    there = [(group, k) for group in groups(0) for k in range(len(group.indices))]
+    (slots,) = rank_slots(range(10), micro_batch=10, rank=0, world_size=1)
+    batch = gather(there, slots)
+    objective = load_objective(settings, sigmas(settings.model.schedule, 5, model.image_tokens))
+    losses = []
+    for one in objective.passes(batch, CPU, 0):
+        embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
+        v_theta = model.velocity(one.x_t, one.t, embedding)
+        loss = diffusion_nft_loss(
+            v_theta=v_theta,
+            v_old=v_theta.detach(),  # B is zero: all three policies are the base
+            v_ref=v_theta.detach(),
+            x0=batch.x0,
+            x_t=one.x_t,
+            t=one.t,
+            advantages=torch.from_numpy(gains),
+            beta=1.0,
+            kl=1e-4,
+            adv_clip=5.0,
+        )
+        losses.append(loss.total)
+    mean = torch.stack(losses).mean()
+    mean.backward()
+    norm = torch.nn.utils.clip_grad_norm_(trained.values(), 1e-3)
+    torch.optim.AdamW(trained.values(), lr=1e-2, weight_decay=1e-4).step()
+
+    assert norm > 1e-3
+    assert metrics.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert metrics.loss == pytest.approx(mean.item(), rel=1e-6)
+    found = learner.factors("default")
+    for name, value in trained.items():
+        torch.testing.assert_close(found[name], value.detach(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sections", "early"),
+    [
+        ({}, 0),  # global std: advantages wait for the last reward
+        ({"objective": {"advantage": {"std": "group"}}}, 1),
+        ({"objective": {"advantage": {"std": "group"}}, "learner": {"zero_stage": 2}}, 0),
+        ({"objective": {"advantage": {"std": "group"}}, "learner": {"updates": 3}}, 0),  # its part's last one
+    ],
+    ids=["std global", "std group", "zero 2", "three steps"],
+)
+def test_samples_that_come_one_prompt_at_a_time_are_learned_from_early_to_the_same_bits(
+    build: Build, sections: dict[str, Any], early: int
+) -> None:
+    at_once, bit_by_bit = run(build(**sections), 2), build(**sections)
+    for iteration in (0, 1):
+        made = groups(iteration)
+        for place in range(len(made)):
+            bit_by_bit.begin(iteration, [len(group.indices) for group in made])
+            assert bit_by_bit.taken == place
+            bit_by_bit.take(made[place : place + 1], embeddings())
+            if place == 0:  # its four samples are a micro-batch
+                part = bit_by_bit._opened().parts[0]
+                assert (part.sums.passes, len(part.prepared)) == (early * 3, 1 - early)
+        bit_by_bit.finish(iteration)
+    for policy in ("default", "old", "ema"):
+        assert lora_digest(bit_by_bit.factors(policy)) == lora_digest(at_once.factors(policy))
+
+
+def test_an_update_refuses_what_does_not_belong_to_it(build: Build) -> None:
+    learner, made = build(), groups(0)
+    with pytest.raises(RunError, match="no update is open"):
+        learner.finish(0)
+    learner.begin(0, [len(group.indices) for group in made])
+    with pytest.raises(RunError, match="of iteration 0 is open; 1 cannot begin"):
+        learner.begin(1, [1])
+    learner.take(made[:1], embeddings())
+    with pytest.raises(RunError, match="of iteration 0 1 of 3 prompts are there"):
+        learner.finish(0)
+    with pytest.raises(RunError, match="number 2, p1, comes with 2 samples, expected 3"):
+        learner.take(groups(0, sizes=(4, 2, 3))[1:2], embeddings())
+    learner.take(made[1:], embeddings())
+    assert learner.finish(0).samples == 10
+
+
+def test_metrics_say_what_was_learned_from(build: Build) -> None:
+    metrics = build().update(0, groups(0), embeddings())
+    rewards, positions = rewards_and_groups(groups(0))
+    centred = rewards - np.array([rewards[positions == p].mean() for p in positions])
+    assert (metrics.samples, metrics.passes, metrics.revision) == (10, 9, 1)
+    assert metrics.advantage_std == pytest.approx(np.std(centred / (np.std(rewards) + 1e-4)), rel=1e-12)
+    assert metrics.advantage_max == pytest.approx(np.abs(centred).max() / (np.std(rewards) + 1e-4), rel=1e-12)
+    assert metrics.advantage_clipped == 0.0
+    assert metrics.kl == 0.0
+    assert metrics.loss == metrics.policy_loss
+
+
+def test_a_learner_compiles_none_of_the_optimisers_that_deepspeed_knows(build: Build) -> None:
+    before = dict(os.environ)
+    build()
+    from deepspeed.runtime.zero.muon.original_muon import muon_update  # after DeepSpeed's own import of it
+
+    assert not hasattr(muon_update, "_torchdynamo_orig_callable")
+    assert dict(os.environ) == before
+
+
+def test_a_learner_attends_without_cudnn(build: Build) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    build()
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_old_and_ema_follow_the_trained_policy_and_nothing_else_moves(build: Build) -> None:
+    learner = build(objective={"old_decay": {"kind": "linear", "slope": 0.25, "cap": 0.5}})
+    transformer = learner._model.transformer
+    start = learner.factors("default")
+    base = {n: p.detach().clone() for n, p in transformer.named_parameters() if "lora" not in n}
+    learner.update(0, groups(0), embeddings())
+    trained, old, ema = (learner.factors(name) for name in ("default", "old", "ema"))
+    assert any(not torch.equal(trained[name], start[name]) for name in start)
+    for name, before in start.items():
+        torch.testing.assert_close(old[name], 0.25 * before + 0.75 * trained[name])
+        # (1 + 1) / (10 + 1) of the old average stays.
+        torch.testing.assert_close(ema[name], 2 / 11 * before + 9 / 11 * trained[name])
+    after = dict(transformer.named_parameters())
+    assert all(torch.equal(after[name], value) for name, value in base.items())
+    assert learner.revision == 1
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_equal_learners_end_with_equal_bytes(build: Build, stage: int) -> None:
+    first, second = (run(build(learner={"zero_stage": stage}), 3) for _ in range(2))
+    for policy in ("default", "old", "ema"):
+        assert lora_digest(first.factors(policy)) == lora_digest(second.factors(policy))
+
+
+def test_taking_v_theta_for_v_old_where_they_are_equal_changes_no_bit(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = {"old_decay": {"kind": "copy"}}
+    quick = build(objective=copy)
+    assert quick._old_is_default()
+    run(quick, 2)
+    assert quick._old_is_default()
+    slow = build(objective=copy)
+    monkeypatch.setattr(slow, "_old_is_default", lambda: False)
+    assert lora_digest(run(slow, 2).factors("default")) == lora_digest(quick.factors("default"))
+    assert not run(build(), 1)._old_is_default()
+
+
+@pytest.mark.parametrize(("stage", "reductions"), [(1, 1), (2, 9)])
+def test_gradients_are_reduced_once_an_update_by_zero_1_and_once_a_pass_by_zero_2(
+    build: Build, monkeypatch: pytest.MonkeyPatch, stage: int, reductions: int
+) -> None:
+    learner = build(learner={"zero_stage": stage})
+    trained = sum(value.numel() for value in learner.factors("default").values())
+    sizes = []
+    reduce = torch.distributed.all_reduce
+
+    def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(tensor.numel())
+        return reduce(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", counted)
+    metrics = learner.update(0, groups(0), embeddings())
+    assert metrics.passes == 9
+    assert [size for size in sizes if size > 5] == [trained] * reductions
+
+
+def test_a_loss_that_is_not_finite_stops_the_update_before_any_weight_moves(build: Build) -> None:
+    learner = run(build(), 1)
+    before = learner.state()
+    made = groups(1)
+    made[0] = replace(made[0], latents=made[0].latents * 1e30)
+    with pytest.raises(RunError, match="the loss of iteration 1 is"):
+        learner.update(1, made, embeddings())
+    after = learner.state()
+    for part in ("default", "old", "ema", "exp_avg", "exp_avg_sq"):
+        assert lora_digest(getattr(after, part)) == lora_digest(getattr(before, part))
+    assert after.updates == 1
+    with pytest.raises(RunError, match="failed half-way"):
+        learner.update(1, groups(1), embeddings())
+
+
+def test_a_gradient_that_is_not_finite_stops_the_engine_before_any_weight_moves(group_of_one: None) -> None:
+    weight = torch.nn.Parameter(torch.tensor([0.0, 1.0]))
+    engine = Engine.build(LearnerConfig(), [weight], lambda scale: (weight * scale).sqrt())
+    engine.backward(engine.velocity(torch.ones(2)).sum(), last=True)  # d sqrt(0) is infinite, its value is not
+    with pytest.raises(RunError, match="gradient"):
+        engine.step()
+    assert weight.tolist() == [0.0, 1.0]
+    assert engine.moments()["exp_avg"][0].tolist() == [0.0, 0.0]
+    engine.close()
+
+
+def test_the_engine_refuses_factors_it_would_not_train_in_float32(group_of_one: None) -> None:
+    for weight in (
+        torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16)),
+        torch.nn.Parameter(torch.zeros(3), requires_grad=False),
+    ):
+        with pytest.raises(ValueError, match="float32 factors"):
+            Engine.build(LearnerConfig(), [weight], lambda: torch.zeros(()))
+
+
+def test_samples_of_another_revision_are_refused_untouched(build: Build) -> None:
+    learner = build()
+    with pytest.raises(RunError, match="made in iteration 1"):
+        learner.update(0, groups(1), embeddings())
+    with pytest.raises(RunError, match="drawn by revision 1, not by 0"):
+        learner.update(1, groups(1), embeddings())
+    with pytest.raises(RunError, match="no embedding of prompt p2"):
+        learner.update(0, groups(0), embeddings(2))
+    run(learner, 1)  # a refusal is not a failed update
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_learner_resumed_from_disk_ends_with_the_bytes_of_an_undisturbed_one(
+    build: Build, tmp_path: Path, stage: int
+) -> None:
+    settings = {"learner": {"zero_stage": stage}}
+    run(build(**settings), 4).state().save(tmp_path / "straight")
+    run(build(**settings), 2).state().save(tmp_path / "half")
+    resumed = build(**settings)
+    resumed.load(LearnerState.load(tmp_path / "half"))
+    assert resumed.revision == 2
+    run(resumed, 2, first=2).state().save(tmp_path / "resumed")
+    for name in ("policy.safetensors", "optimizer.safetensors", "state.json"):
+        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes()
+
+
+def test_loading_goes_back_in_a_learner_that_has_already_trained(build: Build) -> None:
+    learner = run(build(), 2)
+    halfway = learner.state()
+    once = lora_digest(run(learner, 2, first=2).factors("default"))
+    learner.load(halfway)
+    assert lora_digest(run(learner, 2, first=2).factors("default")) == once
+
+
+def test_a_state_of_another_lora_is_refused(build: Build) -> None:
+    state = build().state()
+    lora = {"rank": 8, "alpha": 8.0, "targets": ["to_q"]}
+    with pytest.raises(UserError, match=r"model\.lora"):
+        build_with_lora(build, lora).load(state)
+
+
+def build_with_lora(build: Build, lora: dict[str, Any]) -> Learner:
+    path = build()._config.model.path
+    return build(model=model_config(path, lora=lora))
+
+
+def test_a_bfloat16_base_is_trained_through_float32_factors(build: Build) -> None:
+    path = build()._config.model.path
+    learner = build(model=model_config(path, dtype="bfloat16"))
+    metrics = learner.update(0, groups(0), embeddings())
+    reference = build().update(0, groups(0), embeddings())
+    assert {value.dtype for value in learner.factors("default").values()} == {torch.float32}
+    assert {p.dtype for n, p in learner._model.transformer.named_parameters() if "lora" not in n} == {torch.bfloat16}
+    assert metrics.loss == pytest.approx(reference.loss, rel=0.01)
+    assert metrics.gradient_norm == pytest.approx(reference.gradient_norm, rel=0.1)
+
+
+def test_gradient_checkpointing_changes_no_bit(build: Build) -> None:
+    plain, checkpointed = (run(build(learner={"gradient_checkpointing": on}), 2) for on in (False, True))
+    assert lora_digest(plain.factors("default")) == lora_digest(checkpointed.factors("default"))
+
+
+def test_a_learner_outside_of_its_group_is_refused(group_of_one: None, tiny_pipeline: Path) -> None:
+    settings = config(tiny_pipeline)
+    with pytest.raises(RunError, match="learner 1 of 2 joined its group as 0 of 1"):
+        Learner(settings, load(settings), 1, 2)
+
+
+def test_setting_up_deepspeed_compiles_nothing(group_of_one: None) -> None:
+    assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+    assert deepspeed.comm.comm.cdb.shm_comm_op is None

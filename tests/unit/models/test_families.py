@@ -1,0 +1,318 @@
+"""Every family, on a tiny checkpoint of its real classes, gives what its stock diffusers pipeline gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import Flux2KleinPipeline, SanaPipeline, StableDiffusion3Pipeline
+from torch import Tensor
+
+from solrl_ray import models
+from solrl_ray.config.schema import Decoding, Lora, Model
+from solrl_ray.errors import UserError
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.compilation import blocks
+from solrl_ray.policy import adapters
+from solrl_ray.policy.merge import merged_weight
+from solrl_ray.policy.saving import save_lora
+from solrl_ray.quantization.scope import quantize_
+from solrl_ray.records import PromptEmbedding
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.publication import Publications
+from solrl_ray.weight_sync.publish import Publisher
+from solrl_ray.weight_sync.receive import Receiver
+from tests.support import tiny, weight_sync
+
+TEXTS = ["a red square", "two blue circles"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A tiny checkpoint and how its stock pipeline is asked for a picture that ours can equal."""
+
+    name: str
+    build: Callable[[Path], Path]
+    pipeline: Any
+    targets: list[str]
+    call: dict[str, Any]
+    """Arguments of the stock call beside prompt, size, steps and latents."""
+    encoded: Callable[[Any, str], dict[str, Tensor]]
+    """What the stock pipeline's `encode_prompt` makes of a text, by our names."""
+    limits: dict[str, int]
+    """Tokens that each tokenizer keeps."""
+    given: Callable[[Tensor], Tensor] = lambda latents: latents
+    """Our latents as the stock call takes them."""
+    resolution: int = tiny.RESOLUTION
+
+    def config(self, path: Path, **changes: Any) -> Model:
+        lora = Lora(rank=4, alpha=10.0, targets=self.targets)
+        fields = {"family": self.name, "lora": lora, "resolution": self.resolution}
+        return tiny.model_config(path, **(fields | changes))
+
+    def stock(self, path: Path) -> Any:
+        pipeline = self.pipeline.from_pretrained(path)
+        for part in pipeline.components.values():
+            if isinstance(part, torch.nn.Module):
+                part.eval()
+        pipeline.set_progress_bar_config(disable=True)
+        return pipeline
+
+    def draw(self, pipeline: Any, latents: Tensor, **arguments: Any) -> Tensor:
+        images: Tensor = pipeline(
+            prompt=TEXTS,
+            height=self.resolution,
+            width=self.resolution,
+            num_inference_steps=3,
+            latents=self.given(latents.clone()),
+            max_sequence_length=tiny.T5_TOKENS,
+            output_type="pt",
+            **(self.call | arguments),
+        ).images
+        return images
+
+
+def encoded_by_sd3(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, _, pooled, _ = pipeline.encode_prompt(text, text, text, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
+
+
+def encoded_by_sana(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, mask, _, _ = pipeline.encode_prompt(text, False, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence, "prompt_attention_mask": mask}
+
+
+def encoded_by_klein(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, _ = pipeline.encode_prompt(text, max_sequence_length=tiny.T5_TOKENS)
+    return {"prompt_embeds": sequence}
+
+
+FAMILIES = [
+    Family(
+        name="sd3",
+        build=tiny.build_sd3,
+        pipeline=StableDiffusion3Pipeline,
+        targets=["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.to_add_out"],
+        call={"guidance_scale": 1.0},
+        encoded=encoded_by_sd3,
+        limits={"tokenizer": tiny.CLIP_TOKENS, "tokenizer_2": tiny.CLIP_TOKENS, "tokenizer_3": tiny.T5_TOKENS},
+    ),
+    Family(
+        name="sana",
+        build=tiny.build_sana,
+        pipeline=SanaPipeline,
+        # The feed-forward too, whose factors are saved as convolutions.
+        targets=["to_q", "to_k", "to_v", "to_out.0", "conv_inverted", "conv_point"],
+        call={"guidance_scale": 1.0, "complex_human_instruction": None, "use_resolution_binning": False},
+        encoded=encoded_by_sana,
+        limits={"tokenizer": tiny.T5_TOKENS},
+        resolution=32,
+    ),
+    Family(
+        name="flux2_klein",
+        build=tiny.build_flux2_klein,
+        pipeline=Flux2KleinPipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "to_qkv_mlp_proj"],
+        call={"guidance_scale": 1.0},
+        encoded=encoded_by_klein,
+        given=lambda latents: latents.transpose(1, 2).unflatten(2, (4, 4)),
+        limits={"tokenizer": tiny.T5_TOKENS},
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    found: Family = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.build(tmp_path_factory.mktemp(family.name) / "pipeline")
+
+
+@pytest.fixture(scope="module")
+def model(family: Family, path: Path) -> DiffusionModel:
+    return models.load(family.config(path), "cpu")
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(model: DiffusionModel, texts: list[str]) -> dict[str, Tensor]:
+    encoded = zip(texts, model.encode(texts), strict=True)
+    return model.batch_embeddings([PromptEmbedding(prompt_id=t, tensors=e, digest=t) for t, e in encoded])
+
+
+def sampled(model: DiffusionModel, start: Tensor, sigmas: Tensor) -> Tensor:
+    """Euler steps on the stock scheduler's own grid."""
+    batch, latents = batch_of(model, TEXTS), start
+    with torch.no_grad():
+        for sigma, following in pairwise(sigmas.tolist()):
+            latents = latents + (following - sigma) * model.velocity(latents, sigma, batch)
+        return model.decode(latents)
+
+
+def test_sampling_and_decoding_equal_the_stock_pipeline(family: Family, path: Path, model: DiffusionModel) -> None:
+    stock, start = family.stock(path), noise(2, *model.latent_shape)
+    expected = family.draw(stock, start)
+    images = sampled(model, start, stock.scheduler.sigmas)
+    assert images.shape == (2, 3, family.resolution, family.resolution)
+    assert images.dtype == torch.float32
+    assert expected.std() > 0.01
+    torch.testing.assert_close(images, expected, atol=1e-5, rtol=0)
+
+
+def test_embeddings_are_those_of_the_stock_pipeline(family: Family, path: Path, model: DiffusionModel) -> None:
+    stock = family.stock(path)
+    for text, ours in zip(TEXTS, model.encode(TEXTS), strict=True):
+        with torch.no_grad():
+            expected = family.encoded(stock, text)
+        assert ours.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(ours[name], tensor[0].to(torch.float32)), name
+
+
+def test_what_is_cut_off_is_counted_by_tokenizer(family: Family, path: Path) -> None:
+    config = family.config(path)
+    long = "a b c d e f g h i j k l m n o p q r s t u v w x y z a b c d e f g h i j k l m n o p q r s t u v w x y z"
+    found = type(models.load(config, "cpu", components=())).truncated(config, [long, "a"])
+    assert {cut.tokenizer: cut.texts for cut in found} == dict.fromkeys(family.limits, (long,))
+    assert {cut.tokenizer: cut.limit for cut in found} == family.limits
+
+
+def test_sizes_before_loading_are_those_of_the_loaded_model(family: Family, path: Path, model: DiffusionModel) -> None:
+    skeleton = models.family(model.config).skeleton(model.config)
+    loaded = {name: (p.shape, p.device.type) for name, p in model.transformer.named_parameters()}
+    assert {name: (p.shape, "cpu") for name, p in skeleton.named_parameters()} == loaded
+    assert {p.device.type for p in skeleton.parameters()} == {"meta"}
+    bare = models.load(model.config, "cpu", components=())
+    assert (bare.latent_shape, bare.image_tokens) == (model.latent_shape, model.image_tokens)
+
+
+def test_every_layer_that_lora_trains_is_in_a_block_that_is_compiled(family: Family, model: DiffusionModel) -> None:
+    inside = {id(module) for block in blocks(model.transformer) for module in block.modules()}
+    named = model.transformer.named_modules()
+    targets = [module for name, module in named if name.endswith(tuple(f".{end}" for end in family.targets))]
+    assert targets
+    assert all(id(module) in inside for module in targets)
+
+
+def test_images_are_decoded_in_micro_batches_of_the_configured_size(family: Family, path: Path) -> None:
+    whole = models.load(family.config(path), "cpu", components={"vae"})
+    parts = models.load(family.config(path, decoding=Decoding(micro_batch=2)), "cpu", components={"vae"})
+    sizes: list[int] = []
+    decode = parts._module("vae").decode
+
+    def counted(z: Tensor, **arguments: Any) -> Any:
+        sizes.append(len(z))
+        return decode(z, **arguments)  # type: ignore[operator]
+
+    parts._module("vae").decode = counted  # type: ignore[assignment]
+    latents = noise(3, *whole.latent_shape)
+    torch.testing.assert_close(parts.decode(latents), whole.decode(latents), atol=1e-6, rtol=0)
+    assert sizes == [2, 1]
+
+
+def test_bfloat16_stays_close_to_float32(family: Family, path: Path, model: DiffusionModel) -> None:
+    low = models.load(family.config(path, dtype="bfloat16"), "cpu")
+    latents = noise(2, *model.latent_shape)
+    with torch.no_grad():
+        exact = model.velocity(latents, 0.6, batch_of(model, TEXTS))
+        rough = low.velocity(latents, 0.6, batch_of(low, TEXTS))
+    assert rough.dtype == torch.float32
+    assert (rough - exact).norm() < 0.05 * exact.norm()
+
+
+def test_a_checkpoint_of_another_family_is_refused(family: Family, path: Path, tiny_pipeline: Path) -> None:
+    with pytest.raises(UserError, match=rf"^model\.path is .*'FluxPipeline', but model\.family '{family.name}' needs"):
+        models.load(family.config(tiny_pipeline), "cpu", components=())
+    with pytest.raises(UserError, match=rf"^model\.path is .*'{family.pipeline.__name__}', but model\.family 'flux'"):
+        models.load(tiny.model_config(path), "cpu", components=())
+
+
+def test_one_sigma_a_sample_gives_what_each_sigma_gives_alone(model: DiffusionModel) -> None:
+    latents, batch = noise(2, *model.latent_shape), batch_of(model, TEXTS[:1])
+    with torch.no_grad():
+        both = model.velocity(latents, torch.tensor([0.2567, 0.75]), batch)
+        alone = [model.velocity(latents[i : i + 1], sigma, batch) for i, sigma in enumerate((0.2567, 0.75))]
+    torch.testing.assert_close(both, torch.cat(alone), atol=1e-5, rtol=0)
+    with torch.no_grad():
+        assert not torch.equal(model.velocity(latents, 0.256, batch), model.velocity(latents, 0.2567, batch))
+
+
+def random_factors(model: DiffusionModel) -> dict[str, Tensor]:
+    """Attaches adapters to the model for their names and shapes."""
+    adapters.attach(model.transformer, model.config.lora, run_seed=1)
+    factors = adapters.factors(model.transformer, "default")
+    return {name: noise(*factor.shape, seed=i) * 0.2 for i, (name, factor) in enumerate(factors.items())}
+
+
+def test_a_revision_is_taken_by_explorers_and_regenerators(family: Family, path: Path) -> None:
+    learner, regenerator, explorer = (models.load(family.config(path), "cpu") for _ in range(3))
+    config = weight_sync.config("nvfp4-emulated").model_copy(update={"model": learner.config})
+    revision = Publisher.for_model(learner.transformer, config).build(1, random_factors(learner))
+    publication = Publications(config.publish).publish(revision)
+    assert quantize_(explorer.transformer, "nvfp4-emulated", explorer.config.quantization).layers
+    latents, batch = noise(2, *learner.latent_shape), batch_of(learner, TEXTS)
+    with torch.no_grad():
+        before = regenerator.velocity(latents, 0.5, batch)
+        for role, model in (("regenerator", regenerator), ("explorer", explorer)):
+            bound, digest = Receiver(model.transformer).apply(payload.read(publication.payload(role)))
+            expected = revision.manifest.expected[role]
+            assert (bound, digest) == (expected.modules, expected.digest)
+        exact, preview = (model.velocity(latents, 0.5, batch) for model in (regenerator, explorer))
+    moved = (exact - before).norm()
+    assert moved > 0.02 * before.norm()
+    # The preview follows the policy, up to the error of four bits.
+    assert (preview - exact).norm() < 0.5 * exact.norm()
+
+
+def test_gradient_checkpointing_changes_no_gradient(family: Family, path: Path) -> None:
+    gradients = []
+    for checkpointing in (False, True):
+        model = models.load(family.config(path), "cpu")
+        adapters.attach(model.transformer, model.config.lora, run_seed=1)
+        batch = batch_of(model, TEXTS)
+        if checkpointing:
+            model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+        model.velocity(noise(2, *model.latent_shape), torch.tensor([0.3, 0.9]), batch).square().mean().backward()
+        trained = adapters.parameters(model.transformer, "default").values()
+        gradients.append([parameter.grad for parameter in trained])
+    assert any(gradient.abs().max() > 0 for gradient in gradients[0])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(recomputed, plain, atol=1e-6, rtol=1e-4)
+
+
+def test_a_lora_saved_by_us_loads_in_the_stock_pipeline_as_what_we_merge(
+    family: Family, path: Path, tmp_path: Path
+) -> None:
+    model = models.load(family.config(path), "cpu")
+    lora = model.config.lora
+    weights = {name: module.weight for name, module in model.transformer.named_modules() if hasattr(module, "weight")}
+    factors = random_factors(model)
+    save_lora(tmp_path / "lora", factors, lora, models.CONVOLUTIONS.get(model.FAMILY, ()))
+
+    stock, start = family.stock(path), noise(2, *model.latent_shape)
+    before = family.draw(stock, start)
+    stock.load_lora_weights(tmp_path / "lora")
+    (adapter,) = stock.transformer.peft_config.values()
+    assert (adapter.r, adapter.lora_alpha) == (4, 10.0)
+    after = family.draw(stock, start)
+
+    merged = models.load(family.config(path), "cpu")
+    touched = {name.removesuffix(".lora_A") for name in factors if name.endswith(".lora_A")}
+    assert touched
+    for name in touched:
+        a, b = factors[f"{name}.lora_A"], factors[f"{name}.lora_B"]
+        merged.transformer.get_submodule(name).weight.data = merged_weight(weights[name], a, b, 10.0 / 4)
+    ours = sampled(merged, start, stock.scheduler.sigmas)
+    assert (after - before).abs().max() > 0.01
+    torch.testing.assert_close(ours, after, atol=1e-5, rtol=0)

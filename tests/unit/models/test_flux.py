@@ -1,0 +1,254 @@
+"""The FLUX adapter gives what stock `FluxPipeline` gives, from the same checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import FluxPipeline
+from safetensors.torch import load_file, save_file
+
+from solrl_ray import models
+from solrl_ray.errors import UserError
+from solrl_ray.models import flux, paths
+from solrl_ray.records import PromptEmbedding
+from tests.support import tiny
+
+TEXTS = ["a red square", "two blue circles"]
+
+
+def embedding(text: str, tensors: dict[str, torch.Tensor]) -> PromptEmbedding:
+    return PromptEmbedding(prompt_id=text, tensors=tensors, digest=text)
+
+
+def noise(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_weights_are_pages_of_the_checkpoints_files_which_processes_of_a_node_share(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"transformer", "vae"})
+    for part, module in (("transformer", model.transformer), ("vae", model.decoder)):
+        fields = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+        ends = [entry[0].split("-") for entry in fields if entry[-1].startswith(f"{tiny_pipeline}/{part}/")]
+        pages = [range(int(first, 16), int(last, 16)) for first, last in ends]
+        assert all(any(w.data_ptr() in p for p in pages) for w in module.parameters()), part
+
+
+@pytest.mark.parametrize(("guidance_embeds", "tiny_vae"), [(False, False), (True, True)])
+def test_euler_sampling_and_decoding_equal_the_stock_pipeline(
+    tmp_path: Path, guidance_embeds: bool, tiny_vae: bool
+) -> None:
+    path = tiny.build_pipeline(tmp_path / "p", guidance_embeds=guidance_embeds, tiny_vae=tiny_vae)
+    model = models.load(tiny.model_config(path, guidance=2.5), "cpu")
+    stock = FluxPipeline.from_pretrained(path)
+    for module in (stock.transformer, stock.vae, stock.text_encoder, stock.text_encoder_2):
+        module.eval()
+    stock.set_progress_bar_config(disable=True)
+    start = noise(2, *model.latent_shape)
+    expected = stock(
+        TEXTS,
+        height=tiny.RESOLUTION,
+        width=tiny.RESOLUTION,
+        num_inference_steps=4,
+        guidance_scale=2.5,
+        latents=start.clone(),
+        max_sequence_length=tiny.T5_TOKENS,
+        output_type="pt",
+    ).images
+
+    batch = model.batch_embeddings([embedding(t, e) for t, e in zip(TEXTS, model.encode(TEXTS), strict=True)])
+    latents, sigmas = start, stock.scheduler.sigmas
+    with torch.no_grad():
+        for sigma, following in pairwise(sigmas):
+            latents = latents + (following - sigma) * model.velocity(latents, sigma.item(), batch)
+        images = model.decode(latents)
+
+    assert images.shape == (2, 3, tiny.RESOLUTION, tiny.RESOLUTION)
+    assert images.dtype == torch.float32
+    assert expected.std() > 0.01
+    torch.testing.assert_close(images, expected, atol=2e-6, rtol=0)
+
+
+def test_latent_shape_is_known_without_the_vae(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"transformer"})
+    assert model.latent_shape == (16, 16)
+    assert model.image_tokens == 16
+    assert model.components == {"transformer"}
+    with pytest.raises(ValueError, match=r"'vae'.*was not loaded, only transformer"):
+        model.decode(noise(1, 16, 16))
+
+
+def test_sizes_are_known_without_any_weights(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline, resolution=32), "cpu", components=())
+    assert (model.latent_shape, model.image_tokens) == ((64, 16), 64)
+    with pytest.raises(ValueError, match=r"unknown components \['unet'\]"):
+        models.load(tiny.model_config(tiny_pipeline), "cpu", components={"unet"})
+
+
+def test_modules_are_frozen_and_in_eval_mode_with_the_configured_dtype(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline, dtype="bfloat16"), "cpu")
+    modules = [model._module(name) for name in model.components]
+    assert not any(module.training for top in modules for module in top.modules())
+    assert not any(parameter.requires_grad for module in modules for parameter in module.parameters())
+    assert {parameter.dtype for module in modules for parameter in module.parameters()} == {torch.bfloat16}
+
+
+def test_velocity_takes_one_sigma_a_sample_and_returns_float32(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline, dtype="bfloat16"), "cpu")
+    one = model.batch_embeddings([embedding(TEXTS[0], model.encode(TEXTS[:1])[0])])
+    latents = noise(2, *model.latent_shape)
+    with torch.no_grad():
+        both = model.velocity(latents, torch.tensor([0.25, 0.75]), one)
+        first = model.velocity(latents, 0.25, one)
+        second = model.velocity(latents, 0.75, one)
+    assert both.dtype == torch.float32
+    assert torch.equal(both, torch.stack([first[0], second[1]]))
+    assert not torch.equal(first, second)
+
+
+def test_velocity_refuses_latents_of_another_resolution(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"transformer"})
+    with pytest.raises(ValueError, match=r"latents are \(1, 64, 16\)"):
+        model.velocity(noise(1, 64, 16), 0.5, {})
+
+
+def test_an_embedding_does_not_depend_on_its_neighbours(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"text"})
+    together, alone = model.encode(TEXTS), [model.encode([text])[0] for text in TEXTS]
+    for one, other in zip(together, alone, strict=True):
+        assert one["prompt_embeds"].shape == (tiny.T5_TOKENS, 32)
+        assert one["pooled_prompt_embeds"].shape == (32,)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert not torch.equal(together[0]["prompt_embeds"], together[1]["prompt_embeds"])
+
+
+def test_a_batch_of_one_prompt_is_one_copy_and_others_keep_their_order(tiny_pipeline: Path) -> None:
+    model = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"text"})
+    first, second = (embedding(t, e) for t, e in zip(TEXTS, model.encode(TEXTS), strict=True))
+    repeated = model.batch_embeddings([first] * 3)["prompt_embeds"]
+    assert repeated.shape == (3, tiny.T5_TOKENS, 32)
+    assert repeated.stride(0) == 0
+    mixed = model.batch_embeddings([second, first])["pooled_prompt_embeds"]
+    assert torch.equal(mixed[0], second.tensors["pooled_prompt_embeds"])
+    assert torch.equal(mixed[1], first.tensors["pooled_prompt_embeds"])
+
+
+def test_text_identity_changes_with_weights_and_sequence_length(tiny_pipeline: Path, tmp_path: Path) -> None:
+    other = tiny.build_pipeline(tmp_path / "other", seed=5)
+    shorter = tiny.model_config(tiny_pipeline, max_sequence_length=8)
+    identities = [
+        models.load(config, "cpu", components={"text"}).text_identity()
+        for config in (tiny.model_config(tiny_pipeline), tiny.model_config(other), shorter)
+    ]
+    assert identities[0]["text_encoder_2"] != identities[1]["text_encoder_2"]
+    assert identities[0]["tokenizer"] == identities[1]["tokenizer"]
+    assert identities[0] != identities[2]
+    again = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"text"}).text_identity()
+    assert identities[0] == again
+
+
+def test_packing_puts_a_2x2_patch_into_a_token() -> None:
+    latent = torch.arange(32.0).reshape(1, 2, 4, 4)
+    tokens = flux.pack(latent)
+    assert tokens.shape == (1, 4, 8)
+    # Token 1 is the upper right patch: channel 0 then channel 1, each row by row.
+    assert tokens[0, 1].tolist() == [2, 3, 6, 7, 18, 19, 22, 23]
+    assert torch.equal(flux.unpack(tokens, 2, 2), latent)
+
+
+def test_image_ids_are_row_and_column() -> None:
+    assert flux.image_ids(2, 3).tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 1, 2]]
+
+
+def test_builtin_paths_are_inside_the_package() -> None:
+    package = Path(models.__file__).parents[1]
+    assert paths.resolve("builtin:testbed/pipeline") == package / "testbed" / "assets" / "pipeline"
+
+
+def test_a_name_with_one_slash_is_a_hub_id_unless_the_folder_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paths.resolve("owner/name") == "owner/name"
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert paths.resolve("owner/name") == Path("owner/name")
+    assert paths.resolve("/a/b/c") == Path("/a/b/c")
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "./nowhere", "a/b/c", "builtin:testbed/none"])
+def test_a_missing_folder_is_a_user_error_naming_the_key(path: str) -> None:
+    with pytest.raises(UserError, match=r"^model\.path is '.*', but there is no folder .*Hugging Face id"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+def test_a_hub_id_that_cannot_be_had_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=r"^model\.path is 'nobody/nothing', which is not a local folder"):
+        models.load(tiny.model_config("nobody/nothing"), "cpu")
+
+
+def copy_with(source: Path, target: Path, file: str, changes: dict[str, object]) -> Path:
+    shutil.copytree(source, target)
+    content = json.loads((target / file).read_text())
+    (target / file).write_text(json.dumps(content | changes))
+    return target
+
+
+def test_a_checkpoint_of_another_family_is_refused(tiny_pipeline: Path, tmp_path: Path) -> None:
+    changes: dict[str, object] = {"_class_name": "StableDiffusion3Pipeline"}
+    path = copy_with(tiny_pipeline, tmp_path / "sd3", "model_index.json", changes)
+    with pytest.raises(UserError, match=r"model\.path .*'StableDiffusion3Pipeline'.*'FluxPipeline'"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+def test_an_unknown_vae_class_is_refused(tiny_pipeline: Path, tmp_path: Path) -> None:
+    changes: dict[str, object] = {"vae": ["diffusers", "AutoencoderDC"]}
+    path = copy_with(tiny_pipeline, tmp_path / "dc", "model_index.json", changes)
+    with pytest.raises(UserError, match=r"model\.path .*'AutoencoderDC'; supported are AutoencoderKL"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder_2", "vae"])
+def test_missing_weights_are_a_user_error_naming_the_part(tiny_pipeline: Path, tmp_path: Path, part: str) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(tiny_pipeline, path)
+    for weights in (path / part).glob("*.safetensors"):
+        weights.unlink()
+    with pytest.raises(UserError, match=rf"model\.path is .*broken', but {part} cannot be read"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+@pytest.mark.parametrize("part", ["transformer", "text_encoder"])
+def test_weights_that_lack_a_tensor_are_refused_instead_of_filled_at_random(
+    tiny_pipeline: Path, tmp_path: Path, part: str
+) -> None:
+    path = tmp_path / "holed"
+    shutil.copytree(tiny_pipeline, path)
+    (file,) = (path / part).glob("*.safetensors")
+    tensors = load_file(file)
+    name = sorted(tensors)[0]
+    del tensors[name]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"model\.path is .*holed', but {part} .*{re.escape(name)}"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+@pytest.mark.parametrize("part", ["tokenizer", "tokenizer_2"])
+def test_a_missing_tokenizer_is_a_user_error(tiny_pipeline: Path, tmp_path: Path, part: str) -> None:
+    path = tmp_path / "mute"
+    shutil.copytree(tiny_pipeline, path)
+    shutil.rmtree(path / part)
+    with pytest.raises(UserError, match=rf"model\.path is .*mute', but {part} cannot be read"):
+        models.load(tiny.model_config(path), "cpu")
+
+
+def test_sizes_that_do_not_fit_the_checkpoint_are_user_errors(tiny_pipeline: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.resolution is 18, .*multiple of 4"):
+        models.load(tiny.model_config(tiny_pipeline, resolution=18), "cpu")
+    with pytest.raises(UserError, match=r"model\.max_sequence_length is 600, .*at most 512"):
+        models.load(tiny.model_config(tiny_pipeline, max_sequence_length=600), "cpu")

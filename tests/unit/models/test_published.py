@@ -1,0 +1,195 @@
+"""The ready model configurations, on the published architectures without their weights, give the published numbers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from torch import nn
+
+from benchmarks import full_size
+from solrl_ray import cli, models
+from solrl_ray.cli import preflight
+from solrl_ray.config.checks import check
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.objectives.timesteps import timestep_count
+from solrl_ray.quantization.scope import plan
+from solrl_ray.sampling.schedules import sigmas
+from tests.support.small import CONFIGS
+
+SET = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
+SD3_MEDIUM = full_size.SD3 | {
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "caption_projection_dim": 1536,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": list(range(13)),
+}
+KL = full_size.kl_autoencoder(1.0, 0.0)
+
+
+def files(model: str) -> list[Path]:
+    """Method first, then the model, whose choices win."""
+    return [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml", CONFIGS / "rewards/testbed_clip.yaml"]
+
+
+def configuration(model: str, *overrides: str) -> Config:
+    config = load(files(model), [SET, *overrides])
+    check(config)
+    return config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    pipeline: str
+    transformer: tuple[str, dict[str, Any]]
+    vae: dict[str, Any]
+    latent_shape: tuple[int, ...]
+    image_tokens: int
+    lora_modules: int
+    lora_parameters: int
+    quantized: int
+    """Linears; of the published scope, but for what the YAML says."""
+    all_blocks: int
+    """Linears of the wide scope."""
+    learner: tuple[int, float, bool]
+    """Micro-batch, gradient clip, gradient checkpointing."""
+    solver: str
+    timesteps: int
+    """Trained of 10."""
+
+
+SD3_CLASSES = ("StableDiffusion3Pipeline", "SD3Transformer2DModel")
+PUBLISHED = {
+    "flux1_dev": Published(
+        pipeline="FluxPipeline",
+        transformer=("FluxTransformer2DModel", full_size.FLUX),
+        vae=KL,
+        latent_shape=(1024, 64),
+        image_tokens=1024,
+        # 19 double blocks × 4 and 38 single ones × 3, each 32 · (3072 + 3072).
+        lora_modules=190,
+        lora_parameters=37_355_520,
+        # Double: 4 + 4 of attention, 2 + 2 of feed-forward. Single: 3 of attention, 2 of feed-forward.
+        quantized=19 * 12 + 38 * 5,
+        all_blocks=19 * 12 + 38 * 5,
+        learner=(12, 1.0, True),
+        solver="dpm2",
+        timesteps=4,
+    ),
+    "sd35_large": Published(
+        pipeline=SD3_CLASSES[0],
+        transformer=(SD3_CLASSES[1], full_size.SD3),
+        vae=KL,
+        latent_shape=(16, 128, 128),
+        image_tokens=4096,
+        # 8 a block, without the last block's to_add_out, each 32 · (2432 + 2432).
+        lora_modules=303,
+        lora_parameters=303 * 32 * 4864,
+        quantized=76,
+        # Both streams' attention and feed-forward; the last block drops the text after its attention.
+        all_blocks=37 * 12 + 9,
+        learner=(4, 0.002, False),
+        solver="dpm2",
+        timesteps=6,
+    ),
+    "sd35_medium": Published(
+        pipeline=SD3_CLASSES[0],
+        transformer=(SD3_CLASSES[1], SD3_MEDIUM),
+        vae=KL,
+        latent_shape=(16, 64, 64),
+        image_tokens=1024,
+        lora_modules=191,
+        lora_parameters=191 * 32 * 3072,
+        quantized=48,
+        all_blocks=23 * 12 + 9 + 13 * 4,
+        learner=(9, 1.0, False),
+        solver="dpm2",
+        timesteps=9,
+    ),
+    "sana_1600m": Published(
+        pipeline="SanaPipeline",
+        transformer=("SanaTransformer2DModel", full_size.SANA),
+        vae=full_size.DC_AE,
+        latent_shape=(32, 32, 32),
+        image_tokens=1024,
+        lora_modules=160,
+        lora_parameters=22_937_600,
+        quantized=40,
+        all_blocks=20 * 10,
+        learner=(16, 1.0, False),
+        solver="euler",
+        timesteps=6,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    class_name, settings = published.transformer
+    for part, content in {
+        "model_index.json": {"_class_name": published.pipeline, "transformer": ["diffusers", class_name]},
+        "transformer/config.json": {"_class_name": class_name, **settings},
+        "vae/config.json": published.vae,
+    }.items():
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        (tmp_path / part).write_text(json.dumps(content))
+    config = configuration(name, f"model.path={tmp_path}")
+
+    facts = preflight.model_facts(config)
+    assert facts.latent_shape == published.latent_shape
+    assert models.load(config.model, "cpu", components=()).image_tokens == published.image_tokens
+    assert (facts.lora_modules, facts.lora_parameters) == (published.lora_modules, published.lora_parameters)
+    skeleton = models.family(config.model).skeleton(config.model)
+    linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
+    assert len(plan(linears, "nvfp4-emulated", config.model.quantization).tiers) == published.quantized
+    wide = load([*files(name), CONFIGS / "scopes/all_blocks.yaml"], [SET]).model.quantization
+    assert len(plan(linears, "fp8", wide).tiers) == published.all_blocks
+
+    learner = config.learner
+    assert (learner.micro_batch, learner.gradient_clip, learner.gradient_checkpointing) == published.learner
+    assert config.rollout.solver == published.solver
+    assert timestep_count(config.rollout.full.steps, config.objective.timestep_fraction) == published.timesteps
+    assert (config.model.lora.rank, config.model.lora.alpha) == (32, 64)
+
+
+def test_every_model_configuration_is_checked_here_or_is_not_published() -> None:
+    found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
+    assert found == {*PUBLISHED, "testbed", "flux2_klein_base_4b"}
+
+
+@pytest.mark.parametrize("tokens", [256, 1024, 4096])
+def test_the_grid_of_flux2_klein_is_the_stock_pipelines_at_ten_steps(tokens: int) -> None:
+    u = torch.linspace(1.0, 0.1, 10, dtype=torch.float64)
+    mu = torch.tensor(compute_empirical_mu(tokens, 10), dtype=torch.float64).exp()
+    expected = mu / (mu + 1 / u - 1)
+    grid = sigmas(configuration("flux2_klein_base_4b").model.schedule, 10, tokens)
+    torch.testing.assert_close(grid[:-1], expected, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, "flux2_klein_base_4b"])
+def test_a_model_that_is_not_there_is_one_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    smaller = ["--set", "run.root=runs", "--set", "checkpoints.min_free_gb=0"]
+    status = cli.main(["train", "--dry-run", *map(str, files(name)), "--set", SET, *smaller])
+    error = capsys.readouterr().err
+    assert status == cli.BAD_INPUT
+    assert error.startswith("error: model.path (")
+    assert error.count("\n") == 1
+    assert "which is not a local folder" in error
+
+
+def test_an_unknown_family_is_one_sentence() -> None:
+    config = configuration("flux1_dev", "model.family=flux3").model
+    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, sa"):
+        models.load(config, "cpu", components=())

@@ -1,0 +1,143 @@
+"""Advantages, the two decay schedules and the timesteps of training, against worked values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solrl_ray.config.objectives import Advantage, OldDecay
+from solrl_ray.objectives.advantages import advantages
+from solrl_ray.objectives.schedules import ema_decay, old_decay
+from solrl_ray.objectives.timesteps import timestep_count, timesteps_for, training_noise_address
+from solrl_ray.records import Address
+from solrl_ray.sampling import noise
+
+REWARDS = np.array([1.0, 2.0, 3.0, 6.0, 0.0, 0.0, 0.0, 0.0])
+GROUPS = np.array([7, 7, 7, 7, 3, 3, 3, 3])
+
+
+@pytest.mark.parametrize(
+    ("std", "expected"),
+    [
+        # The global standard deviation of REWARDS is 2, that of the first group sqrt(3.5).
+        ("global", [-0.9999500025, -0.4999750012, 0, 1.4999250037]),
+        ("group", [-1.0689878, -0.5344939, 0, 1.6034817]),
+        ("none", [-2, -1, 0, 3]),
+    ],
+)
+def test_advantages_have_their_worked_values(std: str, expected: list[float]) -> None:
+    found = advantages(REWARDS, GROUPS, Advantage(std=std))
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found[:4], expected, atol=6e-8, rtol=0)
+    assert found[4:].tolist() == [0, 0, 0, 0]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    samples=st.lists(st.tuples(st.floats(-10, 10), st.integers(0, 4)), min_size=1, max_size=40),
+    std=st.sampled_from(["global", "group", "none"]),
+    data=st.data(),
+)
+def test_the_order_of_samples_changes_no_bit(samples: list[tuple[float, int]], std: str, data: st.DataObject) -> None:
+    rewards, groups = np.array([r for r, _ in samples]), np.array([g for _, g in samples])
+    order = np.array(data.draw(st.permutations(range(len(samples)))))
+    found = advantages(rewards, groups, Advantage(std=std))
+    shuffled = advantages(rewards[order], groups[order], Advantage(std=std))
+    np.testing.assert_array_equal(shuffled, found[order])
+
+
+def test_equal_rewards_everywhere_give_no_advantage() -> None:
+    # 0.1 is not exact: its sum over n, divided by n, must still be 0.1.
+    for std in ("global", "group", "none"):
+        found = advantages(np.full(24, 0.1), np.repeat([0, 1], 12), Advantage(std=std))
+        assert np.abs(found).max() < 1e-12
+
+
+def test_advantages_are_not_clipped() -> None:
+    rewards = np.array([0.0] * 99 + [100.0])
+    found = advantages(rewards, np.zeros(100, dtype=int), Advantage(std="global", clip=5.0))
+    assert found.max() == pytest.approx(99 / (np.sqrt(99) + 1e-4))
+
+
+def test_bad_rewards_are_refused() -> None:
+    config = Advantage()
+    with pytest.raises(ValueError, match="reward nan is not finite"):
+        advantages(np.array([1.0, np.nan]), np.array([0, 0]), config)
+    with pytest.raises(ValueError, match=r"got \(2,\) and \(1,\)"):
+        advantages(np.array([1.0, 2.0]), np.array([0]), config)
+    with pytest.raises(ValueError, match=r"n >= 1"):
+        advantages(np.array([]), np.array([], dtype=int), config)
+    with pytest.raises(ValueError, match="groups are integers, got float64"):
+        advantages(np.array([1.0]), np.array([0.0]), config)
+
+
+def test_the_old_policy_follows_more_slowly_as_training_goes_on() -> None:
+    found = [old_decay(OldDecay(), updates) for updates in (1, 10, 100, 200, 500, 1000)]
+    assert found == pytest.approx([0.001, 0.01, 0.1, 0.2, 0.5, 0.5], rel=1e-15)
+
+
+def test_a_copied_old_policy_keeps_nothing() -> None:
+    assert [old_decay(OldDecay(kind="copy"), updates) for updates in (1, 1000)] == [0.0, 0.0]
+
+
+def test_the_average_warms_up_to_its_cap() -> None:
+    found = [ema_decay(updates, 0.9) for updates in (1, 8, 80, 81, 1000)]
+    assert found == pytest.approx([2 / 11, 0.5, 0.9, 0.9, 0.9], rel=1e-15)
+
+
+def test_updates_are_counted_from_one() -> None:
+    with pytest.raises(ValueError, match="counted from 1, got 0"):
+        old_decay(OldDecay(), 0)
+    with pytest.raises(ValueError, match="counted from 1, got 0"):
+        ema_decay(0, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("steps", "fraction", "count"),
+    [(10, 0.4, 4), (10, 0.6, 6), (10, 0.99, 9), (8, 0.5, 4), (10, 1.0, 10), (10, 0.01, 1), (100, 0.29, 29)],
+)
+def test_the_number_of_timesteps_is_the_fraction_rounded_down_but_not_to_none(
+    steps: int, fraction: float, count: int
+) -> None:
+    assert timestep_count(steps, fraction) == count
+
+
+@pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan")])
+def test_a_fraction_outside_of_zero_to_one_is_refused(fraction: float) -> None:
+    with pytest.raises(ValueError, match="timestep fraction"):
+        timestep_count(10, fraction)
+
+
+def timesteps_of(index: int, fraction: float = 0.6) -> list[int]:
+    return timesteps_for(run_seed=42, iteration=2, prompt_id="cat", index=index, steps=10, fraction=fraction).tolist()
+
+
+def test_timesteps_are_the_front_of_the_samples_own_permutation() -> None:
+    address = Address(run_seed=42, purpose="timesteps", iteration=2, prompt_id="cat", index=5)
+    assert timesteps_of(5) == noise.permutation(address, 10)[:6].tolist()
+    assert timesteps_of(5, fraction=0.2) == timesteps_of(5)[:2]
+    assert sorted(timesteps_of(5, fraction=1.0)) == list(range(10))
+
+
+def test_over_many_samples_every_timestep_is_used_alike() -> None:
+    counts = np.bincount([k for index in range(1000) for k in timesteps_of(index)], minlength=10)
+    assert counts.sum() == 6000
+    # Each count is binomial (1000, 0.6) with standard deviation 15.5.
+    assert np.abs(counts - 600).max() < 4.5 * 15.5
+
+
+def test_training_noise_differs_by_step_and_from_the_initial_noise() -> None:
+    fields = {"run_seed": 42, "iteration": 2, "prompt_id": "cat", "index": 5}
+    first = training_noise_address(**fields, step=0)
+    assert first == Address(**fields, purpose="training-noise", step=0)
+    draws = [
+        noise.standard_normal(address, (64,))
+        for address in (
+            first,
+            training_noise_address(**fields, step=1),
+            Address(**fields, purpose="initial-noise"),
+        )
+    ]
+    assert len(np.unique(np.concatenate(draws))) == 3 * 64

@@ -1,0 +1,277 @@
+"""Every method as shipped: rolled out, selected, replayed and trained on, with tiny checkpoints of each family."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from solrl_ray import models
+from solrl_ray.config.arithmetic import ModelFacts, describe
+from solrl_ray.config.checks import check, needs_trajectory
+from solrl_ray.config.loading import load
+from solrl_ray.config.samplers import Ode
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.objectives.base import MicroBatch
+from solrl_ray.policy import adapters
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
+from solrl_ray.rewards.base import Reward
+from solrl_ray.rollout.sampler import Sampler
+from solrl_ray.sampling import sde
+from solrl_ray.sampling.increments import increment_address
+from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.sampling.schedules import sigmas
+from tests.support import tiny
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+SMALL = (
+    "rollout={prompts: 2, pool: 4, keep: 2}",
+    "rollout.preview={steps: 2, micro_batch: 4, precision: float32}",
+    "rollout.full={steps: 4, micro_batch: 2}",
+    "learner={micro_batch: 2, optimizer: {lr: 1e-2}}",
+)
+OWN: dict[str, tuple[str, ...]] = {
+    "sol_rl": (),
+    "awm": ("objective.timesteps=2",),
+    "flow_grpo": (),
+    "flow_grpo_fast": ("rollout.sampler.window={size: 2, range: [0, 3]}", "rollout.preview.steps=4"),
+    "dance_grpo": ("learner.updates=2",),
+}
+STOCHASTIC = [method for method in OWN if "grpo" in method]
+BUILDERS: dict[str, Callable[[Path], Path]] = {
+    "flux": tiny.build_pipeline,
+    "sd3": tiny.build_sd3,
+    "sana": tiny.build_sana,
+    "flux2_klein": tiny.build_flux2_klein,
+}
+PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue circles")]
+
+
+class Redness(Reward):
+    def compute(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
+        return images[:, 0].mean(dim=(1, 2)) - images[:, 2].mean(dim=(1, 2))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group_of_one() -> Iterator[None]:
+    process_group(0, 1, "127.0.0.1", free_port(), device=torch.device("cpu"), timeout=60, one_host=True)
+    yield
+    leave_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return cache(lambda family: BUILDERS[family](tmp_path_factory.mktemp(family) / "pipeline"))
+
+
+def settings(method: str, family: str, folder: Path) -> Config:
+    """A shipped method, made small."""
+    files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
+    made = load(files, [*SMALL, *OWN[method]])
+    check(made)
+    resolution = 32 if family == "sana" else tiny.RESOLUTION
+    return made.model_copy(
+        update={"model": tiny.model_config(folder, family=family, resolution=resolution, schedule=made.model.schedule)}
+    )
+
+
+class Bench:
+    """A learner and samplers that share its model: the sampling policy is its ``old`` adapter."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.model = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
+        self.learner = Learner(config, self.model, 0, 1)
+        full, preview, reward = config.rollout.full, config.rollout.preview, Redness("redness")
+        self.preview = Sampler(config, self.model, reward, steps=preview.steps, micro_batch=preview.micro_batch)
+        self.full = Sampler(
+            config,
+            self.model,
+            reward,
+            steps=full.steps,
+            micro_batch=full.micro_batch,
+            record=needs_trajectory(config),
+        )
+        self.embeddings = {
+            p.id: PromptEmbedding(prompt_id=p.id, tensors=self.model.encode([p.text])[0], digest=p.id) for p in PROMPTS
+        }
+
+    def draw(self, sampler: Sampler, iteration: int, prompt: Prompt, indices: Sequence[int]) -> Any:
+        unit = WorkUnit(
+            stage="full", iteration=iteration, revision=iteration, prompt_id=prompt.id, indices=tuple(indices)
+        )
+        with adapters.using(self.model.transformer, "old"):
+            return sampler(unit, prompt, self.embeddings[prompt.id])
+
+    def group(self, iteration: int, prompt: Prompt) -> SampleGroup:
+        """Preview the pool, keep best and worst, replay them."""
+        proxy = self.draw(self.preview, iteration, prompt, range(self.config.rollout.pool)).rewards
+        chosen = (int(proxy.argmax()), int(proxy.argmin()))
+        sampled = self.draw(self.full, iteration, prompt, chosen)
+        return SampleGroup(
+            iteration=iteration,
+            revision=iteration,
+            prompt_id=prompt.id,
+            indices=chosen,
+            rewards=tuple(sampled.rewards.tolist()),
+            latents=sampled.latents,
+            trajectory=sampled.trajectory,
+        )
+
+    def iterate(self, iteration: int) -> UpdateMetrics:
+        groups = [self.group(iteration, prompt) for prompt in PROMPTS]
+        return self.learner.update(iteration, groups, self.embeddings)
+
+
+@pytest.fixture
+def bench(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def build(method: str, family: str = "flux") -> Bench:
+        made.append(Bench(settings(method, family, folder_of(family))))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.learner.close()
+
+
+@pytest.mark.parametrize("family", BUILDERS)
+@pytest.mark.parametrize("method", OWN)
+def test_three_iterations_train_the_policy(bench: Callable[..., Bench], method: str, family: str) -> None:
+    one = bench(method, family)
+    before = one.learner.factors("default")
+    metrics = [one.iterate(iteration) for iteration in range(3)]
+    after = one.learner.factors("default")
+    assert all(bool(torch.isfinite(value).all()) for value in after.values())
+    assert all(not torch.equal(after[name], before[name]) for name in before if name.endswith("lora_B"))
+    state = one.learner.state()
+    assert (state.updates, state.steps) == (3, 3 * one.config.learner.updates)
+    for m in metrics:
+        assert np.isfinite([m.loss, m.policy_loss, m.kl, m.gradient_norm]).all()
+        assert m.gradient_norm > 0
+        assert m.first_ratio_deviation == (None if method == "sol_rl" else 0.0)
+        if one.config.learner.updates == 2:
+            assert m.ratio_deviation is not None
+            assert m.ratio_deviation > 0
+
+
+@pytest.mark.parametrize("method", STOCHASTIC)
+def test_a_stored_transition_holds_exactly_the_addressed_noise(bench: Callable[..., Bench], method: str) -> None:
+    """What the learner takes for mean and standard deviation is what the sampler made the states with."""
+    one = bench(method)
+    one.iterate(0)  # B is no longer zero
+    group = one.group(1, PROMPTS[0])
+    path = group.trajectory
+    assert path is not None
+    batch = MicroBatch(
+        prompt_ids=("p", "p"),
+        indices=group.indices,
+        x0=group.latents,
+        weights=torch.ones(2),
+        states=path.states,
+        first_steps=(path.first_step,) * 2,
+    )
+    embedding = one.model.batch_embeddings([one.embeddings["p"]] * 2)
+    grid = sigmas(one.config.model.schedule, 4, one.model.image_tokens).tolist()
+    sampler = one.config.rollout.sampler
+    assert not isinstance(sampler, Ode)
+    for k, step in enumerate(range(path.first_step, path.first_step + path.states.shape[1] - 1)):
+        with torch.no_grad(), adapters.using(one.model.transformer, "old"):
+            v = one.model.velocity(path.states[:, k], grid[step], embedding)
+        move = sde.transition(sampler, grid, step)
+        mean = move.x_weight * path.states[:, k] + move.v_weight * v
+        where = {"run_seed": one.config.run.seed, "iteration": 1, "prompt_id": "p", "step": step}
+        normals = initial_noise([increment_address(index=i, **where) for i in group.indices], one.model.latent_shape)
+        torch.testing.assert_close((path.states[:, k + 1] - mean) / move.std, normals, rtol=1e-4, atol=1e-4)
+    passes = one.learner._objective.passes(batch, torch.device("cpu"), 1)
+    assert {float(t) for p in passes for t in p.t} <= {float(np.float32(sigma)) for sigma in grid}
+
+
+@pytest.mark.parametrize("method", STOCHASTIC)
+def test_a_sample_is_replayed_to_the_bit_in_other_company(bench: Callable[..., Bench], method: str) -> None:
+    one = bench(method)
+    alone = one.draw(one.full, 2, PROMPTS[1], (3, 1))
+    others = one.draw(one.full, 2, PROMPTS[1], (0, 2, 3, 1))
+    assert torch.equal(alone.latents, others.latents[2:])
+    assert torch.equal(alone.trajectory.states, others.trajectory.states[2:])
+    assert len({float(latent.sum()) for latent in others.latents}) == 4
+
+
+def test_with_shared_initial_noise_candidates_differ_by_their_steps_alone(bench: Callable[..., Bench]) -> None:
+    one = bench("dance_grpo")
+    drawn = one.draw(one.full, 0, PROMPTS[0], (0, 1))
+    first, *_, last = drawn.trajectory.states.unbind(dim=1)
+    assert torch.equal(first[0], first[1])
+    assert not torch.equal(last[0], last[1])
+
+
+def test_resumed_between_iterations_of_several_steps_the_bytes_are_the_same(
+    bench: Callable[..., Bench], tmp_path: Path
+) -> None:
+    for method in ("flow_grpo", "awm"):  # counters that differ, and a third adapter
+        straight = bench(method)
+        for iteration in range(3):
+            straight.iterate(iteration)
+        half = bench(method)
+        half.iterate(0)
+        half.learner.state().save(tmp_path / method)
+        resumed = bench(method)
+        resumed.learner.load(LearnerState.load(tmp_path / method))
+        for iteration in (1, 2):
+            resumed.iterate(iteration)
+        ours, theirs = resumed.learner.state(), straight.learner.state()
+        assert (ours.updates, ours.steps) == (theirs.updates, theirs.steps)
+        for part in ("default", "old", "ema", "exp_avg", "exp_avg_sq", *(["anchor"] if method == "awm" else [])):
+            assert lora_digest(getattr(ours, part)) == lora_digest(getattr(theirs, part)), (method, part)
+
+
+def test_samples_that_lost_their_trajectory_are_refused(bench: Callable[..., Bench]) -> None:
+    one = bench("flow_grpo")
+    groups = [one.group(0, prompt) for prompt in PROMPTS]
+    path = groups[1].trajectory
+    assert path is not None
+    for broken, message in (
+        (None, "prompt q in iteration 0 came without the trajectories"),
+        (Trajectory(states=path.states[:, :-1], first_step=0), r"prompt q .* have trajectories .*\(2, 3, "),
+        (Trajectory(states=path.states * float("nan"), first_step=0), "prompt q .* not finite"),
+    ):
+        with pytest.raises(RunError, match=message):
+            one.learner.update(0, [groups[0], dataclasses.replace(groups[1], trajectory=broken)], one.embeddings)
+
+
+def latents_of(value: Any, shape: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    """Tensors of latents in nested dataclasses and containers, by their memory."""
+    if isinstance(value, torch.Tensor):
+        return {value.data_ptr(): value} if value.shape[-len(shape) :] == shape else {}
+    if dataclasses.is_dataclass(value):
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return {place: tensor for part in parts for place, tensor in latents_of(part, shape).items()}
+
+
+@pytest.mark.parametrize("method", ["sol_rl", "awm", "dance_grpo"])
+def test_what_waits_for_its_gradient_takes_the_memory_that_the_arithmetic_says(
+    method: str, bench: Callable[..., Bench]
+) -> None:
+    one = bench(method)
+    one.iterate(0)  # so that no policy is another's copy
+    one.learner.begin(1, [one.config.rollout.keep] * len(PROMPTS))
+    one.learner.take([one.group(1, PROMPTS[0])], one.embeddings)
+    shape = one.model.latent_shape
+    waiting = [prepared for part in one.learner._opened().parts for prepared in part.prepared]
+    facts = ModelFacts(latent_shape=shape, parameters=0, lora_modules=0, lora_parameters=0, packed_bytes=0)
+    held = sum(tensor.nbytes for tensor in latents_of(waiting, shape).values())
+    assert held == describe(one.config, facts).prepared_bytes > 0

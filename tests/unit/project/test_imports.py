@@ -1,0 +1,71 @@
+"""What a process imports before it knows what it has to do: seconds of every start, and of every replacement."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actors.client.controller_actor import ControllerFront
+from solrl_ray.common.lazy_imports import import_large
+from tests.support import made_runs
+
+HEAVY = {"torch._dynamo", "transformers", "diffusers", "peft", "deepspeed", "accelerate", "matplotlib", "tensorboard"}
+
+
+def imported(*modules: str) -> set[str]:
+    """Names in `sys.modules` of a new interpreter that has imported `modules`."""
+    return modules_after(f"import {', '.join(modules)}")
+
+
+def modules_after(program: str) -> set[str]:
+    """Names in `sys.modules` of a new interpreter that has run `program`."""
+    program += "\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_controller_driver_and_workers_import_no_model_library_before_they_start() -> None:
+    """The controller imports every role's module, because it makes the actors."""
+    found = imported("actors.client.launch", "actors.controller", "actors.workers.base_packer", "actors.workers.scorer")
+    assert {"actors.workers.explorer", "actors.workers.selector", "actors.workers.learner_rank", "torch"} <= found
+    assert not found & HEAVY
+
+
+def test_commands_that_compute_nothing_do_without_torch() -> None:
+    found = imported("solrl_ray.cli", "solrl_ray.scheduling.placement", "actors.client.submit")
+    assert not found & {"torch", *HEAVY}
+    assert not imported("solrl_ray.cli") & {"torch", "ray", "numpy"}
+
+
+def test_asking_a_run_how_it_is_and_scaling_it_do_without_torch(tmp_path: Path) -> None:
+    """Also who finds it live: what Ray imports for its controller is the module of `ControllerFront`."""
+    run = made_runs.write_run(tmp_path / "ended")
+    found = modules_after(
+        f"from solrl_ray.cli import main\n"
+        f"assert main(['status', {str(run)!r}]) == 0\n"
+        f"assert main(['pool', 'scale', {str(run)!r}, '--explorers', '2']) == 2"
+    )
+    assert {"ray", ControllerFront.__module__} <= found
+    assert launch.ControllerFront is ControllerFront
+    assert not found & {"torch", *HEAVY}
+
+
+def test_what_a_large_import_brings_is_not_searched_for_garbage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "import gc\nenabled = gc.isenabled()\nmade = [[] for _ in range(1000)]\n"
+    (tmp_path / "large_module.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path)
+    frozen = gc.get_freeze_count()
+    try:
+        imported = import_large("large_module")
+        assert not imported.enabled
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= frozen + 1000
+        assert import_large("large_module") is imported
+    finally:
+        gc.unfreeze()

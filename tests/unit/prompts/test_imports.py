@@ -1,0 +1,143 @@
+"""Prompt sets in the forms in which they are published, and the files that a run reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.cli import main
+from solrl_ray.errors import UserError
+from solrl_ray.prompts.imports import import_prompts, write_prompts
+from solrl_ray.prompts.prompt_set import prompt_id, read_prompts
+
+DRAWBENCH = (
+    'Prompts,Category\nA red colored car.,Colors\n"A ""sign"", that says\nhello",Text\nA red colored car.,Colors\n'
+)
+
+
+def test_the_published_pickscore_split_is_a_folder_of_two_text_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "pickscore", tmp_path / "out"
+    source.mkdir()
+    (source / "train.txt").write_text(" a cat\na dog\n\na cat \nA cat\na horse\n")
+    (source / "test.txt").write_text("a horse\na cow\n")
+    assert main(["prompts", "import", str(source), "--name", "pickscore", "--out", str(out)]) == 0
+    assert [p.text for p in read_prompts(str(out / "train.jsonl"))] == ["a cat", "a dog", "A cat"]
+    assert [p.text for p in read_prompts(str(out / "heldout.jsonl"))] == ["a horse", "a cow"]
+    first = json.loads((out / "train.jsonl").read_text().splitlines()[0])
+    assert first == {"id": prompt_id("a cat"), "text": "a cat"}
+    assert capsys.readouterr().out.splitlines() == [
+        "read        5 to train on, 2 held out (published: 25432 and 2048)",
+        "dropped     1 repetitions, 1 training prompts that are held out, 1 lines without a prompt",
+        "kept        3 to train on, 2 held out",
+        f"prompts.train: {out / 'train.jsonl'}",
+        f"prompts.heldout: {out / 'heldout.jsonl'}",
+    ]
+
+
+def test_drawbench_is_a_table_that_is_held_out_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "drawbench.csv").write_text(DRAWBENCH)
+    imported = import_prompts(str(tmp_path / "drawbench.csv"), name="drawbench")
+    assert imported.train == ()
+    assert imported.heldout == ("A red colored car.", 'A "sign", that says\nhello')
+    assert (imported.lines, imported.repeated) == ((0, 3), 1)
+    (file,) = write_prompts(imported, tmp_path / "out")
+    assert [p.text for p in read_prompts(str(file))] == list(imported.heldout)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("p.txt", "a cat\r\na dog\r\n"),
+        ("p.tsv", "Prompt\tCategory\na cat\tx\na dog\ty\n"),
+        ("p.csv", "\ufeffid,caption\n1,a cat\n2,a dog\n"),
+        ("p.jsonl", '{"prompt": " a cat"}\n\n{"prompt": "a dog", "n": 1}\n'),
+    ],
+)
+def test_every_form_gives_the_same_prompts(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert import_prompts(str(tmp_path / name)).train == ("a cat", "a dog")
+
+
+def test_which_prompts_are_split_off_does_not_depend_on_their_order(tmp_path: Path) -> None:
+    texts = [f"prompt {i}" for i in range(200)]
+    for name, order in (("a", texts), ("b", texts[::-1]), ("c", [*texts, "one more"])):
+        (tmp_path / f"{name}.txt").write_text("\n".join(order))
+    first, reverse, more = (import_prompts(str(tmp_path / f"{name}.txt"), heldout=50) for name in "abc")
+    assert len(first.heldout) == 50
+    assert not set(first.heldout) & set(first.train)
+    assert set(first.heldout) == set(reverse.heldout)
+    assert len(set(first.heldout) & set(more.heldout)) >= 49
+    assert first.heldout != tuple(texts[:50])
+
+
+def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("a cat\na dog\n")
+    (tmp_path / "bench.csv").write_text(DRAWBENCH.replace("A red colored car.", "a dog"))
+    imported = import_prompts(str(tmp_path / "all.txt"), heldout=str(tmp_path / "bench.csv"))
+    assert imported.train == ("a cat",)
+    assert len(imported.heldout) == 2
+    assert imported.removed == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "problem"),
+    [
+        ("p.csv", "name,size\nx,1\n", {}, "has none of the columns text, prompt, prompts, caption; it has name, size"),
+        ("p.csv", "text\nx\n", {"column": "title"}, "has no column 'title'; it has text: name one with --column"),
+        ("p.jsonl", '{"text": 3}\n', {}, "column 'text' of .* holds 3; it must hold prompts as text"),
+        ("p.jsonl", "[1]\n", {}, "line 1 is not a JSON object"),
+        ("p.jsonl", "{\n", {}, "line 1 is not JSON"),
+        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "prompt number 2 has no 'text', which the first one has"),
+        ("p.csv", 'text\na cat\n"a dog\na cow\n', {}, r"p\.csv, line 3: unexpected end of data; quotes must"),
+        ("p.tsv", 'text\n"a" dog\n', {}, r"p\.tsv, line 2: .*expected after.*; quotes must come in pairs"),
+        ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout is 'no.txt'; it must be a number of prompts, or a file"),
+        ("p.txt", " \n", {}, "holds no prompt"),
+        ("p.txt", "a\nb\n", {"heldout": 2}, r"--heldout is 2; it must be 1 to 1, for .* has 2"),
+        ("p.pdf", "x", {}, "is of no known kind; give a .txt, .jsonl, .csv, .tsv or .parquet file"),
+    ],
+)
+def test_a_bad_source_is_one_sentence(
+    name: str, content: str, arguments: dict[str, str | int], problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=problem):
+        import_prompts(str(tmp_path / name), **arguments)  # type: ignore[arg-type]
+
+
+def test_a_source_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"There is no \./nowhere; give a"):
+        import_prompts("./nowhere")
+    with pytest.raises(UserError, match="has neither a train nor a test file"):
+        import_prompts(str(tmp_path))
+
+
+@pytest.mark.parametrize("source", ["owner/name", "p.parquet"])
+def test_without_datasets_a_sentence_says_what_to_do(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as where it is not installed
+    with pytest.raises(UserError, match="'datasets', which is not installed: pip install datasets, or export"):
+        import_prompts(source)
+
+
+def test_files_with_other_prompts_are_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a cat\n")
+    imported = import_prompts(str(tmp_path / "a.txt"))
+    assert write_prompts(imported, tmp_path / "out") == write_prompts(imported, tmp_path / "out")
+    (tmp_path / "a.txt").write_text("a dog\n")
+    with pytest.raises(UserError, match=r"train\.jsonl is there already with other prompts"):
+        write_prompts(import_prompts(str(tmp_path / "a.txt")), tmp_path / "out")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("a cat\n")
+    imported = import_prompts(str(tmp_path / "p.txt"))
+    with pytest.raises(UserError, match=r"^--out is '/proc/x', which cannot be written: /proc/x: its folder"):
+        write_prompts(imported, Path("/proc/x"))

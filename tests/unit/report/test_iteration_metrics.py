@@ -1,0 +1,65 @@
+"""The record of a finished iteration: what was done beside what the configuration had promised."""
+
+from __future__ import annotations
+
+import torch
+
+from solrl_ray.config.arithmetic import describe
+from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.records import Candidate, Selection
+from solrl_ray.report.iteration_metrics import iteration_metrics
+from solrl_ray.scheduling.iteration_state import Closed, Counts
+from tests.support import made_runs
+
+
+def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
+    chosen = tuple(Candidate(prompt_id=prompt_id, index=i, reward=r) for i, r in enumerate(rewards))
+    return Selection(iteration=2, revision=2, prompt_id=prompt_id, best=chosen[:1], worst=chosen[1:])
+
+
+def record(passes: int) -> IterationMetrics:
+    counts = Counts(candidates=288, selections=2, groups=2, requeued=1, duplicates=0, violations=0)
+    closed = Closed(
+        selections=(selection("aa", (0.9, 0.1)), selection("bb", (0.6, 0.2))), proxy_mean=0.25, counts=counts
+    )
+    update = UpdateMetrics(
+        iteration=2,
+        revision=3,
+        loss=0.5,
+        policy_loss=0.4,
+        kl=0.01,
+        gradient_norm=0.8,
+        samples=4,
+        passes=passes,
+        seconds=1.0,
+        advantage_std=1.0,
+        advantage_max=2.0,
+        advantage_clipped=0.0,
+    )
+    return iteration_metrics(
+        made_runs.config(),
+        iteration=2,
+        closed=closed,
+        rewards=[(0.8, 0.2), (0.1, 0.5)],
+        update=update,
+        seconds={"total": 10.0},
+        busy_seconds={"explore": 6.0},
+        factors={"block.lora_A": torch.ones(2, 2)},
+    )
+
+
+def test_what_was_done_stands_beside_what_was_promised() -> None:
+    found = record(passes=47)
+    # 12 prompts x 24 candidates; 12 x 8 samples in micro-batches of 12, each at floor(0.6 x 10) timesteps.
+    assert (found.candidates, found.expected_candidates) == (288, 12 * 24)
+    assert (found.samples, found.expected_samples) == (4, 12 * 8)
+    assert (found.passes, found.expected_passes) == (47, 8 * 6)
+    assert found.expected_passes == describe(made_runs.config()).backwards
+
+
+def test_rewards_are_those_in_full_precision_and_ranks_compare_both() -> None:
+    found = record(passes=48)
+    assert found.reward_mean == 0.4
+    assert found.proxy_reward_mean == 0.25
+    assert found.spearman == 0.0  # one prompt is ranked as its previews were, the other one the other way round

@@ -1,0 +1,402 @@
+"""The report page, its arithmetic of time, pictures and TensorBoard events, from known numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from solrl_ray.config.schema import Fidelity
+from solrl_ray.errors import UserError
+from solrl_ray.report import tables
+from solrl_ray.report.data import read_run
+from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures, shrink, write_picture
+from solrl_ray.report.page import build
+from solrl_ray.report.pictures import data_uri
+from solrl_ray.report.tensorboard import TensorBoardWriter
+from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
+from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
+
+
+class Page(HTMLParser):
+    """A parsed page: its text, its tags and the links that would leave it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+
+def page(folder: Path) -> Page:
+    return Page(build(folder).read_text())
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(write_run(tmp_path_factory.mktemp("runs") / "finished"))
+
+
+@pytest.fixture(scope="module")
+def finished(report: Path) -> Page:
+    return Page(report.read_text())
+
+
+def test_headline_numbers_are_those_of_the_run(finished: Page) -> None:
+    assert "0.333 → 0.483" in finished.text
+    assert "+0.150 ± 0.029, paired over 3 prompts" in finished.text
+    assert "26.5 %" in finished.text
+    assert "real pictures score 0.900" in finished.text
+    assert "36.5 s" in finished.text
+    assert "3 iterations, 10.0 s each" in finished.text
+    assert "0.910" in finished.text
+    assert "finished" in finished.text
+    assert "not finished" not in finished.text
+
+
+def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
+    assert "script" not in finished.tags
+    assert "link" not in finished.tags
+    assert finished.sources
+    assert all(source.startswith(("data:image/", "#")) for source in finished.sources)
+
+
+def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None:
+    assert finished.open == []
+    assert finished.tags.count("svg") == 8
+
+
+def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:
+    text = report.read_text()
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    assert used <= set(ids)
+
+
+def test_plots_follow_the_theme_of_the_page(report: Path) -> None:
+    drawings = "".join(re.findall(r"<svg.*?</svg>", report.read_text(), flags=re.DOTALL))
+    assert "var(--blue)" in drawings
+    assert re.findall(r"#[0-9a-f]{6}\b", drawings) == []
+
+
+def test_pictures_stand_with_caption_and_reward(finished: Page) -> None:
+    assert "a red circle <above> a blue square" in finished.text
+    assert "mean reward: base 0.200 · final 0.400 · real 0.800" in finished.text
+    assert finished.tags.count("img") == 2 * 3 * 2
+    assert "a large yellow star" not in finished.text
+
+
+def test_emulation_is_called_emulation(finished: Page) -> None:
+    assert "explorer-0 explorer-1 nvfp4-emulated emulation: NVFP4 numerics, not its speed" in finished.text
+    assert "known-answer vectors: 17 of 17" in finished.text
+    assert "30 of 42" in finished.text
+
+
+def test_counts_stand_beside_what_was_expected(finished: Page) -> None:
+    assert "candidates scored by previews 864 864 as expected" in finished.text
+    assert "samples regenerated and trained on 288 288 as expected" in finished.text
+    assert "units given to another worker 1" in finished.text
+    assert "duplicate results, folded 0" in finished.text
+
+
+def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
+    # Three iterations of 10 s and three evaluations of 1.5 s of 36.5 s leave 2 s.
+    assert "learn 6.0 20.0 %" in finished.text
+    assert "all iterations 30.0 100.0 % held-out evaluations 4.5" in finished.text
+    assert "start, end and between iterations 2.0 whole run 36.5" in finished.text
+    assert "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %" in finished.text
+
+
+def test_the_rungs_of_the_fallback_ladder_are_shown_with_when_they_were_taken(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "climbs", finished=False)
+    fidelity = {"floor": 0.5, "patience": 1, "ladder": [{"steps": 8}, {"precision": "float32"}]}
+    climbing = config().model_copy(update={"fidelity": Fidelity.model_validate(fidelity)})
+    (folder / "config.yaml").write_text(yaml.safe_dump(climbing.model_dump(mode="json")))
+    drawn = ((0, 6, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"))
+    write_metrics(
+        folder,
+        [replace(iteration(n), rung=r, preview_steps=s, preview_precision=p) for n, (r, s, p) in enumerate(drawn)],
+    )
+    text = page(folder).text
+    assert "After 1 iteration with spearman below 0.5, previews take the next rung." in text
+    assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
+    assert "2 1 of 2" not in text
+
+
+def test_without_a_floor_there_is_no_ladder_in_the_report(finished: Page) -> None:
+    assert "Fallback ladder" not in finished.text
+
+
+def test_the_resolved_configuration_and_digests_are_shown(finished: Page) -> None:
+    assert "builtin:testbed/pipeline" in finished.text
+    assert "pool: 24" in finished.text
+    assert "LoRA digest lora-2" in finished.text
+
+
+def test_missing_candidates_are_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    records = [iteration(0), replace(iteration(1), candidates=276), iteration(2)]
+    write_metrics(folder, [*records])
+    text = Page(tables.counts(read_run(folder))).text
+    assert "864 852 differs" in text
+    assert "Iterations that differ: 1." in text
+
+
+def test_a_tier_that_nobody_attests_is_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    records = [asdict(replace(record, tier="fp8")) for record in attestations()]
+    (folder / "attestations.json").write_text(json.dumps(records))
+    text = Page(tables.precision(read_run(folder))).text
+    assert "no worker attests nvfp4-emulated" in text
+    assert "FP8, which is not NVFP4" in text
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", done=2, of=5, evaluated=evaluations()[:2], finished=False)
+    text = page(folder).text
+    assert "not finished: 2 of 5 iterations so far" in text
+    assert "trained policy not evaluated yet" in text
+    assert "5 2 not finished" in text
+    assert "Time in iterations 20.0 s" in text
+
+
+def test_a_run_without_evaluations_has_a_report(tmp_path: Path) -> None:
+    text = page(write_run(tmp_path / "run", evaluated=[], finished=False)).text
+    assert "Not evaluated on held-out prompts yet." in text
+    assert "Before and after" not in text
+
+
+def test_a_run_that_ended_no_iteration_has_a_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", done=0, of=5, evaluated=evaluations()[:1], finished=False)
+    text = page(folder).text
+    assert "no iteration ended yet" in text
+    assert "0.333" in text
+
+
+def test_the_last_iteration_of_a_killed_run_may_be_cut_short(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finished=False)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "event": "iter')
+    assert len(read_run(folder).iterations) == 3
+
+
+def test_an_iteration_done_again_counts_once_as_done_last(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finished=False)
+    again = replace(iteration(1), reward_mean=0.9)
+    write_metrics(folder, [iteration(0), iteration(1), again])
+    assert [record.reward_mean for record in read_run(folder).iterations] == [0.3, 0.9]
+
+
+def test_the_configuration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """In YAML 1.1 "off" would be false."""
+    folder = write_run(tmp_path / "run")
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(re.sub(r"^  name: .*$", "  name: off", config, count=1, flags=re.MULTILINE))
+    assert read_run(folder).config.run.name == "off"
+
+
+def test_building_again_gives_the_same_bytes(report: Path) -> None:
+    before = report.read_bytes()
+    assert build(report.parent).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("present", "message"),
+    [
+        (None, "there is no such folder"),
+        ([], r"no config\.yaml and no metrics\.jsonl"),
+        (["config.yaml"], r"it has no metrics\.jsonl"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, present: list[str] | None, message: str) -> None:
+    folder = tmp_path / "run"
+    if present is not None:
+        folder.mkdir()
+        for name in present:
+            (folder / name).write_text("")
+    with pytest.raises(UserError, match=message):
+        build(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is not JSON"),
+        ("metrics.jsonl", '{"event": "other"}\n', "holds the event 'other'"),
+        ("metrics.jsonl", '{"event": "evaluation"}\n', "does not say of which iteration"),
+        ("metrics.jsonl", '{"event": "iteration", "iteration": 1}\n', "is not a record of kind IterationMetrics"),
+        ("config.yaml", "run: {colour: blue}", r"config\.yaml does not fit this version"),
+        ("attestations.json", "{}", "must hold a list"),
+        ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        build(folder)
+
+
+def test_wall_segments_split_the_overlap_and_add_up() -> None:
+    # Beside learn 2 and publish .5 the total of 10 leaves 7.5: 4 and 5 overlap by 1.5, and so does the checkpoint.
+    parts = wall_segments(iteration(0))
+    assert list(parts) == list(SEGMENTS)
+    assert list(parts.values()) == pytest.approx([2.5, 1.5, 3.5, 2.0, 0.5, 0.0])
+
+
+def test_time_that_no_stage_accounts_for_is_the_rest() -> None:
+    slow = replace(iteration(0), seconds={**iteration(0).seconds, "total": 15.0})
+    parts = wall_segments(slow)
+    assert parts[REST] == pytest.approx(15.0 - 11.5)
+    assert sum(parts.values()) == pytest.approx(15.0)
+
+
+def test_idle_is_what_workers_did_not_compute() -> None:
+    # Three iterations of 10 s: two explorers had 60 s and computed 18 s.
+    explorers, regenerators, learner = worker_times(config(), [iteration(n) for n in range(3)])
+    assert (explorers.workers, explorers.busy, explorers.available) == (2, 18.0, 60.0)
+    assert explorers.busy_share == pytest.approx(0.3)
+    assert regenerators.busy_share == pytest.approx(0.45)
+    assert learner.busy_share == pytest.approx(0.15)
+
+
+def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
+    image = torch.linspace(-0.1, 1.1, 3 * 4 * 5).reshape(3, 4, 5)
+    save_pictures(tmp_path, {("9f", 2): image, ("9f", 10): image})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["9f-10.png", "9f-2.png"]
+    back = picture_paths(tmp_path)
+    assert list(back) == [("9f", 2), ("9f", 10)]
+    with Image.open(back["9f", 2]) as file:
+        pixels = torch.from_numpy(np.array(file)).permute(2, 0, 1) / 255
+    assert float((pixels - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"),
+        (torch.full((3, 4, 4), torch.nan), "not finite"),
+    ],
+)
+def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_picture(tmp_path / "x.png", image)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "holiday.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"holiday\.png is not named"):
+        picture_paths(tmp_path)
+
+
+def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
+    dark, light = torch.zeros(3, 1, 2), torch.tensor([0.0, 1.0]).expand(3, 1, 2)
+    sheet = contact_sheet([[dark, light], [light]], scale=2, gap=1, background=0.5)
+    expected = [
+        [0.5] * 11,
+        [0.5, 0, 0, 0, 0, 0.5, 0, 0, 1, 1, 0.5],
+        [0.5, 0, 0, 0, 0, 0.5, 0, 0, 1, 1, 0.5],
+        [0.5] * 11,
+        [0.5, 0, 0, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
+        [0.5, 0, 0, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
+        [0.5] * 11,
+    ]
+    assert sheet.shape == (3, 7, 11)
+    for channel in sheet.tolist():
+        assert channel == expected
+
+
+def test_a_contact_sheet_of_different_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match="one shape"):
+        contact_sheet([[torch.zeros(3, 2, 2), torch.zeros(3, 4, 4)]])
+
+
+def test_shrinking_averages_areas_and_leaves_small_pictures_alone() -> None:
+    image = torch.tensor([[0.0, 1.0], [0.5, 0.5]]).expand(3, 2, 2)
+    assert shrink(image, 1).flatten().tolist() == [0.5, 0.5, 0.5]
+    assert shrink(image, 2) is image
+
+
+def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (640, 960, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    assert data_uri(tmp_path / "large.png").startswith("data:image/jpeg;base64,")
+    assert len(data_uri(tmp_path / "large.png")) < 200_000
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder), size_guidance={"images": 0})
+    events.Reload()
+    return events
+
+
+def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) -> None:
+    with TensorBoardWriter(tmp_path) as writer:
+        for number in range(3):
+            writer.iteration(iteration(number))
+        final = evaluations()[2]
+        writer.evaluation(final, [[torch.zeros(3, 32, 32)] * 4] * 2)
+    events = read_events(tmp_path)
+    spearman = events.Scalars("rank_fidelity/spearman")
+    assert [entry.step for entry in spearman] == [0, 1, 2]
+    assert [entry.value for entry in spearman] == pytest.approx([0.90, 0.91, 0.92])
+    assert events.Scalars("reward/train")[1].value == pytest.approx(0.31)
+    assert events.Scalars("wall_seconds/total")[0].value == pytest.approx(10.0)
+    assert events.Scalars("counts/candidates")[0].value == 288
+    assert [(e.step, e.value) for e in events.Scalars("reward/heldout_ema")] == [(3, pytest.approx(29 / 60))]
+    (image,) = events.Images("heldout/ema")
+    assert (image.width, image.height) == (2 + 4 * 98, 2 + 2 * 98)
+
+
+def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path: Path) -> None:
+    with TensorBoardWriter(tmp_path) as writer:
+        for number in range(3):
+            writer.iteration(iteration(number))
+    with TensorBoardWriter(tmp_path, first_iteration=1) as writer:
+        writer.iteration(replace(iteration(1), reward_mean=0.9))
+    entries = read_events(tmp_path).Scalars("reward/train")
+    assert [(entry.step, round(entry.value, 3)) for entry in entries] == [(0, 0.3), (1, 0.9)]
+
+
+def test_an_audit_is_shown_and_explained_where_there_is_one(tmp_path: Path, finished: Page) -> None:
+    estimate = {"pools": 2.0, "seeds": 6.0, "spearman": 0.8125, "spearman_low": 0.5, "spearman_high": 1.125}
+    folder = write_run(tmp_path / "audited")
+    write_metrics(folder, [replace(iteration(number), audit=estimate) for number in range(3)])
+    shown = page(folder)
+    assert "“Whole pools” are estimates from a few unselected seeds" in shown.text
+    assert "whole pools: Spearman 0.812 0.812 0.812 0.812" in shown.text
+    assert "Whole pools" not in finished.text

@@ -1,0 +1,208 @@
+"""The remote reward against real servers on loopback: the documentation's, and ones that misbehave."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solrl_ray import rewards
+from solrl_ray.config.schema import Remote
+from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.errors import RewardError, UserError
+from solrl_ray.rewards import remote
+
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "rewards.md"
+PROMPTS = ["a red square", "two blue circles"]
+Answer = tuple[int, bytes]
+
+
+def images() -> torch.Tensor:
+    return torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+
+
+def config(url: str, **settings: Any) -> RewardConfig:
+    return RewardConfig(kind="remote", remote=Remote(url=url, **settings))
+
+
+def score(url: str, **settings: Any) -> torch.Tensor:
+    return rewards.load([config(url, **settings)], "cpu").score(images(), PROMPTS)
+
+
+class Seen:
+    """What a server was sent, and the answers that it gives in turn; the last one is repeated."""
+
+    def __init__(self, answers: list[Answer]) -> None:
+        self.answers = answers
+        self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
+        self.url = ""
+        self.release = threading.Event()
+        """Lets a server that hangs go on."""
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    servers: list[tuple[ThreadingHTTPServer, Seen]] = []
+
+    def start(*answers: Answer, hang: bool = False, drip: bool = False) -> Seen:
+        seen = Seen(list(answers))
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                status, answer = seen.answers[min(len(seen.requests), len(seen.answers) - 1)]
+                seen.requests.append((body, dict(self.headers)))
+                if hang:
+                    seen.release.wait(30)
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                for byte in answer if drip else []:
+                    try:
+                        self.wfile.write(bytes([byte]))
+                    except OSError:
+                        return
+                    seen.release.wait(0.05)
+                if not drip:
+                    self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        seen.url = f"http://127.0.0.1:{server.server_port}/score"
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append((server, seen))
+        return seen
+
+    yield start
+    for server, seen in servers:
+        seen.release.set()
+        server.shutdown()
+        server.server_close()
+
+
+GOOD = (200, b'{"scores": [0.25, -1]}')
+
+
+def test_the_documented_server_scores(tmp_path: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "server.py").write_text(source)
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "server.py", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        try:
+            assert server.stdout
+            url = f"http://127.0.0.1:{int(server.stdout.readline())}/score"
+            rewards.check([config(url)], 5, str)
+            expected = (images()[:, 0] * 255).round().mean(dim=(1, 2)) / 255
+            torch.testing.assert_close(score(url), expected, atol=1e-6, rtol=0)
+        finally:
+            server.terminate()
+
+
+def test_images_travel_as_png_with_their_prompts(serve: Callable[..., Seen]) -> None:
+    seen = serve(GOOD)
+    assert score(seen.url).tolist() == [0.25, -1.0]
+    ((body, headers),) = seen.requests
+    pictures = np.stack([np.asarray(Image.open(io.BytesIO(base64.b64decode(png)))) for png in body["images"]])
+    assert np.array_equal(pictures, (images() * 255).round().byte().permute(0, 2, 3, 1).numpy())
+    assert body["prompts"] == PROMPTS
+    assert headers["X-Request-Id"] == body["request"]
+    assert "Authorization" not in headers
+
+
+def test_a_busy_server_is_asked_again_under_the_same_id(serve: Callable[..., Seen]) -> None:
+    seen = serve((503, b"loading"), (429, b"slow down"), GOOD)
+    assert score(seen.url, retries=2).tolist() == [0.25, -1.0]
+    assert len({body["request"] for body, _ in seen.requests}) == 1
+    assert len(seen.requests) == 3
+
+
+def test_a_server_that_stays_broken_ends_the_run_with_its_words(serve: Callable[..., Seen]) -> None:
+    seen = serve((500, b"CUDA out of\nmemory"))
+    with pytest.raises(RewardError, match=r"^Reward rewards\[0\] \(remote\) got no scores from .* in 2 attempts .*500"):
+        score(seen.url, retries=1)
+    with pytest.raises(RewardError, match="CUDA out of memory"):
+        score(seen.url, retries=0)
+
+
+def test_a_refusal_is_not_repeated(serve: Callable[..., Seen]) -> None:
+    seen = serve((401, b"no such token"))
+    with pytest.raises(RewardError, match=r"refused by http.*401 Unauthorized: no such token"):
+        score(seen.url)
+    assert len(seen.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b'{"scores": [1.0]}', "right would be 2 numbers"),
+        (b'{"scores": [1.0, null]}', "right would be 2 numbers"),
+        (b'{"scores": [true, 0.5]}', "right would be 2 numbers"),
+        (b'{"scores": [1.0, NaN]}', "returned nan for 1 of 2 images, first for the prompt 'two blue circles'"),
+        (b'{"rewards": [1.0, 2.0]}', 'right would be {"scores"'),
+        (b"Hello", "got 'Hello'"),
+    ],
+)
+def test_an_answer_that_is_not_a_finite_number_an_image_is_refused(
+    serve: Callable[..., Seen], answer: bytes, message: str
+) -> None:
+    seen = serve((200, answer))
+    with pytest.raises(RewardError, match=message):
+        score(seen.url)
+    assert len(seen.requests) == 1
+
+
+@pytest.mark.parametrize("behaviour", ["hang", "drip"])
+def test_a_server_that_is_too_slow_is_given_up(serve: Callable[..., Seen], behaviour: str) -> None:
+    seen = serve((200, b" " * 400 + GOOD[1]), **{behaviour: True})
+    with pytest.raises(RewardError, match=r"in 2 attempts of at most 0\.2 s; the last one: TimeoutError"):
+        score(seen.url, retries=1, timeout=0.2)
+    assert len(seen.requests) == 2
+
+
+def test_a_token_comes_from_the_environment(serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = serve(GOOD)
+    with pytest.raises(UserError, match=r"^rewards\[0\]\.remote\.token_variable is 'MY_TOKEN', but that environment"):
+        score(seen.url, token_variable="MY_TOKEN")
+    monkeypatch.setenv("MY_TOKEN", "s3cret")
+    score(seen.url, token_variable="MY_TOKEN")
+    assert seen.requests[0][1]["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://host/score", "http://", "http://u:p@host/", "http://h:x/"]
+)
+def test_an_address_that_cannot_be_right_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match=r"^rewards\.0\.remote\.url is .*it must be an address such as"):
+        rewards.check([config(url)], 5, str)
+
+
+def test_a_server_that_is_not_there_is_missed_before_the_run() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+        with pytest.raises(UserError, match=r"^rewards\.0\.remote\.url is .* nothing answers there: .*refused"):
+            rewards.check([config(url)], 5, str)
+
+
+def test_the_section_is_needed() -> None:
+    with pytest.raises(UserError, match=r"^rewards\.0\.remote is missing, but remote needs it"):
+        rewards.check([RewardConfig(kind="remote")], 5, str)

@@ -1,0 +1,301 @@
+"""CLIPScore against transformers itself, the checks around every reward, and mixtures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
+
+from solrl_ray import rewards
+from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.errors import RewardError, RunError, UserError
+from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.clipscore import CLIPScore
+from solrl_ray.rewards.mixture import RewardMixture
+from solrl_ray.rewards.preprocessing import Preprocessing
+from tests.support import tiny
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "rewards"
+PROMPTS = ["a red square", "two blue circles", "a red square"]
+
+
+def pictures(count: int, height: int = 16, width: int = 16, seed: int = 0) -> Tensor:
+    """Smooth random pictures whose channels are exact 8-bit values."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(count, 3, 4, 4, generator=generator)
+    smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
+    return (smooth * 255).round() / 255
+
+
+def load_clip(path: Path) -> CLIPScore:
+    config = RewardConfig(kind="clipscore", path=str(path))
+    reward = CLIPScore.load(config, "cpu", keys=lambda field: f"rewards[0].{field}", name="rewards[0] (clipscore)")
+    assert isinstance(reward, CLIPScore)
+    return reward
+
+
+# --- CLIPScore
+
+
+def test_clipscore_is_the_stock_logit_without_its_scale(tiny_clip: Path) -> None:
+    images = pictures(3)
+    model = CLIPModel.from_pretrained(tiny_clip).eval()
+    processor = CLIPImageProcessor.from_pretrained(tiny_clip)
+    tokenizer = CLIPTokenizer.from_pretrained(tiny_clip)
+    arrays = [(image.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8) for image in images]
+    with torch.no_grad():
+        output = model(
+            pixel_values=processor(arrays, return_tensors="pt").pixel_values,
+            **tokenizer(PROMPTS, padding=True, return_tensors="pt"),
+        )
+    expected = (output.logits_per_image / model.logit_scale.exp()).diagonal()
+    scores = load_clip(tiny_clip).score(images, PROMPTS)
+    assert scores.dtype == torch.float32
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(scores, expected, atol=1e-6, rtol=0)
+
+
+def test_a_score_is_a_function_of_its_batch_and_not_of_what_was_scored_before(tiny_clip: Path) -> None:
+    fresh, used = load_clip(tiny_clip), load_clip(tiny_clip)
+    used.score(pictures(5, seed=9), ["another prompt", *PROMPTS, "one more"])
+    assert torch.equal(fresh.score(pictures(3), PROMPTS), used.score(pictures(3), PROMPTS))
+
+
+def test_a_prompt_that_is_too_long_is_cut_warned_about_and_counted_once(
+    tiny_clip: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reward = load_clip(tiny_clip)
+    kept = tiny.CLIP_TOKENS - 2
+    with caplog.at_level(logging.WARNING, logger="solrl_ray"):
+        scores = reward.score(pictures(1).expand(3, -1, -1, -1), ["7" * 40, "7" * kept, "7" * 40])
+    assert torch.equal(scores[0], scores[1])
+    assert torch.equal(scores[0], scores[2])
+    (record,) = caplog.records
+    assert "rewards[0] (clipscore): a prompt of 42 tokens is cut to 16 (1 prompts cut so far)" in record.message
+
+
+def test_a_bfloat16_checkpoint_is_scored_in_float32(tiny_clip: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_clip, tmp_path / "half")
+    CLIPModel.from_pretrained(tiny_clip, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    reward = load_clip(tmp_path / "half")
+    assert {parameter.dtype for parameter in reward._model.parameters()} == {torch.float32}
+    assert not reward._model.training
+
+
+@pytest.mark.parametrize("path", ["", "/no/such/clip", "nested/no/clip"])
+def test_a_missing_checkpoint_is_a_user_error_naming_the_entry(path: str) -> None:
+    configs = [RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore", path=path)]
+    with pytest.raises(UserError, match=r"^rewards\[1\]\.path is "):
+        rewards.load(configs, "cpu")
+
+
+def test_a_checkpoint_that_is_no_clip_is_refused(tiny_pipeline: Path) -> None:
+    config = RewardConfig(kind="clipscore", path=str(tiny_pipeline / "text_encoder_2"))
+    with pytest.raises(UserError, match=r"rewards\[0\]\.path .*type 't5', but clipscore needs a 'clip' one"):
+        rewards.load([config], "cpu")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "preprocessor_config.json", "tokenizer.json"])
+def test_an_incomplete_checkpoint_is_refused(tiny_clip: Path, tmp_path: Path, file: str) -> None:
+    shutil.copytree(tiny_clip, tmp_path / "clip")
+    (tmp_path / "clip" / file).unlink()
+    with pytest.raises(UserError, match=r"^rewards\[0\]\.path is .* cannot be read"):
+        rewards.load([RewardConfig(kind="clipscore", path=str(tmp_path / "clip"))], "cpu")
+
+
+# --- preprocessing
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "limit"),
+    [(16, 16, 1e-6), (24, 20, 1.5 / 255), (40, 64, 1.5 / 255), (8, 12, 1.5 / 255)],
+)
+def test_preprocessing_is_the_processors_up_to_8_bit_rounding(
+    tiny_clip: Path, height: int, width: int, limit: float
+) -> None:
+    images = pictures(2, height, width)
+    processor = CLIPImageProcessor.from_pretrained(tiny_clip)
+    arrays = [(image.permute(1, 2, 0).numpy() * 255).round().astype(np.uint8) for image in images]
+    expected = processor(arrays, return_tensors="pt").pixel_values
+    ours = Preprocessing.from_config(json.loads((tiny_clip / "preprocessor_config.json").read_text()))(images)
+    assert ours.shape == expected.shape == (2, 3, 16, 16)
+    std = torch.tensor([0.25, 0.3, 0.2]).view(1, 3, 1, 1)
+    assert ((ours - expected) * std).abs().max() <= limit + 1e-6
+
+
+def test_preprocessing_reads_the_settings_of_published_checkpoints() -> None:
+    # The file of openai/clip-vit-base-patch32 states sizes as plain numbers.
+    published = {"crop_size": 224, "size": 224, "do_resize": True, "resample": 3, "do_normalize": True}
+    read = Preprocessing.from_config(published)
+    assert (read.size, read.crop, read.interpolation) == (224, (224, 224), "bicubic")
+    assert read.mean == (0.48145466, 0.4578275, 0.40821073)
+    square = Preprocessing.from_config({"size": {"height": 20, "width": 30}, "do_center_crop": False})
+    assert (square.size, square.crop) == ((20, 30), None)
+    assert square(pictures(1)).shape == (1, 3, 20, 30)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"resample": 1}, "resample 1 is neither"),
+        ({"do_rescale": False}, "rescaled from 0…255"),
+        ({"size": {"longest_edge": 9}}, "neither 'shortest_edge'"),
+    ],
+)
+def test_settings_that_are_not_supported_are_refused(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocessing.from_config(setting)
+
+
+def test_bright_edges_do_not_overshoot_when_resized() -> None:
+    edges = torch.zeros(1, 3, 32, 32)
+    edges[..., 16:] = 1.0
+    plain = Preprocessing(size=12, crop=None, mean=(0, 0, 0), std=(1, 1, 1))
+    resized = plain(edges)
+    assert resized.min() == 0.0
+    assert resized.max() == 1.0
+
+
+# --- every reward
+
+
+class Fixed(Reward):
+    """Gives back what it was made with."""
+
+    def __init__(self, values: Sequence[float] | Tensor, name: str = "rewards[0] (fixed)") -> None:
+        super().__init__(name)
+        self.values = torch.as_tensor(values)
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.values
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [[1.0], [2.0], [3.0]], 1.0])
+def test_the_wrong_number_of_values_is_a_reward_error(values: list[float]) -> None:
+    with pytest.raises(RewardError, match=r"Reward rewards\[0\] \(fixed\) returned values of shape .* 3 images"):
+        Fixed(values).score(pictures(3), PROMPTS)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_value_that_is_not_finite_is_a_reward_error_naming_reward_and_prompt(value: float) -> None:
+    with pytest.raises(
+        RewardError, match=r"rewards\[0\] \(fixed\) returned -?(nan|inf) for 1 of 3 .*'two blue circles'"
+    ):
+        Fixed([0.0, value, 1.0]).score(pictures(3), PROMPTS)
+
+
+def test_a_reward_error_stops_the_run() -> None:
+    assert issubclass(RewardError, RunError)
+
+
+def test_images_and_prompts_must_fit() -> None:
+    with pytest.raises(ValueError, match=r"\(3, 3, 16, 16\) and 2 prompts"):
+        Fixed([0.0]).score(pictures(3), PROMPTS[:2])
+
+
+def test_scores_are_float32_on_the_cpu() -> None:
+    scores = Fixed(torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)).score(pictures(3), PROMPTS)
+    assert scores.dtype == torch.float32
+    assert scores.device.type == "cpu"
+
+
+# --- mixtures and functions of the user
+
+
+def test_a_mixture_is_the_weighted_sum() -> None:
+    first, second = Fixed([1.0, 2.0, 3.0], "a"), Fixed([4.0, 0.0, -1.0], "b")
+    mixture = RewardMixture([(first, 0.5), (second, 2.0)])
+    assert mixture.score(pictures(3), PROMPTS).tolist() == [8.5, 1.0, -0.5]
+    assert {n: v.tolist() for n, v in mixture.components(pictures(3), PROMPTS).items()} == {
+        "a": [1.0, 2.0, 3.0],
+        "b": [4.0, 0.0, -1.0],
+    }
+
+
+def test_a_mixture_names_the_member_that_failed() -> None:
+    mixture = RewardMixture([(Fixed([1.0, 1.0, 1.0], "good"), 1.0), (Fixed([float("nan")] * 3, "bad"), 1.0)])
+    with pytest.raises(RewardError, match=r"^Reward bad returned nan for 3 of 3 images"):
+        mixture.score(pictures(3), PROMPTS)
+
+
+@pytest.fixture
+def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the module `my_rewards` where it can be imported."""
+
+    def write(source: str) -> None:
+        (tmp_path / "my_rewards.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(__import__("sys").modules, "my_rewards", raising=False)
+
+    return write
+
+
+def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], tiny_clip: Path) -> None:
+    user_module("def redness(images, prompts):\n    return images[:, 0].mean(dim=(1, 2)) + len(prompts)\n")
+    mixture = rewards.load(
+        [
+            RewardConfig(kind="my_rewards:redness", weight=2.0),
+            RewardConfig(kind="clipscore", path=str(tiny_clip), weight=0.25),
+        ],
+        "cpu",
+    )
+    images = pictures(3)
+    expected = 2.0 * (images[:, 0].mean(dim=(1, 2)) + 3) + 0.25 * load_clip(tiny_clip).score(images, PROMPTS)
+    torch.testing.assert_close(mixture.score(images, PROMPTS), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            "no_such_module:f",
+            r"^rewards\[0\]\.kind is 'no_such_module:f', but the module no_such_module cannot",
+        ),
+        ("os:no_such_function", r"^rewards\[0\]\.kind .* but os has no function no_such_function"),
+        ("os:sep", r"os has no function sep"),
+        (":f", r"not of the form 'module:function'"),
+        (
+            "clipscroe",
+            r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(aesthetic, clipscore, ",
+        ),
+    ],
+)
+def test_a_kind_that_cannot_be_loaded_is_a_user_error(kind: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        rewards.load([RewardConfig(kind=kind)], "cpu")
+
+
+def test_a_path_for_a_function_is_refused_instead_of_ignored() -> None:
+    with pytest.raises(UserError, match=r"^rewards\[0\]\.path is '/x', but a function"):
+        rewards.load([RewardConfig(kind="os:getcwd", path="/x")], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return 1 / 0", r"rewards\[0\] \(my_rewards:f\) failed with ZeroDivisionError: division by zero"),
+        ("return [0.0] * len(prompts)", r"rewards\[0\] \(my_rewards:f\) returned a list, not a tensor"),
+        ("return images.new_zeros(1)", r"returned values of shape \[1\] for 3 images"),
+    ],
+)
+def test_a_function_that_misbehaves_is_a_reward_error(
+    user_module: Callable[[str], None], body: str, message: str
+) -> None:
+    user_module(f"def f(images, prompts):\n    {body}\n")
+    with pytest.raises(RewardError, match=message):
+        rewards.load([RewardConfig(kind="my_rewards:f")], "cpu").score(pictures(3), PROMPTS)
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_reward_part_names_rewards_that_exist_and_options_that_they_read(file: Path) -> None:
+    for entry in yaml.safe_load(file.read_text())["rewards"]:
+        rewards.registered(RewardConfig.model_validate(entry), keys=str)

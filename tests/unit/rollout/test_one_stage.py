@@ -1,0 +1,240 @@
+"""The book, ledger and selector of families that learn from the pool's own samples."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.workers.selector import Selector
+from solrl_ray.errors import RunError
+from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
+from solrl_ray.scheduling.groups import assemble
+from solrl_ray.scheduling.iteration_state import IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.ledger import Ledger, Outcome
+
+PLAN = IterationPlan(
+    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=2, micro_batch=2, one_stage=True
+)
+REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.25, 0.75, 1.0, 0.0, 0.3]}
+"""Best and worst: 1 and 0 of beef, both in its first unit; 3 and 4 of cafe, in its second and third."""
+
+
+def sampled(unit: WorkUnit, shift: float = 0.0) -> SampleGroup:
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=tuple(REWARDS[unit.prompt_id][i] for i in unit.indices),
+        latents=torch.tensor([[10.0 * i + shift, float(i)] for i in unit.indices]),
+        seconds=0.5,
+        worker=f"explorer-{unit.indices[0] // 2}",
+    )
+
+
+def result(unit: WorkUnit, shift: float = 0.0) -> UnitResult:
+    group = sampled(unit, shift)
+    return UnitResult(
+        unit=unit,
+        rewards=group.rewards,
+        worker=group.worker,
+        score_class="c",
+        seconds=0.5,
+        samples_digest=group_digest(group),
+    )
+
+
+def ids(book: IterationBook) -> list[str]:
+    """Every unit that waits, in order; they are leased by that."""
+    leased = iter(lambda: book.explore.lease("explorer-9"), None)
+    return [unit.id for unit in leased]
+
+
+def folded(plan: IterationPlan = PLAN) -> IterationBook:
+    book = IterationBook(plan)
+    ids(book)
+    for unit in plan.pool_units():
+        book.fold(result(unit))
+    return book
+
+
+def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -> None:
+    book = folded()
+    unit = book.ready("cafe")
+    assert unit is not None
+    assert (unit.stage, unit.indices) == ("full", (3, 4))
+    assert [source.id for source in book.sources("cafe")] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
+    group = assemble(unit, [sampled(source) for source in book.sources("cafe")])
+    assert group.rewards == (1.0, 0.0)
+    assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
+    assert group.worker == "explorer-1, explorer-2"
+    assert book.fold_full(group) is Outcome.ACCEPTED
+
+
+def test_no_group_is_handed_to_a_regenerator() -> None:
+    book = folded()
+    assert book.full.lease("regenerator-0") is None
+    assert not book.complete
+    for prompt_id in PLAN.prompt_ids:
+        unit = book.ready(prompt_id)
+        assert unit is not None
+        book.fold_full(assemble(unit, [sampled(source) for source in book.sources(prompt_id)]))
+    assert [s.prompt_id for s in book.close().selections] == ["beef", "cafe"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_losses_and_duplicates_change_no_byte_of_a_group(seed: int) -> None:
+    chance = random.Random(seed)
+    arrivals = PLAN.pool_units() * 2
+    chance.shuffle(arrivals)
+    book = IterationBook(PLAN)
+    ids(book)
+    for unit in arrivals:
+        book.fold(result(unit))
+    book.lose(chance.choice(PLAN.prompt_ids))
+    for unit_id in ids(book):
+        unit = next(unit for unit in PLAN.pool_units() if unit.id == unit_id)
+        assert book.fold(result(unit)) == (Outcome.RESTORED, None)
+    for prompt_id in PLAN.prompt_ids:
+        unit, calm = book.ready(prompt_id), folded()
+        assert unit is not None
+        parts = [sampled(source) for source in book.sources(prompt_id)]
+        chance.shuffle(parts)
+        group = assemble(unit, parts)
+        expected = assemble(calm.ready(prompt_id), [sampled(u) for u in PLAN.pool_units_of(prompt_id)])  # type: ignore[arg-type]
+        assert group_digest(group) == group_digest(expected)
+    assert book.explore.duplicates == 6
+
+
+def test_lost_samples_are_made_again_and_only_those_that_were_chosen() -> None:
+    book = folded()
+    book.lose("beef")
+    assert book.ready("beef") is None
+    assert book.ready("cafe") is not None
+    assert ids(book) == ["sample/4/beef/0-1"]
+    first = PLAN.pool_units()[0]
+    assert book.fold(result(first)) == (Outcome.RESTORED, None)
+    assert book.ready("beef") is not None
+    assert ids(book) == []
+    assert book.counts().candidates == 12
+    assert (book.counts().requeued, book.counts().duplicates) == (1, 0)
+
+
+def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> None:
+    book = folded()
+    book.lose("beef")
+    assert book.fold(result(PLAN.pool_units()[0], shift=1.0)) == (Outcome.VIOLATION, None)
+    assert book.ready("beef") is None
+
+
+def test_a_worker_lost_while_it_makes_a_unit_again_gives_it_back() -> None:
+    unit = PLAN.pool_units()[0]
+    ledger = Ledger([unit])
+    ledger.lease("explorer-0")
+    ledger.finish(unit.id, "digest")
+    assert ledger.lease("explorer-1") is None
+    ledger.redo(unit.id)
+    ledger.redo(unit.id)
+    assert ledger.lease("explorer-1") == unit
+    assert ledger.lease("explorer-2") is None
+    assert ledger.release("explorer-1") == (unit.id,)
+    assert ledger.lease("explorer-2") == unit
+    assert ledger.finish(unit.id, "digest") is Outcome.RESTORED
+    assert ledger.finish(unit.id, "digest") is Outcome.DUPLICATE
+    assert ledger.complete
+
+
+def test_samples_of_another_unit_make_no_group() -> None:
+    unit = folded().ready("cafe")
+    assert unit is not None
+    first, second, third = (sampled(source) for source in PLAN.pool_units_of("cafe"))
+    with pytest.raises(ValueError, match=r"samples \[4\] of prompt cafe are in none of the 2 parts"):
+        assemble(unit, [first, second])
+    for stranger in (replace(third, revision=3), sampled(PLAN.pool_units()[2])):
+        with pytest.raises(ValueError, match="came for unit full/4/cafe/3-4"):
+            assemble(unit, [second, stranger])
+
+
+def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
+    unit = folded().ready("cafe")
+    assert unit is not None
+
+    def recorded(source: WorkUnit, first_step: int = 2) -> SampleGroup:
+        states = torch.tensor([[[100.0 * i], [100.0 * i + 1]] for i in source.indices])
+        return replace(sampled(source), trajectory=Trajectory(states=states, first_step=first_step))
+
+    _, second, third = PLAN.pool_units_of("cafe")
+    group = assemble(unit, [recorded(second), recorded(third)])
+    assert group.trajectory is not None
+    assert group.trajectory.first_step == 2
+    assert group.trajectory.states.tolist() == [[[300.0], [301.0]], [[400.0], [401.0]]]
+    assert assemble(unit, [sampled(second), sampled(third)]).trajectory is None
+    for parts in ([recorded(second), sampled(third)], [recorded(second), recorded(third, first_step=1)]):
+        with pytest.raises(ValueError, match="of 2 samples, from steps"):
+            assemble(unit, parts)
+
+
+def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
+    """Sample `count` units and put every group together that can be; returns what was sampled."""
+    made = {}
+    for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
+        made[unit.id] = sampled(unit)
+        full = selector.fold(result(unit))
+        if full is not None:
+            prompt = [part for part in made.values() if part.prompt_id == full.prompt_id]
+            rewards, group = selector.assemble(full, *prompt)
+            assert group.rewards == rewards
+    return made
+
+
+def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tmp_path: Path) -> None:
+    first = Selector(tmp_path)
+    first.open(PLAN)
+    assert len(explore(first, 3)) == 3
+    first._of(4).settle(wait=True)  # beef's group is stored
+    for _, unit in first.lease(4, "explore", ["explorer-0"] * 2):
+        first.fold(result(unit))  # two units of cafe are known; their samples go down with the process
+
+    again = Selector(tmp_path)
+    opened = again.open(PLAN)
+    assert [group.prompt_id for group in opened.groups] == ["beef"]
+    assert opened.groups[0].latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
+    assert opened.candidates == 10
+    (_, last), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
+    assert (last.id, rest) == ("sample/4/cafe/4-5", [])
+    assert again.fold(result(last)) is None  # selected, but one chosen sample is lost
+    (_, lost), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
+    assert (lost.id, rest) == ("sample/4/cafe/2-3", [])
+    full = again.fold(result(lost))
+    assert full is not None
+    assert full.indices == (3, 4)
+    assert again.assemble(full, sampled(lost), sampled(last))[0] == (1.0, 0.0)
+    assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
+    entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
+    assert [e["kind"] for e in entries].count("sample") == 6
+
+
+def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_prompt(tmp_path: Path) -> None:
+    first = Selector(tmp_path)
+    first.open(PLAN)
+    for _, unit in first.lease(4, "explore", ["explorer-0"] * 6):
+        first.fold(result(unit))
+    again = Selector(tmp_path)
+    assert again.open(PLAN).candidates == 12
+    waiting = [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 9)]
+    assert sorted(waiting) == ["sample/4/beef/0-1", "sample/4/cafe/2-3", "sample/4/cafe/4-5"]
+    with pytest.raises(
+        RunError, match="brought other bytes for sample/4/beef/0-1 than explorer-0, whose samples are lost"
+    ):
+        again.fold(result(PLAN.pool_units()[0], shift=1.0))
+
+
+def test_a_journal_of_the_other_kind_of_family_is_refused(tmp_path: Path) -> None:
+    Selector(tmp_path).open(PLAN)
+    with pytest.raises(RunError, match="was begun with another plan"):
+        Selector(tmp_path).open(replace(PLAN, one_stage=False))

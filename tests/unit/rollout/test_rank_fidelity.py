@@ -1,0 +1,84 @@
+"""Rank fidelity against values worked out by hand and against definitions written out."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from solrl_ray.rollout.rank_fidelity import rank_fidelity
+
+
+def test_a_worked_example_without_ties() -> None:
+    # Ranks 1 2 3 4 against 1 3 2 4: sum of d² is 2, rho = 1 - 6·2 / (4·15) = .8; 5 pairs agree, 1 does not.
+    found = rank_fidelity([[1.0, 2.0, 3.0, 4.0]], [[10.0, 30.0, 20.0, 40.0]])
+    assert found.spearman == pytest.approx(0.8)
+    assert found.kendall == pytest.approx(4 / 6)
+    # Top halves {3, 2} and {3, 1}: seeds 0 and 3 stay on their side, 1 and 2 change it.
+    assert found.top_bottom_overlap == 0.5
+    assert (found.prompts, found.constant_prompts) == (1, 0)
+
+
+def test_a_worked_example_with_ties() -> None:
+    # Average ranks 1.5 1.5 3 4 against 1 2 3.5 3.5, each centred on 2.5:
+    # (-1, -1, .5, 1.5) and (-1.5, -.5, 1, 1) give rho = 4 / 4.5.
+    found = rank_fidelity([[0.0, 0.0, 1.0, 2.0]], [[0.0, 1.0, 2.0, 2.0]])
+    assert found.spearman == pytest.approx(4 / 4.5)
+    # Four pairs agree, one is tied on each side, none disagrees: tau-b = 4 / sqrt(5 · 5).
+    assert found.kendall == pytest.approx(0.8)
+    assert found.top_bottom_overlap == 1.0
+
+
+def test_figures_are_averages_over_prompts() -> None:
+    up, down = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
+    found = rank_fidelity([up, up, up, up], [up, up, up, down])
+    assert found.spearman == pytest.approx(0.5)
+    assert found.kendall == pytest.approx(0.5)
+    assert found.top_bottom_overlap == 0.75
+    assert found.prompts == 4
+
+
+def average_ranks(values: list[float]) -> np.ndarray:
+    return np.array([np.mean([k for k, v in enumerate(sorted(values), 1) if v == value]) for value in values])
+
+
+def tau_b(x: list[float], y: list[float]) -> float:
+    pairs = list(itertools.combinations(range(len(x)), 2))
+    sign_x = [np.sign(x[i] - x[j]) for i, j in pairs]
+    sign_y = [np.sign(y[i] - y[j]) for i, j in pairs]
+    agreement = sum(a * b for a, b in zip(sign_x, sign_y, strict=True))
+    return agreement / math.sqrt(sum(a != 0 for a in sign_x) * sum(b != 0 for b in sign_y))
+
+
+def test_random_rewards_with_ties_follow_the_definitions() -> None:
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        x, y = random.integers(0, 6, (2, 11)).astype(float).tolist()
+        found = rank_fidelity([x], [y])
+        assert found.spearman == pytest.approx(np.corrcoef(average_ranks(x), average_ranks(y))[0, 1])
+        assert found.kendall == pytest.approx(tau_b(x, y))
+
+
+def test_only_the_order_of_rewards_matters() -> None:
+    random = np.random.default_rng(6)
+    proxy, full = random.normal(size=(2, 5, 24))
+    assert rank_fidelity(proxy, full) == rank_fidelity(np.exp(3 * proxy), full**3 - 7)
+
+
+def test_a_proxy_that_does_not_separate_counts_as_no_correlation() -> None:
+    rising = [1.0, 2.0, 3.0, 4.0]
+    found = rank_fidelity([[2.0, 2.0, 2.0, 2.0], rising], [rising, rising])
+    assert found.spearman == pytest.approx(0.5)
+    assert found.kendall == pytest.approx(0.5)
+    assert found.constant_prompts == 1
+
+
+def test_bad_rewards_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \(1, 3\) and \(1, 2\)"):
+        rank_fidelity([[1.0, 2.0, 3.0]], [[1.0, 2.0]])
+    with pytest.raises(ValueError, match="seeds >= 2"):
+        rank_fidelity([[1.0]], [[1.0]])
+    with pytest.raises(ValueError, match="finite"):
+        rank_fidelity([[1.0, float("nan")]], [[1.0, 2.0]])

@@ -1,0 +1,144 @@
+"""Streaming best and worst K: against a sorted oracle, under ties, in any arrival order."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solrl_ray.records import Candidate, Selection
+from solrl_ray.rollout.selection import PromptSelection, selection_digest
+
+
+def choose(rewards: list[float], keep: int, order: list[int] | None = None) -> tuple[list[int], list[int]]:
+    selection = PromptSelection(len(rewards), keep, prompt_id="cat")
+    for index in order if order is not None else range(len(rewards)):
+        selection.add(index, rewards[index])
+    best, worst = selection.select()
+    return [candidate.index for candidate in best], [candidate.index for candidate in worst]
+
+
+def test_the_best_fall_and_the_worst_rise() -> None:
+    assert choose([0.1, 0.9, 0.5, 0.7, 0.3, 0.2], keep=4) == ([1, 3], [0, 5])
+
+
+def test_of_equal_rewards_the_smaller_index_is_the_better_one() -> None:
+    assert choose([5.0, 5.0, 5.0, 5.0, 5.0, 5.0], keep=4) == ([0, 1], [5, 4])
+    assert choose([1.0, 2.0, 2.0, 1.0], keep=2) == ([1], [3])
+
+
+def test_an_odd_k_gives_one_more_worst_than_best() -> None:
+    assert choose([3.0, 1.0, 2.0, 4.0], keep=3) == ([3], [1, 2])
+
+
+def test_k_equal_to_n_takes_every_seed_once() -> None:
+    assert choose([1.0, 1.0, 1.0, 0.0], keep=4) == ([0, 1], [3, 2])
+
+
+few_values = st.sampled_from([-1.0, -0.0, 0.0, 0.25, 1.0])
+rewards_of_a_pool = st.lists(st.one_of(few_values, st.floats(-4, 4, width=32)), min_size=2, max_size=40)
+
+
+@settings(deadline=None, max_examples=200)
+@given(rewards=rewards_of_a_pool, data=st.data())
+def test_any_arrival_order_gives_the_ends_of_the_sorted_pool(rewards: list[float], data: st.DataObject) -> None:
+    keep = data.draw(st.integers(2, len(rewards)))
+    order = data.draw(st.permutations(range(len(rewards))))
+    best, worst = choose(rewards, keep, list(order))
+    # The oracle: sort all of it.
+    ranked = sorted(range(len(rewards)), key=lambda index: (-rewards[index], index))
+    assert best == ranked[: keep // 2]
+    assert worst == ranked[::-1][: keep - keep // 2]
+    assert len({*best, *worst}) == keep
+
+
+def test_rewards_are_compared_as_float32() -> None:
+    nearly = 1.0 + 2**-30  # rounds to 1 in float32: a tie, which the index decides
+    assert choose([1.0, nearly, 0.0], keep=2) == ([0], [2])
+    selection = PromptSelection(2, 2, prompt_id="cat")
+    selection.add(0, 0.1)
+    selection.add(1, 0.2)
+    best, _ = selection.select()
+    assert best == (Candidate(prompt_id="cat", index=1, reward=float(np.float32(0.2))),)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf"), 1e39])
+def test_a_reward_that_is_not_a_finite_float32_is_refused(reward: float) -> None:
+    selection = PromptSelection(4, 2, prompt_id="cat")
+    with pytest.raises(ValueError, match="reward of index 3 of prompt cat"):
+        selection.add(3, reward)
+    selection.add(3, 1.0)  # the refused one left no trace
+
+
+def test_an_index_counts_once_and_belongs_to_the_pool() -> None:
+    selection = PromptSelection(4, 2, prompt_id="cat")
+    selection.add(1, 0.5)
+    with pytest.raises(ValueError, match="index 1 of prompt cat was added before"):
+        selection.add(1, 0.5)
+    for index in (-1, 4):
+        with pytest.raises(ValueError, match=f"index {index} of prompt cat is outside of its pool of 4"):
+            selection.add(index, 0.5)
+
+
+def test_an_incomplete_pool_selects_nothing() -> None:
+    selection = PromptSelection(3, 2, prompt_id="cat")
+    selection.add(2, 0.5)
+    selection.add(0, 0.5)
+    assert not selection.complete
+    with pytest.raises(ValueError, match="prompt cat has 2 of 3 rewards"):
+        selection.select()
+    selection.add(1, 0.5)
+    assert selection.complete
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5])
+def test_k_must_fit_the_pool(keep: int) -> None:
+    with pytest.raises(ValueError, match=f"between 2 and the pool's 4, got {keep}"):
+        PromptSelection(4, keep, prompt_id="cat")
+
+
+def candidate(prompt_id: str, index: int, reward: float) -> Candidate:
+    return Candidate(prompt_id=prompt_id, index=index, reward=reward)
+
+
+CAT = Selection(
+    iteration=3,
+    revision=3,
+    prompt_id="cat",
+    best=(candidate("cat", 7, 0.5),),
+    worst=(candidate("cat", 2, -0.25),),
+)
+DOG = replace(CAT, prompt_id="dog")
+
+
+def test_the_digest_is_that_of_the_documented_bytes() -> None:
+    content = b"1:3,3:cat," + bytes.fromhex("01000000 01000000 07000000 0000003f 02000000 000080be")
+    assert selection_digest([CAT]) == hashlib.sha256(content).hexdigest()
+
+
+def test_the_digest_does_not_depend_on_the_order_of_prompts() -> None:
+    assert selection_digest([CAT, DOG]) == selection_digest(iter([DOG, CAT]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(CAT, iteration=4),
+        replace(CAT, prompt_id="car"),
+        replace(CAT, best=(candidate("cat", 8, 0.5),)),
+        replace(CAT, best=(candidate("cat", 7, float(np.nextafter(np.float32(0.5), np.float32(1)))),)),
+        replace(CAT, best=CAT.worst, worst=CAT.best),
+        replace(CAT, best=CAT.chosen, worst=()),
+    ],
+)
+def test_the_digest_sees_everything_that_was_chosen(other: Selection) -> None:
+    assert selection_digest([other]) != selection_digest([CAT])
+
+
+def test_a_prompt_selected_twice_in_an_iteration_is_refused() -> None:
+    with pytest.raises(ValueError, match="two selections of iteration 3, prompt cat"):
+        selection_digest([CAT, DOG, CAT])

@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.errors import UserError
+from solrl_ray.scheduling.scaling import Targets, forgotten
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.small import small_config
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> Targets:
+    """Of 1 explorer and 1 regenerator, 3 prompts in 2 units each."""
+    return Targets(small_config(tmp_path, "scaled"))
+
+
+def test_what_will_happen_is_said_and_remembered(targets: Targets, tmp_path: Path) -> None:
+    assert targets.ask({"explorers": 4}) == (
+        "explorers go from 1 to 4: new ones work once they have started and proved their weights"
+    )
+    assert targets.ask({"explorers": 2, "regenerators": 1}) == (
+        "explorers go from 4 to 2: the newest finish what they hold and leave\nregenerators are 1 already"
+    )
+    assert (targets.wanted("explorers"), targets.wanted("regenerators")) == (2, 1)
+    config = small_config(tmp_path, "scaled")
+    assert targets.applied(config).fleet.explorers.count == 2
+    assert config.fleet.explorers.count == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"explorers": 0}, "--explorers 0: it must be between 1 and 6, the 6 units of an iteration."),
+        ({"explorers": 7}, "--explorers 7: it must be between 1 and 6, the 6 units of an iteration."),
+        (
+            {"explorers": 2, "regenerators": 4},
+            "--regenerators 4: it must be between 1 and 3, the 3 groups of an iteration or prompts of an evaluation.",
+        ),
+        ({}, "No size was given; say how many --explorers or --regenerators there are to be."),
+    ],
+)
+def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        targets.ask(sizes)
+    assert str(caught.value) == sentence
+    assert targets.wanted("explorers") == 1
+
+
+OTHERS = "fleet.other_explorers=[{name: l40s, count: 2, prompts: 1}]"
+
+
+def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "mixed", OTHERS)
+    targets = Targets(config)
+    assert targets.ask({"explorers_l40s": 1}) == (
+        "explorers_l40s go from 2 to 1: the newest finish what they hold and leave"
+    )
+    assert [other.count for other in targets.applied(config).fleet.other_explorers] == [1]
+    for pool, size, sentence in (
+        ("explorers_l40s", 3, "--explorers-of l40s=3: it must be between 1 and 2, the 2 units of an iteration."),
+        ("explorers", 5, "--explorers 5: it must be between 1 and 4, the 4 units of an iteration."),
+        ("explorers_a10", 1, "--explorers-of a10=1 names no other explorers; there are l40s."),
+    ):
+        with pytest.raises(UserError) as caught:
+            targets.ask({pool: size})
+        assert str(caught.value) == sentence
+    assert forgotten(config, {"explorers_l40s": 1}) == [
+        "explorers_l40s begin as 2, as fleet.other_explorers.0.count says, not as the 1 that `solrl pool scale` asked "
+        "for; ask again, or resume with --set fleet.other_explorers.0.count=1"
+    ]
+    assert [Targets(config, explores=False).wanted(pool) for pool in ("explorers", "explorers_l40s")] == [0, 0]
+
+
+def test_without_other_explorers_none_can_be_asked_for(targets: Targets) -> None:
+    with pytest.raises(UserError, match=r"this run has none \(fleet.other_explorers\)"):
+        targets.ask({"explorers_l40s": 1})
+
+
+def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Path) -> None:
+    config, folder = small_config(tmp_path, "resumed"), RunFolder(tmp_path)
+    folder.note_sizes({"explorers": 3})
+    folder.note_sizes({"explorers": 4, "regenerators": 1})  # as many as are configured
+    assert forgotten(config, folder.take_sizes()) == [
+        "explorers begin as 1, as fleet.explorers.count says, not as the 4 that `solrl pool scale` asked for; "
+        "ask again, or resume with --set fleet.explorers.count=4"
+    ]
+    assert forgotten(config, folder.take_sizes()) == []
+    (tmp_path / "pools.json").write_text("{")
+    with pytest.raises(UserError, match=r"pools\.json is not JSON: .*; remove it\.$"):
+        folder.take_sizes()

@@ -1,0 +1,231 @@
+"""What a plan says about time: stage seconds and advice, against sums done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from solrl_ray.config.arithmetic import ModelFacts, describe
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.simulator.forecast import Forecast, forecast, gpus, times
+from solrl_ray.simulator.prices import (
+    SHIPPED,
+    Cluster,
+    Figure,
+    OrchestrationCosts,
+    Priced,
+    cluster_and_prices,
+    cluster_of,
+    orchestration,
+    price_list,
+    priced,
+)
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+SD35 = ModelFacts(
+    latent_shape=(16, 128, 128),
+    parameters=8_060_000_000,
+    lora_modules=300,
+    lora_parameters=47_200_000,
+    packed_bytes=0,
+)
+MEDIUM = ModelFacts(
+    latent_shape=(16, 64, 64), parameters=2_240_000_000, lora_modules=1, lora_parameters=1, packed_bytes=0
+)
+FREE = OrchestrationCosts(conditions="none", **dict.fromkeys(set(OrchestrationCosts.model_fields) - {"conditions"}, 0))
+
+
+@pytest.fixture
+def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
+    file = tmp_path / "base.yaml"
+    file.write_text(
+        "prompts: {train: train.txt, heldout: heldout.txt}\nrewards: [{kind: clipscore, path: some/clip}]\n"
+    )
+
+    def configured(*overrides: str, model: str = "sd35_large") -> Config:
+        files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml", file]
+        return load(files, ("rollout.preview.precision=auto", *overrides))
+
+    return configured
+
+
+def told(config: Config, gpu: str, facts: ModelFacts = SD35, **cluster: float) -> Forecast:
+    return forecast(config, describe(config, facts), price_list(gpu), Cluster(gpu=gpu, **cluster), FREE)  # type: ignore[arg-type]
+
+
+def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
+    return priced(config, describe(config, facts), price_list(gpu), Cluster(gpu=gpu))
+
+
+def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
+    stages = stages_of(configure("learner.world_size=8"), "h200").stages
+    assert stages.preview == pytest.approx(24 * (6 * 0.0575 + 0.0397))
+    assert stages.full == pytest.approx(24 * (10 * 0.0634 + 0.0397))
+    # 36 micro-batches of 4 a rank, each at 6 timesteps: one backward, two forwards (reference and old policy). Then
+    # 1152 samples of 16 × 128 × 128 floats at 2 GB/s; one node, so no gradient travels.
+    passes = 36 * 6 * 4 * (0.210 + 2 * 0.089)
+    assert stages.update == pytest.approx(passes + 1152 * 16 * 128 * 128 * 4 / 2e9)
+
+
+def test_the_published_iteration_on_eight_b200_comes_out_again(configure) -> None:  # type: ignore[no-untyped-def]
+    # SD3.5-Large, eight cards that take turns: 126 s exploring, 63 s regenerating, 240 s training (arXiv 2604.06916).
+    third = "num_gpus: 0.33"
+    config = configure(
+        f"fleet={{explorers: {{count: 8, {third}}}, regenerators: {{count: 8, {third}}}, learners: {{{third}}}}}",
+        "learner.world_size=8",
+    )
+    plan = told(config, "b200")
+    assert plan.gpus == 8
+    assert plan.seconds == pytest.approx(126 + 63 + 240, rel=0.05)
+    assert plan.bottleneck == "learn"
+    assert sum(plan.parts.values()) == pytest.approx(plan.seconds)
+    assert plan.gpu_hours(100) == pytest.approx(8 * plan.seconds * 100 / 3600)
+
+
+def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type: ignore[no-untyped-def]
+    few_learners = told(configure("fleet={explorers: {count: 32}, regenerators: {count: 16}}"), "h200")
+    assert few_learners.bottleneck == "learn"
+    assert min(few_learners.options, key=lambda option: option.seconds).text == "8 learner ranks"
+    few_explorers = told(configure("fleet.explorers.count=1", "learner.world_size=64"), "h200")
+    assert few_explorers.bottleneck == "explore"
+    assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 explorers"
+
+
+def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
+    pools = "fleet={explorers: {count: 8}, regenerators: {count: 8}}"
+    present = told(configure(pools, "learner.world_size=16"), "h200")
+    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_lead=1"), "h200")
+    [option] = [option for option in present.options if "ahead" in option.text]
+    assert (option.gpus, option.seconds) == (present.gpus, pytest.approx(ahead.seconds))
+    # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
+    stages = present.priced.stages
+    exploring, regenerating = 48 * 4 / 8 * stages.preview, 48 / 8 * stages.full
+    others = stages.publication + stages.load + regenerating + stages.update
+    assert ahead.seconds == pytest.approx(max(exploring, others), rel=0.02)
+    assert ahead.seconds < 0.9 * present.seconds
+    assert sum(ahead.parts.values()) == pytest.approx(ahead.seconds)
+    assert not [option for option in ahead.options if "ahead" in option.text]
+    shared = "fleet={explorers: {num_gpus: 0.3}, regenerators: {num_gpus: 0.3}, learners: {num_gpus: 0.3}}"
+    assert not [option for option in told(configure(shared), "h200").options if "ahead" in option.text]
+
+
+def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate(configure) -> None:  # type: ignore[no-untyped-def]
+    near = configure("model.resolution=1024", model="sd35_medium")
+    figures = stages_of(near, "h200", MEDIUM).figures
+    scale = 2.24 / 8.06
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale)
+    assert not any(figure.measured for figure in figures.values())
+    assert "scaled by 0.28" in figures["training pass"].source
+    smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", MEDIUM).figures
+    assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale * (768 / 1024) ** 2)
+    assert smaller["publication"].ms == pytest.approx(4700 * scale)
+
+
+def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
+    facts = replace(MEDIUM, latent_shape=(16, 240, 240))
+    figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", facts).figures
+    work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * work)
+    assert figures["publication"].ms == pytest.approx(4700 * 2.24 / 8.06)
+    assert not any(figure.measured for figure in figures.values())
+
+
+def test_a_model_that_differs_a_little_is_the_listed_one(configure) -> None:  # type: ignore[no-untyped-def]
+    less = replace(SD35, parameters=7_750_000_000)
+    measured = stages_of(configure(), "h200").figures
+    assert stages_of(configure("model.resolution=1040"), "h200", less).figures == measured
+    assert stages_of(configure("model.resolution=1056"), "h200").figures != measured  # 6 % more tokens
+    assert stages_of(configure(), "h200", replace(SD35, parameters=7_650_000_000)).figures != measured
+
+
+@pytest.mark.parametrize(
+    ("ms", "words"),
+    [(0.05, "0.05 ms"), (999.4, "999 ms"), (999.7, "1 s"), (1234, "1.23 s"), (1_234_000, "1230 s")],
+)
+def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words: str) -> None:
+    assert Figure(ms=ms, measured=True, source="here").time == words
+
+
+def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = configure("fleet.explorers.count=6", "learner.world_size=8")
+    text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
+    measured, estimates = text.split("ESTIMATES")
+    taken = measured.split("measured")[1]
+    assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.4 ms; decode and reward 39.7 ms" in taken
+    assert "publication 4.7 s (assumed" in estimates
+    assert "s an iteration on 15 × NVIDIA H200" in measured
+
+
+def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast(configure) -> None:  # type: ignore[no-untyped-def]
+    assert "others" not in dict(told(configure(), "h200").rows())
+    others = "fleet.other_explorers=[{name: l40s, count: 4, prompts: 8}, {name: a10, count: 2, prompts: 4}]"
+    row = dict(told(configure(others), "h200").rows())["others"]
+    assert row.startswith("4 × l40s, 2 × a10, counted as explorers like the rest: as fast, and without prompts of")
+
+
+def test_failures_and_slow_networks_cost_time(configure) -> None:  # type: ignore[no-untyped-def]
+    config = configure(
+        "fleet={explorers: {count: 8}, regenerators: {count: 4}}", "learner.world_size=8", "rollout.prompts=12"
+    )
+    calm = told(config, "h200").seconds
+    assert told(config, "h200", mtbf_hours=0.5, restart_seconds=600.0).seconds > calm
+    assert told(config, "h200", gigabytes_per_second=0.05).seconds > calm
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (
+            ["rollout.preview.precision=nvfp4"],
+            "rollout.preview.precision comes to 'nvfp4', for which the price list of",
+        ),
+        (["model.resolution=64"], "The price list of NVIDIA H200 has nothing like stabilityai/stable-diffusion-3.5-l"),
+        (["model.family=flux2_klein"], "The price list of NVIDIA H200 has nothing like"),
+    ],
+)
+def test_what_no_figure_stands_for_is_refused(configure, overrides: list[str], problem: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError) as refused:
+        stages_of(configure(*overrides), "h200")
+    assert str(refused.value).startswith(problem)
+
+
+def test_a_cluster_is_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("gpu: h200\ngpus_per_node: 4\n")
+    assert cluster_of(file, None) == Cluster(gpu="h200", gpus_per_node=4)
+    assert cluster_of(file, "b200") == Cluster(gpu="b200", gpus_per_node=4)
+    file.write_text("gpu: h200\nnodes: 4\n")
+    with pytest.raises(
+        UserError, match=r"cluster\.yaml has the unknown key nodes; .* a Cluster, whose keys are gpu, gpus"
+    ):
+        cluster_of(file, None)
+    file.write_text("gpus_per_node: 4\n")
+    with pytest.raises(UserError, match=r"cluster\.yaml has no key gpu; it is read as a Cluster, whose keys are gpu, "):
+        cluster_of(file, None)
+    file.write_text("h200\n")
+    with pytest.raises(
+        UserError, match=r"cluster\.yaml has no keys; it is read as a Cluster, whose keys are gpu, gpus_"
+    ):
+        cluster_of(file, None)
+    file.write_text("gpu: h200\ngpus_per_node: many\n")
+    with pytest.raises(UserError, match=r"cluster\.yaml: gpus_per_node: input should be a valid integer"):
+        cluster_of(file, None)
+    with pytest.raises(
+        UserError, match=r"gpu is 'h300' \(--gpu or .*\); it must be one of b200, h200, or a price list in a"
+    ):
+        price_list("h300")
+
+
+def test_workers_without_a_share_of_a_gpu_are_counted_as_one(configure) -> None:  # type: ignore[no-untyped-def]
+    assert gpus(configure("fleet={explorers: {count: 3}, regenerators: {count: 2}}", "learner.world_size=4")) == 9
+
+
+def test_the_shipped_costs_of_the_controller_are_there() -> None:
+    milliseconds = yaml.safe_load((SHIPPED / "controller.yaml").read_text())
+    assert orchestration().seconds().ask == pytest.approx(milliseconds["ask"] / 1000)
+    assert orchestration().seconds().iteration == pytest.approx(milliseconds["iteration"] / 1000)

@@ -1,0 +1,197 @@
+"""Simulated runs, against schedules worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from solrl_ray.errors import RunError
+from solrl_ray.rollout.selection import selection_digest
+from solrl_ray.simulator.scenario import Disturbances, Network, Orchestration, Scenario, Stages
+from solrl_ray.simulator.simulation import SimulatedIteration, Simulation
+
+
+def scenario(explorers: int = 1, regenerators: int | None = None, **changes: object) -> Scenario:
+    """8 prompts × 2 preview units, stages of 1 s."""
+    made = Scenario(
+        prompts=8,
+        pool=8,
+        keep=4,
+        micro_batch=4,
+        explorers=explorers,
+        regenerators=regenerators or explorers,
+        stages=Stages(preview=1.0, full=1.0, update=1.0),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def simulate(made: Scenario, iterations: int = 1) -> list[SimulatedIteration]:
+    return list(Simulation(made).run(iterations))
+
+
+@pytest.mark.parametrize(("explorers", "seconds"), [(1, 18.0), (2, 10.0), (4, 6.0), (16, 3.0)])
+def test_without_costs_an_iteration_is_the_previews_the_last_regeneration_and_the_update(
+    explorers: int, seconds: float
+) -> None:
+    # 16 units on n explorers, then one regeneration (others overlap with exploring), then the update. With 16, all
+    # eight regenerations are side by side.
+    assert simulate(scenario(explorers))[0].seconds == pytest.approx(seconds)
+
+
+def test_one_regenerator_for_many_explorers_is_what_everybody_waits_for() -> None:
+    # First selection after 1 s, then eight regenerations in a row, then the update.
+    assert simulate(scenario(16, 1))[0].seconds == pytest.approx(1 + 8 + 1)
+
+
+def test_in_one_stage_nothing_is_regenerated() -> None:
+    iteration = simulate(scenario(2, one_stage=True))[0]
+    assert iteration.seconds == pytest.approx(16 / 2 + 1)
+    assert (iteration.closed.counts.groups, iteration.busy["regenerator"]) == (8, 0)
+
+
+def test_on_one_shared_device_exploring_and_regenerating_add_up() -> None:
+    assert simulate(scenario(1, colocated=True))[0].seconds == pytest.approx(16 + 8 + 1)
+
+
+def test_the_selection_does_not_depend_on_the_fleet_nor_on_failures() -> None:
+    calm = simulate(scenario(1), 2)
+    other = simulate(
+        scenario(
+            5,
+            2,
+            disturbances=Disturbances(spread=0.5, slow_share=0.4, slow_factor=3.0, mtbf=5.0, restart=1.0),
+            stages=Stages(preview=1.0, full=1.0, update=0.1),
+        ),
+        2,
+    )
+    assert sum(iteration.lost for iteration in other) > 0
+    assert sum(iteration.closed.counts.requeued for iteration in other) > 0
+    for one, two in zip(calm, other, strict=True):
+        assert selection_digest(one.closed.selections) == selection_digest(two.closed.selections)
+        assert one.closed.counts.candidates == two.closed.counts.candidates == 64
+    assert selection_digest(calm[0].closed.selections) != selection_digest(calm[1].closed.selections)
+
+
+def test_equal_scenarios_give_equal_times_and_another_seed_another_time() -> None:
+    made = scenario(3, disturbances=Disturbances(spread=0.3, mtbf=20.0, restart=2.0))
+    assert simulate(made, 3) == simulate(made, 3)
+    assert simulate(made, 3) != simulate(replace(made, seed=1), 3)
+
+
+def test_workers_are_busy_for_as_long_as_their_units_take() -> None:
+    busy = simulate(scenario(3, 2, stages=Stages(preview=0.5, full=2.0, update=1.0)))[0].busy
+    assert (busy["explorer"], busy["regenerator"]) == (pytest.approx(16 * 0.5), pytest.approx(8 * 2.0))
+
+
+def test_the_parts_of_an_iteration_make_up_its_seconds() -> None:
+    stages = Stages(preview=1.0, full=1.0, update=1.0, checkpoint=0.25, publication=0.5, load=2.0)
+    iteration = simulate(scenario(4, stages=stages))[0]
+    assert iteration.publish == pytest.approx(0.5)  # the checkpoint is written while the fleet is at work
+    assert iteration.rollout == pytest.approx(2.0 + 4.0 + 1.0)
+    assert iteration.explored == pytest.approx(2.0 + 4.0)
+    assert iteration.publish + iteration.rollout + iteration.update == pytest.approx(iteration.seconds)
+
+
+def test_a_fleet_of_stragglers_takes_their_factor_longer() -> None:
+    slow = scenario(4, disturbances=Disturbances(slow_share=1.0, slow_factor=10.0))
+    assert simulate(slow)[0].rollout == pytest.approx(10 * 5.0)
+
+
+def test_a_controller_that_takes_a_second_a_result_sets_the_pace() -> None:
+    # 16 explorers answer at once after 1 s; 16 × 1 s of folding is then all that counts, but for the last
+    # prompt's regeneration and the update.
+    made = scenario(16, orchestration=Orchestration(fold=1.0))
+    iteration = simulate(made)[0]
+    assert iteration.explored == pytest.approx(1 + 16)
+    assert iteration.busy["controller"] == pytest.approx(16)
+    assert iteration.seconds == pytest.approx(1 + 16 + 1 + 1)
+
+
+def test_a_queued_unit_hides_the_way_of_a_message() -> None:
+    hop = Orchestration(hop=0.25)
+    alone = simulate(scenario(1, credit=1, orchestration=hop))[0].explored
+    hidden = simulate(scenario(1, credit=2, orchestration=hop))[0].explored
+    # The revision's way there and its receipt's way back; then the way there, the units, and the way back.
+    assert alone == pytest.approx(0.5 + 16 * (0.25 + 1 + 0.25))
+    assert hidden == pytest.approx(0.5 + 0.25 + 16 + 0.25)
+
+
+def test_who_proves_its_revision_while_others_are_given_units_has_one_before_they_have_two() -> None:
+    # A message takes 1 s. Both are sent the revision by 2 s, when the first one's proof is there. It is given a unit by
+    # 3 s, when the other one's proof is there, and the other one by 4 s: that one ends its two of 10 s at 24.5 s.
+    costs = Orchestration(load=1.0, call=1.0, hop=0.5)
+    made = scenario(2, prompts=2, stages=Stages(preview=10.0, full=10.0, update=10.0), orchestration=costs)
+    iteration = simulate(made)[0]
+    assert iteration.publish == pytest.approx(2 + 4 + 2)  # first units, second ones, and the revision to regenerators
+    assert iteration.publish + iteration.explored == pytest.approx(24.5 + 0.5)
+
+
+def test_what_a_worker_needs_between_units_is_added_to_each_but_the_last() -> None:
+    assert simulate(scenario(1, orchestration=Orchestration(gap=0.25)))[0].explored == pytest.approx(16 + 15 * 0.25)
+
+
+def test_a_result_costs_the_selector_by_its_candidates() -> None:
+    costs = Orchestration(fold=0.5, candidate=0.125)
+    assert simulate(scenario(16, orchestration=costs))[0].explored == pytest.approx(1 + 16 * (0.5 + 4 * 0.125))
+
+
+def test_holders_of_a_revision_multiply_in_a_broadcast() -> None:
+    one = Network(payload=2e9, bandwidth=1e9, fanout=1)
+    assert [one.arrival(node, 7) for node in range(7)] == [2, 4, 4, 6, 6, 6, 6]
+    two = replace(one, fanout=2)
+    assert [two.arrival(node, 8) for node in range(8)] == [4, 4, 8, 8, 8, 8, 8, 8]
+    star = replace(one, fanout=100)
+    assert [star.arrival(node, 7) for node in range(7)] == [14] * 7
+
+
+def test_explorers_of_near_nodes_begin_while_the_revision_is_still_on_its_way() -> None:
+    network = Network(payload=1e9, bandwidth=1e9, workers_per_node=1, fanout=1)
+    # Nodes: explorers 0 and 1, then the regenerator, after 1, 2 and 2 s. One second's lead: 9 + 7 units.
+    assert simulate(scenario(2, 1, network=network))[0].explored == pytest.approx(1 + 17 / 2, abs=0.51)
+
+
+def test_a_lost_explorer_costs_its_open_units_and_its_restart() -> None:
+    calm = sum(i.seconds for i in simulate(scenario(2), 4))
+    failing = simulate(scenario(2, disturbances=Disturbances(mtbf=15.0, restart=5.0)), 4)
+    assert sum(i.lost for i in failing) > 0
+    assert sum(i.seconds for i in failing) > calm
+
+
+def test_workers_that_fail_faster_than_they_finish_are_an_error() -> None:
+    with pytest.raises(RunError, match=r"iteration 0 does not end: 5 workers with a mean of 0.01 s between failures"):
+        simulate(scenario(2, disturbances=Disturbances(mtbf=0.01, restart=0.1)))
+
+
+def test_more_workers_than_units_do_no_harm() -> None:
+    assert simulate(scenario(500))[0].seconds == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("preview", "update", "without", "ahead"),
+    [
+        (3.0, 1.0, 8.0, 6.0),  # explorers set the pace: they never wait
+        (1.0, 5.0, 8.0, 7.0),  # regenerators and learners do: nothing is left to explore when they begin
+    ],
+)
+def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
+    preview: float, update: float, without: float, ahead: float
+) -> None:
+    stages = Stages(preview=preview, full=1.0, update=update)
+    for lead, seconds in ((0, without), (1, ahead)):
+        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=lead)
+        iterations = list(Simulation(made).run(4))
+        assert [i.seconds for i in iterations[2:]] == [seconds, seconds]
+        assert all(i.closed.counts.candidates == 8 for i in iterations)
+
+
+def test_with_a_lead_regenerators_wait_for_their_revision() -> None:
+    stages = Stages(preview=1.0, full=1.0, update=1.0, publication=5.0, load=2.0)
+    made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=1)
+    assert [i.seconds for i in Simulation(made).run(4)][2:] == [10.0, 10.0]  # revision, load, two prompts, update
+
+
+def test_a_lead_does_not_change_what_is_selected() -> None:
+    closed = [[i.closed.selections for i in Simulation(scenario(max_lead=lead)).run(3)] for lead in (0, 1)]
+    chosen = [[[c.index for c in s.chosen] for made in run for s in made] for run in closed]
+    assert chosen[0] == chosen[1]  # rewards are of no model here

@@ -1,0 +1,190 @@
+"""Which checkpoints stay, and their copies on a second filesystem."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from solrl_ray.config.schema import Checkpoints
+from solrl_ray.errors import UserError
+from solrl_ray.report.data import read_run
+from solrl_ray.storage import checkpoints
+from solrl_ray.storage.checkpoints import Uploader, filesystem, retained
+from solrl_ray.storage.resume import resume_point
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support import made_runs
+from tests.unit.storage.test_resume import state
+
+DEADLINE = 20.0
+
+
+@pytest.mark.parametrize(
+    ("keep", "every", "stay"),
+    [(1, 0, {7}), (2, 0, {6, 7}), (9, 0, {1, 2, 3, 5, 6, 7}), (1, 3, {3, 6, 7}), (2, 5, {5, 6, 7})],
+)
+def test_the_newest_and_every_nth_checkpoint_stay(keep: int, every: int, stay: set[int]) -> None:
+    assert retained([7, 1, 2, 3, 5, 6], Checkpoints(keep=keep, every=every)) == stay
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("nosuch://bucket/x", r"^checkpoints\.upload is 'nosuch://bucket/x'; it must be a path or a URL that fsspec"),
+        ("s3://bucket/x", r"^checkpoints\.upload is 's3://bucket/x', which needs a package .*s3fs"),
+    ],
+)
+def test_a_place_that_nothing_can_write_to_is_one_sentence(
+    url: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as where it is not installed
+    with pytest.raises(UserError, match=problem):
+        filesystem(url)
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    files = fsspec.filesystem("memory")
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+    yield files
+    files.store.clear()
+
+
+def begun(root: Path, updates: int) -> RunFolder:
+    """A run folder with `updates` measured iterations and no checkpoint yet."""
+    run = RunFolder(root / "small")
+    run.path.mkdir(parents=True)
+    (run.path / "config.yaml").write_text("run: {name: small}\n")
+    (run.path / "prompts.json").write_text("{}")
+    for number in range(updates):
+        run.append_metrics(made_runs.iteration(number).as_dict())
+    return run
+
+
+def uploader(run: RunFolder, url: str, said: list[str], keep: int = 2) -> Uploader:
+    return Uploader(run.path, Checkpoints(upload=url, keep=keep), said.append)
+
+
+def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    run, said = begun(tmp_path, 4), list[str]()
+    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
+    for updates in (1, 2, 3):
+        state(updates).save(run.checkpoint(updates))
+        copies.submit(run.checkpoint(updates))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    point = resume_point(RunFolder(tmp_path / "elsewhere" / "small"), iterations=9)
+    assert point.updates == 3
+    assert point.state is not None
+    assert point.state.updates == 3
+    names = sorted(path.name for path in (tmp_path / "elsewhere/small/checkpoints").iterdir())
+    assert names == ["iteration-000002", "iteration-000003"]
+    assert (tmp_path / "elsewhere/small/config.yaml").read_text() == "run: {name: small}\n"
+
+
+def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) -> None:
+    run, said = RunFolder(made_runs.write_run(tmp_path / "small")), list[str]()
+    run.prompts.write_text("{}")
+    run.lora.mkdir()
+    (run.lora / "pytorch_lora_weights.safetensors").write_bytes(b"factors")
+    (run.path / "spans.jsonl").write_text("\n")
+    (run.path / "report.html").write_text("<p>")
+    copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
+    state(3).save(run.checkpoint(3))
+    copies.submit(run.checkpoint(3))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    here, there = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for folder in (run.path, tmp_path / "elsewhere" / "small")
+    )
+    assert here.keys() - there.keys() == {Path("spans.jsonl")}
+    assert there.items() <= here.items()
+    assert read_run(tmp_path / "elsewhere" / "small").finished
+
+
+def test_a_run_that_went_back_replaces_what_it_had_copied(tmp_path: Path, memory: MemoryFileSystem) -> None:
+    run, said = begun(tmp_path, 5), list[str]()
+    copies = uploader(run, "memory://bucket/runs", said, keep=9)
+    for updates in (3, 4, 5):
+        state(updates).save(run.checkpoint(updates))
+        copies.submit(run.checkpoint(updates))
+    copies.submit(run.checkpoint(4))
+    copies.close(seconds=DEADLINE)
+    assert said == []
+    there = sorted(path.rsplit("/", 1)[-1] for path in memory.ls("/bucket/runs/small/checkpoints", detail=False))
+    assert there == ["iteration-000003", "iteration-000004"]
+
+
+def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said, order = begun(tmp_path, 1), list[str](), list[str]()
+    put = MemoryFileSystem.put_file
+
+    def noted(self: MemoryFileSystem, source: str, target: str, **more: Any) -> Any:
+        order.append(Path(target).name)
+        return put(self, source, target, **more)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", noted)
+    copies = uploader(run, "memory://bucket", said)
+    state(1).save(run.checkpoint(1))
+    copies.submit(run.checkpoint(1))
+    copies.close(seconds=DEADLINE)
+    assert sorted(order[:5]) == [
+        "config.yaml",
+        "metrics.jsonl",
+        "optimizer.safetensors",
+        "policy.safetensors",
+        "prompts.json",
+    ]
+    assert order[5:] == ["state.json", *checkpoints.BESIDE]  # which are copied once more at the end
+
+
+def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path) -> None:
+    run, said = begun(tmp_path, 2), list[str]()
+    (tmp_path / "elsewhere").write_text("a file is in the way")
+    copies = uploader(run, str(tmp_path / "elsewhere"), said)
+    state(1).save(run.checkpoint(1))
+    copies.submit(run.checkpoint(1))
+    copies.close(seconds=DEADLINE)
+    elsewhere = tmp_path / "elsewhere"
+    for message, what in zip(said, ("iteration-000001", "the end of the run"), strict=True):
+        assert message.startswith(f"{what} was not copied to {elsewhere}: ")
+    (tmp_path / "elsewhere").unlink()
+    said.clear()
+    copies = uploader(run, str(tmp_path / "elsewhere"), said)
+    copies.submit(run.checkpoint(2))  # never made: the failure of one
+    state(1).save(run.checkpoint(1))
+    copies.submit(run.checkpoint(1))
+    copies.close(seconds=DEADLINE)
+    assert [line.split()[0] for line in said] == ["iteration-000002"]
+    assert (tmp_path / "elsewhere/small/checkpoints/iteration-000001/state.json").is_file()
+
+
+def test_copies_that_are_too_slow_are_skipped_and_end_by_their_deadline(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said, going, go_on = begun(tmp_path, 1), list[str](), threading.Event(), threading.Event()
+
+    def slow(self: Uploader, checkpoint: Path) -> None:
+        going.set()
+        assert go_on.wait(DEADLINE)
+
+    monkeypatch.setattr(Uploader, "_copy", slow)
+    copies = uploader(run, "memory://bucket", said)
+    copies.submit(run.checkpoint(1))
+    assert going.wait(DEADLINE)
+    for updates in range(2, checkpoints.WAITING + 3):
+        copies.submit(run.checkpoint(updates))
+    assert said == ["iteration-000002 is not copied to memory://bucket: copying is slower than training"]
+    copies.close(seconds=0.01)
+    assert said[1] == "the end of the run was not all copied to memory://bucket within 0.01 s; it is here"
+    go_on.set()
+    shutil.rmtree(run.path)

@@ -1,0 +1,273 @@
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier
+
+import pytest
+import torch
+
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Checkpoints, Config
+from solrl_ray.errors import UserError
+from solrl_ray.records import SampleGroup, Trajectory
+from solrl_ray.scheduling.iteration_state import group_digest
+from solrl_ray.storage.journal import Journal
+from solrl_ray.storage.run_folder import RunFolder, Unreadable
+
+DEMO = Path(__file__).parents[3] / "configs" / "demo.yaml"
+GROUP = SampleGroup(
+    iteration=2,
+    revision=2,
+    prompt_id="beef",
+    indices=(5, 1, 0, 3),
+    rewards=(0.9, 0.8, 0.1, 0.2),
+    latents=torch.arange(8, dtype=torch.float32).reshape(4, 2),
+    seconds=1.5,
+    worker="regenerator-0",
+)
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_a_journal_cut_anywhere_keeps_all_whole_lines_and_goes_on(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "j.jsonl"
+    journal = Journal(path)
+    journal.append({"n": 0, "text": "åé"}, {"n": 1})
+    journal.append({"n": 2, "pad": "x" * 20})
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    assert [e["n"] for e in Journal(path).entries()] == [0, 1]
+    again = Journal(path)
+    again.append({"n": 3})
+    again.close()
+    assert [e["n"] for e in Journal(path).entries()] == [0, 1, 3]
+
+
+def test_a_journal_stops_at_a_line_whose_checksum_does_not_hold(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    Journal(path).append({"n": 0}, {"n": 1}, {"n": 2})
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert lines[1].endswith(b'{"n":1}\n')
+    path.write_bytes(lines[0] + lines[1].replace(b'{"n":1}', b'{"n":7}') + lines[2])
+    assert [e["n"] for e in Journal(path).entries()] == [0]
+
+
+def test_a_journal_that_was_set_aside_begins_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.append({"n": 0})
+    assert journal.set_aside() == tmp_path / "j.jsonl.stale"
+    assert journal.entries() == []
+    journal.append({"n": 1})
+    assert [e["n"] for e in journal.entries()] == [1]
+    assert [e["n"] for e in Journal(tmp_path / "j.jsonl.stale").entries()] == [0]
+
+
+def test_a_group_comes_back_with_its_trajectory_which_its_digest_covers(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    states = torch.randn(len(GROUP.indices), 3, *GROUP.latents.shape[1:], generator=torch.Generator().manual_seed(3))
+    group = replace(GROUP, trajectory=Trajectory(states=states, first_step=4))
+    folder.save_group(group)
+    back = folder.load_group(group.iteration, group.prompt_id).trajectory
+    assert back is not None
+    assert back.first_step == 4
+    assert torch.equal(back.states, states)
+    others = (GROUP, replace(group, trajectory=Trajectory(states=states, first_step=5)))
+    others += (replace(group, trajectory=Trajectory(states=-states, first_step=4)),)
+    assert len({group_digest(each) for each in (group, *others)}) == 4
+
+
+def test_a_stored_group_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_group(GROUP)
+    back = folder.load_group(2, "beef")
+    assert torch.equal(back.latents, GROUP.latents)
+    assert (back.indices, back.rewards, back.revision, back.worker) == (
+        GROUP.indices,
+        GROUP.rewards,
+        2,
+        "regenerator-0",
+    )
+
+
+def test_groups_of_an_iteration_may_be_stored_at_the_same_time(tmp_path: Path) -> None:
+    """The first ones make the iteration's folder together."""
+    together = Barrier(8)
+
+    def store(number: int) -> None:
+        group = replace(GROUP, iteration=number // 8, prompt_id=str(number))
+        together.wait(5)
+        folder.save_group(group)
+
+    folder = RunFolder(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(store, range(8 * 8)))
+    assert len(list((tmp_path / "samples").glob("*/*.safetensors"))) == 8 * 8
+
+
+def test_a_stored_group_that_is_cut_anywhere_or_gone_is_unreadable(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_group(GROUP)
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(Unreadable, match=r"beef\.safetensors cannot be read: "):
+            folder.load_group(2, "beef")
+    path.unlink()
+    with pytest.raises(Unreadable):
+        folder.load_group(2, "beef")
+
+
+def test_a_stored_group_with_any_byte_altered_is_unreadable_or_another_group(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_group(GROUP)
+    path = next(tmp_path.rglob("beef.safetensors"))
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x04]) + whole[position + 1 :])
+        try:
+            back = folder.load_group(2, "beef")
+        except Unreadable:
+            continue
+        seen = {(g.indices, g.revision, g.seconds, g.worker, group_digest(g)) for g in (GROUP, back)}
+        assert len(seen) == 2, f"byte {position} was altered and nobody saw it"
+
+
+def test_a_folder_in_use_is_refused_and_is_free_after_a_kill(tmp_path: Path) -> None:
+    hold = (
+        "import sys, time; from pathlib import Path; from solrl_ray.storage.run_folder import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1])); folder.lock(seconds=0); print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(UserError, match=f"in use by process {holder.pid} on {os.uname().nodename}"):
+        RunFolder(tmp_path).lock(seconds=0)
+    holder.kill()
+    holder.wait()
+    RunFolder(tmp_path).lock(seconds=5)
+
+
+def small(root: Path, *overrides: str) -> Config:
+    return load([DEMO], [f"run.root='{root}'", "run.name=small", *overrides])
+
+
+def begun(root: Path, what: str) -> Path:
+    """A run folder that was created and then came as far as `what`."""
+    config = small(root)
+    folder = RunFolder.of(config)
+    folder.create(config, resume=False)
+    if what == "a journal":
+        folder.journal(0).append({"kind": "open"})
+    elif what == "a checkpoint":
+        folder.checkpoint(3).mkdir(parents=True)
+    folder.unlock()
+    return folder.path
+
+
+@pytest.mark.parametrize("what", ["a journal", "a checkpoint"])
+def test_a_second_run_into_a_folder_where_work_was_done_is_refused(tmp_path: Path, what: str) -> None:
+    path = begun(tmp_path, what)
+    before = (path / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match=r"run\.name is 'small', but .* already holds a run; continue it with --resume"):
+        RunFolder(path).create(small(tmp_path, "run.seed=5"), resume=False)
+    assert (path / "config.yaml").read_bytes() == before
+    RunFolder(path).lock(seconds=0)  # the refused one holds no lock
+
+
+def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Path) -> None:
+    path = begun(tmp_path, "nothing")
+    (path / "metrics.jsonl").write_text('{"event": "evaluation", "iteration": 0}\n')
+    (path / "revisions" / "revision-000000").mkdir(parents=True)
+    (path / "embeddings").mkdir()
+    (path / "embeddings" / ".x.safetensors.7.partial").write_text("cut")
+    (path / "mine.txt").write_text("kept")
+    corrected = small(tmp_path, "run.seed=5")
+    RunFolder(path).create(corrected, resume=False)
+    assert load([path / "config.yaml"]) == corrected
+    assert sorted(p.name for p in path.rglob("*")) == ["config.yaml", "embeddings", "lock", "mine.txt"]
+
+
+def test_a_folder_that_is_not_a_runs_is_written_into_but_nothing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "small" / "samples").mkdir(parents=True)
+    RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+    assert (tmp_path / "small" / "samples").is_dir()
+
+
+def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is nothing to resume"):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_cannot_be_shorter_than_what_was_trained(tmp_path: Path) -> None:
+    path = begun(tmp_path, "a checkpoint")
+    with pytest.raises(UserError, match=r"run\.iterations is 2, but .*small has made 3 updates already"):
+        RunFolder(path).create(small(tmp_path, "run.iterations=2"), resume=True)
+    assert load([path / "config.yaml"]) == small(tmp_path)
+
+
+def test_too_little_free_space_is_refused_before_the_folder_is_made(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"GB free; checkpoints\.min_free_gb asks for 1e\+09 GB"):
+        RunFolder(tmp_path / "small").create(small(tmp_path, "checkpoints.min_free_gb=1e9"), resume=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"file/small cannot be written: it is a file \(.*/file\)"):
+        RunFolder(tmp_path / "file" / "small").create(small(tmp_path / "file"), resume=False)
+    (tmp_path / "small" / "lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"small cannot be written: Is a directory"):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+
+
+def test_a_disk_that_is_full_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "lock").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"small cannot be written: "):
+        RunFolder(tmp_path / "small").create(small(tmp_path), resume=False)
+
+
+def test_metrics_rewind_to_what_the_checkpoint_contains(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for record in (
+        {"event": "evaluation", "iteration": 0},
+        {"event": "iteration", "iteration": 0},
+        {"event": "iteration", "iteration": 1},
+        {"event": "evaluation", "iteration": 2},
+        {"event": "iteration", "iteration": 2},
+        {"event": "evaluation", "iteration": 3},
+    ):
+        folder.append_metrics(record)
+    with folder.metrics.open("a") as file:
+        file.write('{"event": "iter')
+    folder.rewind_metrics(2)
+    kept = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [(r["event"][0], r["iteration"]) for r in kept] == [("e", 0), ("i", 0), ("i", 1), ("e", 2)]
+
+
+def test_pruning_keeps_every_nth_checkpoint_for_good_but_not_its_samples(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for updates in range(1, 10):
+        folder.checkpoint(updates).mkdir(parents=True)
+        (tmp_path / "samples" / f"iteration-{updates:06d}").mkdir(parents=True)
+        folder.prune(Checkpoints(keep=2, every=3))
+    assert [updates for updates, _ in folder.checkpoints()] == [3, 6, 8, 9]
+    assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000008", "iteration-000009"]
+
+
+def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for updates in range(1, 5):
+        folder.checkpoint(updates).mkdir(parents=True)
+        (tmp_path / "samples" / f"iteration-{updates - 1:06d}").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "iteration-000009.damaged").mkdir()
+    (tmp_path / "checkpoints" / "iteration-new").mkdir()
+    (tmp_path / "checkpoints" / "iteration-000008").write_text("a file")
+    folder.prune(Checkpoints(keep=2))
+    assert [updates for updates, _ in folder.checkpoints()] == [3, 4]
+    assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]
