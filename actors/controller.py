@@ -7,8 +7,8 @@
                         └── save ∥ begin the next iteration ◄── publish revision + 1 ◄────────┘
                   ─► evaluate EMA ─► LoRA file, summary, report
 
-What the learner group does, the making of revisions, and checkpoints happen aside (`actors.cluster.background`), while this thread
-looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
+What the learner group does, the making of revisions, and checkpoints happen aside (`actors.cluster.background`), while
+this thread looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
 `rollout.max_lead` 1 explores it while the learners are at work. Evaluations on the way go on beside an update
 (`actors.evaluation.schedule`).
 """

@@ -21,11 +21,13 @@ from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.models.paths import absolute
+from solrl_ray.policy.saving import FILE as LORA_FILE
+from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import build
 from solrl_ray.scheduling import placement
-from solrl_ray.storage.checkpoints import Uploader
-from solrl_ray.storage.resume import check_prompts, concluded
+from solrl_ray.storage.checkpoints import Uploader, newest_state
+from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
 from solrl_ray.storage.warm_start import warm_start
 
@@ -81,6 +83,18 @@ def train(
             _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
+
+
+def concluded(folder: RunFolder) -> bool:
+    """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
+
+    Raises:
+        UserError: a file of the run is damaged, or all its checkpoints are.
+    """
+    if not (folder.lora / LORA_FILE).is_file():
+        return False
+    run = read_run(folder.path)
+    return run.finished and newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
 
 
 def _copy_end(config: Config, folder: RunFolder) -> None:

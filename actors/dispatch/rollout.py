@@ -3,8 +3,8 @@
 preview units to explorers ──► selection ──► full unit to a regenerator ──► group
 sample units to explorers ──► selection ──► the selector puts the kept samples together ──► group
 
-Two iterations are open where exploring runs ahead (`scheduling.staleness`): the older one is regenerated and learned from,
-the younger one is explored with the revision before its own.
+Two iterations are open where exploring runs ahead (`scheduling.staleness`): the older one is regenerated and learned
+from, the younger one is explored with the revision before its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank of the learner group: an actor around `solrl_ray.learning.Learner`."""
+"""A rank of the learner group: an actor around `solrl_ray.learning.learner.Learner`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ give equal bits in every process, on every machine, with every library version:
 
 1. **Address → key.** The six fields of `Address`, in the order of the dataclass, are written as netstrings
    (``<length>:<UTF-8 text>,``, integers in decimal) and hashed with BLAKE2b-128, personalised with
-   ``solrl_ray.sampling.noise``. The digest is read as four little-endian 32-bit words: words 0 and 1 are the Philox
+   ``solrl_ray.noise``. The digest is read as four little-endian 32-bit words: words 0 and 1 are the Philox
    key, words 2 and 3 the upper half of its counter. The lower half counts blocks from 0, so that one address
    names 2**64 blocks of four words.
 2. **Key → words.** Philox4x32-10 (Salmon et al., *Parallel Random Numbers: As Easy as 1, 2, 3*, SC11).

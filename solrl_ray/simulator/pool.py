@@ -34,7 +34,7 @@ class Pool:
             heapq.heappush(self.free, (member.units, member.name))
 
     def slot(self, credit: int) -> str | None:
-        """Who takes the next unit: the least busy, by name, as in `actors.fleet.pool.Pool.slots`; None if all are full."""
+        """Who takes the next unit: the least busy, by name, as in `actors.fleet.pool.Pool.slots`; None if all full."""
         while self.free:
             units, name = self.free[0]
             member = self.members.get(name)

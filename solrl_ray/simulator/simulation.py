@@ -7,9 +7,9 @@
 
 The same goes on during update and the making of a revision: with lead, the next iteration is explored then.
 
-One clock is the controller's, who does one thing at a time as `actors.dispatch.rollout` does: what it spends on a message delays
-the next. Workers run what they were handed in order, `credit` units deep. Results come from no model: proxy rewards are
-addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
+One clock is the controller's, who does one thing at a time as `actors.dispatch.rollout` does: what it spends on a
+message delays the next. Workers run what they were handed in order, `credit` units deep. Results come from no model:
+proxy rewards are addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
 
 Left out: hung workers (a deadline's length is a choice, not a cost), late units that are handed out a second time
 (``fleet.hedge``), prompt encoding, evaluations, contention of compute threads, traffic other than that of revisions.

@@ -10,9 +10,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, measured_seconds
-from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.prompts.prompt_set import prompts_digest, read_prompts
-from solrl_ray.report.data import read_run
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -82,18 +80,6 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
             f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
             f"put the file back, or begin another run, with --from {folder.path} from what this one has learned"
         )
-
-
-def concluded(folder: RunFolder) -> bool:
-    """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
-
-    Raises:
-        UserError: a file of the run is damaged, or all its checkpoints are.
-    """
-    if not (folder.lora / LORA_FILE).is_file():
-        return False
-    run = read_run(folder.path)
-    return run.finished and newest_state(folder.checkpoints(), folder.path)[0] == run.config.run.iterations
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:

@@ -47,7 +47,7 @@ def stamp(tensor: torch.Tensor) -> Stamp:
 
 def _crc32c(tensor: torch.Tensor) -> int:
     if tensor.is_cuda:
-        from solrl_ray.revisions import crc_kernel  # Triton is there where CUDA is
+        from solrl_ray.weight_sync import crc_kernel  # Triton is there where CUDA is
 
         found = crc_kernel.crc32c(tensor)
         if found is not None:

@@ -55,7 +55,7 @@ def serving(place: Path) -> Iterator[str]:
         place: a folder with a short path, for it holds a Unix socket.
     """
     path = place / "forks"
-    # OpenMP reads it where it is loaded, and that is there; the workers of a local Ray have it, see `actors.client.connect`.
+    # OpenMP reads it where it is loaded, and that is there; `actors.client.connect` gives it to a local Ray's workers.
     variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = [sys.executable, "-m", "tests.support.forkserver", path]
     server = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE)

@@ -21,7 +21,7 @@ def parts(tmp_path: Path) -> list[Path]:
 @pytest.fixture
 def config_file(tmp_path: Path, tiny_pipeline: Path, tiny_clip: Path) -> Path:
     """A whole small run whose files are all there."""
-    from tests import tiny  # takes seconds
+    from tests.support import tiny  # takes seconds
 
     (tmp_path / "train.txt").write_text("a red ring\na blue cross\na green disc\n")
     (tmp_path / "heldout.txt").write_text("a red cross\na blue disc\n")

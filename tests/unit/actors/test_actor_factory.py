@@ -7,7 +7,7 @@ import threading
 import pytest
 from ray.exceptions import RaySystemError
 
-from actors.fleet.fleet import actor_factory
+from actors.fleet import actor_factory
 
 
 def test_who_gives_places_back_does_not_wait_for_ever(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.client import launch
 from actors.client.controller_actor import ControllerFront
 from solrl_ray.common.lazy_imports import import_large
 from tests.support import made_runs

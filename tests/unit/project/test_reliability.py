@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 COMMANDS = {"test": "`make test`", "faults": "`make test-faults`"}
 """Level → who runs it in continuous integration. What is marked slow only `make test-all` runs."""
-NAMED = re.compile(r"`([a-z]+/test_\w+\.py)::([\w…]+)`")
+NAMED = re.compile(r"`([a-z_/]+/test_\w+\.py)::([\w…]+)`")
 VARIES = re.compile(r"…|[();:]|[\w-]*\d[\w./-]*")
 """Between the parts of a sentence that every run says alike: names, numbers, and what is left out."""
 
@@ -129,5 +129,5 @@ def test_levels_are_read_from_marks_of_files_functions_and_parameters() -> None:
     assert declared("chaos/test_memory.py") == {"test_memory_does_not_grow_over_200_iterations": frozenset({"slow"})}
     assert levels("system/test_publishing.py", "…is_sent_whole…") == {"test", "faults"}
     assert levels("system/test_ladder.py", "test_each_low…resume") == {"slow"}
-    assert levels("unit/test_hedging.py", "test_a_unit_is_late…") == {"test"}
+    assert levels("unit/scheduling/test_hedging.py", "test_a_unit_is_late…") == {"test"}
     assert levels("chaos/test_messages.py", "test_lost…") == {"faults"}

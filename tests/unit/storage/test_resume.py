@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from actors.client import launch
+from actors.client.launch import concluded
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.storage.checkpoints import state_before
-from solrl_ray.storage.resume import check_prompts, concluded, resume_point
+from solrl_ray.storage.resume import check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 
