@@ -9,7 +9,7 @@
 
 What the learner group does, the making of revisions, and checkpoints happen aside (`actors.cluster.background`), while
 this thread looks after the fleet: that begins with the next iteration while the checkpoint is written, and with
-`rollout.max_lead` 1 explores it while the learners are at work. Evaluations on the way go on beside an update
+`rollout.max_staleness` 1 explores it while the learners are at work. Evaluations on the way go on beside an update
 (`actors.evaluation.schedule`).
 """
 
@@ -49,7 +49,7 @@ from solrl_ray.records import Prompt
 from solrl_ray.report.iteration_metrics import audit_plan, iteration_metrics
 from solrl_ray.report.page import build
 from solrl_ray.report.summary import summarize, write_summary
-from solrl_ray.rollout.fallback import Ladder
+from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import Closed, IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
@@ -81,8 +81,8 @@ class Controller:
         )
         """Of an iteration; of thousands, they take a while to choose."""
         self._aside: Aside[Any] | None = None
-        self._lead = config.rollout.max_lead
-        self._ladder = Ladder(config, lag=self._lead)
+        self._lead = config.rollout.max_staleness
+        self._ladder = FallbackLadder(config, staleness=self._lead)
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
@@ -105,7 +105,7 @@ class Controller:
         with self._disk.work("finding where to go on"):
             self._folder.lock(seconds=30.0)
             point = resume_point(
-                self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_lead
+                self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_staleness
             )
             sizes = self._folder.take_sizes()
         self._telemetry.resume(point.iterations, point.evaluations)
@@ -131,7 +131,7 @@ class Controller:
         for warning in warnings(self._config):
             self._telemetry.message(f"warning: {warning}")
         self._embeddings = Embeddings(self._cast.encoder(), self._config.fleet.deadlines)
-        self._fleet.explore_as(self._ladder.config(self._rung(point.updates)))
+        self._fleet.explore_as(self._ladder.config(self._fallback_level(point.updates)))
         # Who takes a place first: see `ranks_first`.
         ranks_first = placement.ranks_first(self._config)
         if not ranks_first:
@@ -222,7 +222,7 @@ class Controller:
         """Open an iteration: from now on the explorers, who were sent the revision for it, are given its units."""
         config = self._config
         prompts = self._prompts(iteration)
-        rung = self._rung(iteration)
+        fallback_level = self._fallback_level(iteration)
         if news := self._ladder.news(iteration, self._telemetry.iterations):
             self._telemetry.message(news)
         plan = IterationPlan(
@@ -238,15 +238,15 @@ class Controller:
             kinds=kinds_of_prompts(config),
             score_class=self._score_class(),
             audit=audit_plan(config),
-            rung=rung,
-            steps=self._ladder.steps(rung),
+            fallback_level=fallback_level,
+            steps=self._ladder.steps(fallback_level),
         )
         self._rollout.open(plan, prompts, self._embeddings.of(prompts))
 
     def _explored(self, iteration: int) -> None:
         """All candidates of `iteration` are in: let the explorers go on with the next one, if they may."""
         following, iterations = iteration + 1, self._config.run.iterations
-        if may_explore(following, present=iteration, explored=True, max_lead=self._lead, iterations=iterations):
+        if may_explore(following, present=iteration, explored=True, max_staleness=self._lead, iterations=iterations):
             if self._revisions.explored is not self._revisions.newest:
                 self._revisions.explore()
             self._explore(following)
@@ -273,7 +273,7 @@ class Controller:
             | {"learn": learned.update.seconds},
             factors=learned.state.default,
             publication=rolled.publication,
-            rung=self._rung(iteration),
+            fallback_level=self._fallback_level(iteration),
             weights_wait=self._fleet.waited_for_weights(self._began),
         )
         self._telemetry.iteration(metrics)
@@ -323,11 +323,11 @@ class Controller:
             self._revisions.explore()
 
     def _make(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
-        rung = self._rung(updates + self._lead)
-        self._both(lambda: self._revisions.make(updates, rung), also)
+        fallback_level = self._fallback_level(updates + self._lead)
+        self._both(lambda: self._revisions.make(updates, fallback_level), also)
 
-    def _rung(self, iteration: int) -> int:
-        return self._ladder.rung(iteration, self._telemetry.iterations)
+    def _fallback_level(self, iteration: int) -> int:
+        return self._ladder.fallback_level(iteration, self._telemetry.iterations)
 
     def _score_class(self) -> str:
         """That of both pools; waits until a worker of each has started, each of which has its deadline."""

@@ -241,7 +241,7 @@ def _result(unit: WorkUnit) -> UnitResult:
 
 
 def _pool(workers: int, handle: Any = None) -> Pool:
-    pool = Pool(lambda _: None, unit_seconds=600.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    pool = Pool(lambda _: None, unit_seconds=600.0, max_inflight=2, deadlines=Deadlines(), budget=Budget(0))
     for number in range(workers):
         name = f"explorer-{number}"
         pool._members[name] = Member(name, handle, opened=0.0, state=State.READY)

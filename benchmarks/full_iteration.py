@@ -67,11 +67,11 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
         f"run={{name: {arguments.name}, root: '{work / 'runs'}', iterations: {arguments.iterations}}}",
         f"rollout.prompts={arguments.prompts}",
-        f"rollout.preview.precision={arguments.tier}",
+        f"rollout.explore.precision={arguments.tier}",
         f"fleet.explorers={{count: 1, {gpu}threads: 4}}",
         f"fleet.regenerators={{count: 1, {gpu}threads: 4}}",
         f"fleet.learners={{{gpu}threads: 4}}",
-        "fleet.deadlines={start: 600, preview: 600, full: 600}",
+        "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
         *arguments.set,
     ]

@@ -244,7 +244,7 @@ def sleeping_config(explorers: int, stage: float, iterations: int, root: Path, w
     overrides = (
         f"run={{name: 'sleep-{explorers}-{stage}', root: '{root}', iterations: {iterations}}}",
         f"rollout={{prompts: {work.prompts}, pool: {work.units * MICRO_BATCH}, keep: {KEEP}}}",
-        f"rollout.preview.micro_batch={MICRO_BATCH}",
+        f"rollout.explore.micro_batch={MICRO_BATCH}",
         "evaluation={every: 0, prompts: 2, samples: 2, pictures: 0, reference: ''}",
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {explorers}}}}}",
     )

@@ -1,4 +1,4 @@
-"""What exploring ahead gains: seconds an iteration, by who shares a GPU with whom and by `rollout.max_lead`.
+"""What exploring ahead gains: seconds an iteration, by who shares a GPU with whom and by `rollout.max_staleness`.
 
     python benchmarks/overlap.py [--seconds 300] [--only split/1 …] [--prompts 2] [--layers N] [--work FOLDER]
         [--set objective.advantage.std=group --name overlap_std_group]
@@ -54,7 +54,7 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
     common = [
         f"run={{name: '{variant.replace('/', '-lead-')}', root: '{arguments.work / 'runs'}', "
         f"iterations: {arguments.iterations}}}",
-        f"rollout.max_lead={lead}",
+        f"rollout.max_staleness={lead}",
         f"rollout.prompts={arguments.prompts}",
         f"fleet.explorers={{count: {each}, num_gpus: {shares['explorers']}, threads: {threads}}}",
         f"fleet.regenerators={{count: {each}, num_gpus: {shares['regenerators']}, threads: {threads}}}",
@@ -63,14 +63,14 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
     ]
     if arguments.testbed:
-        return [*common, "rollout={pool: 8, keep: 4}", "rollout.preview.micro_batch=4", *arguments.set]
+        return [*common, "rollout={pool: 8, keep: 4}", "rollout.explore.micro_batch=4", *arguments.set]
     return [
         *common,
         f"model.path='{arguments.work / 'flux'}'",
         f"rewards=[{{kind: clipscore, path: '{arguments.work / 'clip'}'}}]",
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
-        f"rollout.preview.precision={arguments.tier}",
-        "fleet.deadlines={start: 600, preview: 600, full: 600}",
+        f"rollout.explore.precision={arguments.tier}",
+        "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
         *arguments.set,
     ]
 

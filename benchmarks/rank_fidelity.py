@@ -156,7 +156,7 @@ class Bench:
         config = self._config.model_copy(update={"publish": publish})
         revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
         kept = base_to_keep(transformer, config)
-        quantize_(transformer, config.rollout.preview.precision, config.model.quantization)
+        quantize_(transformer, config.rollout.explore.precision, config.model.quantization)
         make_room(transformer, config, torch.float32)
         content = Publications(publish).publish(revision).payload(EXPLORER)
         Receiver(transformer, quantized_base=kept).apply(payload.read(content))

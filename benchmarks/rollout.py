@@ -56,8 +56,8 @@ def settings(arguments: argparse.Namespace) -> Config:
         f"model.path='{work / arguments.model}'",
         f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]",
         f"prompts={{train: '{PROMPTS}', heldout: '{PROMPTS}'}}",
-        f"rollout.preview.micro_batch={arguments.preview}",
-        f"rollout.preview.precision={arguments.tier}",
+        f"rollout.explore.micro_batch={arguments.preview}",
+        f"rollout.explore.precision={arguments.tier}",
         *arguments.set,
     ]
     if arguments.preview_decoder:
@@ -88,10 +88,10 @@ class World:
         self.full = models.load(config.model, device, components={"transformer", "vae"})
         self.preview = models.load(config.model, device, components={"preview_decoder"})
         self.preview.take(copy.deepcopy(self.full.transformer))
-        report = quantize_(self.preview.transformer, config.rollout.preview.precision, config.model.quantization)
+        report = quantize_(self.preview.transformer, config.rollout.explore.precision, config.model.quantization)
         self.quantised = report.sentence()
         compile_(self.full.transformer, config.compile, device, "bf16")
-        compile_(self.preview.transformer, config.compile, device, config.rollout.preview.precision)
+        compile_(self.preview.transformer, config.compile, device, config.rollout.explore.precision)
         self.decoders = compile_decoder(self.full.decoder, config.compile, device)
         compile_decoder(self.preview.decoder, config.compile, device)
         self.reward = rewards.load(config.rewards, device)
@@ -99,14 +99,14 @@ class World:
         self.embedding = embedded(config, self.prompt)
         rollout = config.rollout
         self.sample = Sampler(
-            config, self.full, self.reward, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch
+            config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch
         )
         self.explore = Sampler(
-            config, self.preview, self.reward, steps=rollout.preview.steps, micro_batch=rollout.preview.micro_batch
+            config, self.preview, self.reward, steps=rollout.explore.steps, micro_batch=rollout.explore.micro_batch
         )
 
     def naive(self) -> None:
-        size = self.config.rollout.full.micro_batch
+        size = self.config.rollout.regenerate.micro_batch
         for start in range(0, self.config.rollout.pool, size):
             self.sample(self._unit("sample", range(start, start + size)), self.prompt, self.embedding)
 
@@ -117,8 +117,8 @@ class World:
         """Indices of the chosen seeds."""
         rollout = self.config.rollout
         selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
-        for start in range(0, rollout.pool, rollout.preview.micro_batch):
-            unit = self._unit("preview", range(start, start + rollout.preview.micro_batch))
+        for start in range(0, rollout.pool, rollout.explore.micro_batch):
+            unit = self._unit("preview", range(start, start + rollout.explore.micro_batch))
             scores = self.explore(unit, self.prompt, self.embedding).rewards.tolist()
             for index, score in zip(unit.indices, scores, strict=True):
                 selection.add(index, score)
@@ -130,7 +130,7 @@ class World:
 
     def decode_and_score(self, model: DiffusionModel, count: int) -> None:
         """What `count` samples cost after their last step."""
-        size = self.config.rollout.full.micro_batch
+        size = self.config.rollout.regenerate.micro_batch
         latents = torch.randn(size, *model.latent_shape, device=self.device)
         for _ in range(count // size):
             self.reward.score(model.decode(latents), [self.prompt.text] * size).cpu()
@@ -158,7 +158,7 @@ def measured(world: World, repeats: int) -> dict[str, list[float]]:
     }
     world.regenerate(chosen)  # compiles both
     world.explore(
-        world._unit("preview", range(world.config.rollout.preview.micro_batch)), world.prompt, world.embedding
+        world._unit("preview", range(world.config.rollout.explore.micro_batch)), world.prompt, world.embedding
     )
     world.decode_and_score(world.full, keep)
     world.decode_and_score(world.preview, keep)

@@ -33,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     config = load([ROOT / "configs" / "demo.yaml"])
     model, reward = models.load(config.model, "cpu"), rewards.load(config.rewards, "cpu")
-    sampler = Sampler(config, model, reward, steps=config.rollout.full.steps, micro_batch=BASE)
+    sampler = Sampler(config, model, reward, steps=config.rollout.regenerate.steps, micro_batch=BASE)
     prompts = read_prompts(config.prompts.heldout)[: arguments.prompts]
     figure, axes = plt.subplots(len(prompts), REAL + BASE, figsize=(REAL + BASE, 1.32 * len(prompts)))
     for row, prompt in zip(axes, prompts, strict=True):

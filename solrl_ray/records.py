@@ -56,7 +56,7 @@ class WorkUnit:
     """One fixed micro-batch of one prompt. Its members are ``indices``; a score is a function of the unit alone."""
 
     stage: str
-    """``preview`` or, of a family that learns from the pool's own samples, ``sample`` (explorers); ``full``, the
+    """``preview`` or, of a strategy that learns from the pool's own samples, ``sample`` (explorers); ``full``, the
     chosen seeds of a prompt (regenerators); ``audit``, some of those not chosen, and ``evaluate`` (regenerators)."""
     iteration: int
     revision: int
@@ -65,7 +65,7 @@ class WorkUnit:
     policy: str = "old"
     """Whose revision it is: the sampling policy's, or in evaluations another one's; ``real`` of real pictures."""
     steps: int | None = None
-    """Solver steps, if not those that its stage is configured with: of a preview on a rung of the fallback ladder."""
+    """Solver steps, if not those that its stage is configured with: of a preview on a level of the fallback ladder."""
 
     @property
     def id(self) -> str:

@@ -80,9 +80,9 @@ def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> Ora
         order = permutation(address(config, "prompts", iteration), len(prompts))
         chosen = [prompts[i] for i in order[: rollout.prompts]]
         embeddings = embed(base, chosen)
-        preview = previews[iteration] if previews else rollout.preview
+        preview = previews[iteration] if previews else rollout.explore
         quantised = preview.precision == "nvfp4-emulated"
-        weights = (before if rollout.max_lead else learner.old, quantised), (learner.old, False)
+        weights = (before if rollout.max_staleness else learner.old, quantised), (learner.old, False)
         explorer, regenerator = (sampling_model(config, base, factors, quant) for factors, quant in weights)
         selections, samples = {}, []
         for prompt in chosen:
@@ -94,7 +94,7 @@ def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> Ora
             torch.set_num_threads(config.fleet.regenerators.threads)
             kept = [candidate.index for candidate in selections[prompt.id].chosen]
             again = [pool[i] for i in kept]
-            x0, full = draw(config, rollout.full, regenerator, score, prompt.text, embedding, again)
+            x0, full = draw(config, rollout.regenerate, regenerator, score, prompt.text, embedding, again)
             samples += [Sample(prompt.id, i, x, r) for i, x, r in zip(kept, x0, full, strict=True)]
         torch.set_num_threads(config.fleet.learners.threads)
         before = learner.old
@@ -309,7 +309,7 @@ class Learner:
         """Losses of the passes over a micro-batch. Averaged over ranks, all add up to the mean loss."""
         config, o = self.config, self.config.objective
         samples = [(s.prompt_id, s.index) for s, _, _ in rows]
-        grid = noise_levels(config, self.model, config.rollout.full.steps)[:-1]
+        grid = noise_levels(config, self.model, config.rollout.regenerate.steps)[:-1]
         timesteps = max(1, int(Decimal(repr(o.timestep_fraction)) * len(grid)))
         orders = [permutation(address(config, "timesteps", iteration, s), len(grid)) for s in samples]
         embedding = self.model.batch_embeddings([embeddings[prompt_id] for prompt_id, _ in samples])

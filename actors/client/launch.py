@@ -167,9 +167,9 @@ def with_tier(config: Config) -> Config:
     wanted = pool_sampling(config).tier
     tier, device = _tier_on(config, config.fleet.explorers)
     if tier != wanted:
-        print(f"rollout.preview.precision {wanted} is {tier} on {device}", flush=True)
-        preview = config.rollout.preview.model_copy(update={"precision": tier})
-        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"preview": preview})})
+        print(f"rollout.explore.precision {wanted} is {tier} on {device}", flush=True)
+        preview = config.rollout.explore.model_copy(update={"precision": tier})
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
     for other in config.fleet.other_explorers:
         _tier_on(config, other)  # which has it, or this raises
     return config

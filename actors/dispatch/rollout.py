@@ -128,9 +128,9 @@ class Rollout:
 
         To send units to thousands takes a while, and whoever has none waits.
         """
-        for credit in (1, 1, None):
+        for max_inflight in (1, 1, None):
             self._round(seconds=0.0, needed=False)
-            self.hand_out(credit)
+            self.hand_out(max_inflight)
 
     def take(self, events: Sequence[Work]) -> None:
         """What events of the fleet mean; those of an iteration that is over, or of an evaluation, mean nothing.
@@ -182,19 +182,19 @@ class Rollout:
         self.take(self._fleet.events(seconds=seconds, needed=needed))
         self._show()
 
-    def hand_out(self, credit: int | None = None) -> None:
-        """Fill free slots, with units of the oldest iteration first; `credit` as for `Pool.slots`."""
+    def hand_out(self, max_inflight: int | None = None) -> None:
+        """Fill free slots, with units of the oldest iteration first; `max_inflight` as for `Pool.slots`."""
         if self._restarts != self._selector.restarts:  # what was known of the old selector's queues is void
             self._restarts = self._selector.restarts
             self._ask_all_again()
         for name, pool in self._fleet.explorers.items():
-            self._fill(name, "explore", pool, credit)
-        self._fill("regenerators", "regenerate", self._fleet.regenerators, credit)
+            self._fill(name, "explore", pool, max_inflight)
+        self._fill("regenerators", "regenerate", self._fleet.regenerators, max_inflight)
 
-    def _fill(self, name: str, stage: str, pool: Pool, credit: int | None) -> None:
+    def _fill(self, name: str, stage: str, pool: Pool, max_inflight: int | None) -> None:
         able = {i: this for i, this in self._open.items() if this.may(stage)}
         for iteration, this in able.items():
-            slots = pool.slots(credit) if name not in this.drained else []
+            slots = pool.slots(max_inflight) if name not in this.drained else []
             if slots:
                 leases = self._ask("lease", iteration, stage, slots)
                 if len(leases) < len(slots):

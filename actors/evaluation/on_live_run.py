@@ -171,7 +171,7 @@ class _Borrower:
                 held = self._holding(policy, payload)
                 answer = held.handle.score.remote(held.loan, unit, prompt, embedding, pictured)
                 what = f"{unit.id} on {held.worker}, which is lent"
-                evaluated: Evaluated = self._wait(answer, what, self._config.fleet.deadlines.full)
+                evaluated: Evaluated = self._wait(answer, what, self._config.fleet.deadlines.regenerate)
                 return evaluated
             except LoanEnded:
                 self._held = None
@@ -202,7 +202,7 @@ class _Borrower:
     def _borrowed(self) -> Any:
         """A loan that may be used for one unit more, as soon as the run's share allows it."""
         share, deadlines = self._config.evaluation.share, self._config.fleet.deadlines
-        seconds = deadlines.start + deadlines.update + deadlines.full / share
+        seconds = deadlines.start + deadlines.update + deadlines.regenerate / share
         deadline = time.monotonic() + seconds
         while True:
             loan = self._ask("borrow", self._name)

@@ -81,7 +81,7 @@ class HeldOut:
     @property
     def seconds(self) -> float:
         """The longest that what is prepared may take, by the deadlines of its units."""
-        return len(self._prompts) * self._config.fleet.deadlines.full if self._prepared else 0.0
+        return len(self._prompts) * self._config.fleet.deadlines.regenerate if self._prepared else 0.0
 
     def run_prepared(self) -> None:
         """Evaluate what `prepare` prepared; nothing to do if it did not."""

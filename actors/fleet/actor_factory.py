@@ -76,7 +76,7 @@ class Cast:
         return make.remote(name, self._exploring, *self._base_pack())
 
     def explore_with(self, config: Config) -> None:
-        """Give explorers that are made from now on this configuration, as of another rung of the fallback ladder."""
+        """Give explorers that are made from now on this configuration, as of another level of the fallback ladder."""
         self._exploring = config
         self._pack = ()
 

@@ -69,11 +69,11 @@ class Fleet:
         """Of the explorers."""
         self.budget = budget = Budget(config.fleet.max_replacements)
         deadlines = config.fleet.deadlines
-        unit_seconds = deadlines.full if is_one_stage(config) else deadlines.preview
+        unit_seconds = deadlines.regenerate if is_one_stage(config) else deadlines.explore
         exploring = explorer_pools(config.fleet)
         self.explorers = {name: self._pool(cast.explorer, unit_seconds, budget) for name in exploring}
         """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
-        self.regenerators = self._pool(cast.regenerator, deadlines.full, budget)
+        self.regenerators = self._pool(cast.regenerator, deadlines.regenerate, budget)
         self._pools = {**self.explorers, "regenerators": self.regenerators}
         self._hedging = {pool: Hedging(config.fleet.hedge) for pool in self._pools.values()}
 
@@ -124,7 +124,7 @@ class Fleet:
             )
 
     def explore_as(self, config: Config) -> None:
-        """Have explorers be those of `config`, which may be another rung of the fallback ladder.
+        """Have explorers be those of `config`, which may be another level of the fallback ladder.
 
         For another tier all of them start anew, in other score classes. No unit of theirs may be at work then.
         """
@@ -361,7 +361,7 @@ class Fleet:
         return Pool(
             spawn,
             unit_seconds=unit_seconds,
-            credit=self._config.fleet.credit,
+            max_inflight=self._config.fleet.max_inflight,
             deadlines=self._config.fleet.deadlines,
             budget=budget,
         )

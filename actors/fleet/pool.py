@@ -57,7 +57,7 @@ class Pool:
         spawn: Callable[[str], Any],
         *,
         unit_seconds: float,
-        credit: int,
+        max_inflight: int,
         deadlines: Deadlines,
         budget: Budget,
     ) -> None:
@@ -65,11 +65,11 @@ class Pool:
         Args:
             spawn: makes the actor of a given name and returns its handle without waiting for it.
             unit_seconds: deadline of one unit.
-            credit: units in flight per worker.
+            max_inflight: units in flight per worker.
         """
         self._spawn = spawn
         self._unit_seconds = unit_seconds
-        self._credit = credit
+        self._max_inflight = max_inflight
         self._deadlines = deadlines
         self._budget = budget
         self._members: dict[str, Member] = {}
@@ -145,7 +145,7 @@ class Pool:
         """Have everybody who has started give back cached GPU memory, after the units they hold."""
         for member in self._members.values():
             if member.state not in (State.WAITING, State.STARTING):
-                seconds = self._deadlines.rest + self._unit_seconds * member.units + member.loading()
+                seconds = self._deadlines.release_gpu_cache + self._unit_seconds * member.units + member.loading()
                 self._call(member, member.handle.rest.remote(), "rest", seconds)
 
     @property
@@ -189,18 +189,18 @@ class Pool:
         """Whether there is work: units at work, or free slots were asked for a moment ago."""
         return any(member.units for member in self._members.values()) or time.monotonic() - self._wanted < WANTED
 
-    def slots(self, credit: int | None = None) -> list[str]:
+    def slots(self, max_inflight: int | None = None) -> list[str]:
         """Names of workers that may take a unit, one entry per free slot, least busy first.
 
         Args:
-            credit: units that a worker may have, if not all that the pool allows.
+            max_inflight: units that a worker may have, if not all that the pool allows.
         """
         self._wanted = time.monotonic()
         free = [
             (taken, name)
             for name, member in self._members.items()
             if member.state is State.READY
-            for taken in range(member.units, credit or self._credit)
+            for taken in range(member.units, max_inflight or self._max_inflight)
         ]
         return [name for _, name in sorted(free)]
 

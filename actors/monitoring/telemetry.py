@@ -252,7 +252,7 @@ class Telemetry:
             ("solrl_reward_mean", metrics.reward_mean),
             ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
             ("solrl_rank_fidelity", metrics.spearman),
-            ("solrl_fallback_rung", metrics.rung),
+            ("solrl_fallback_level", metrics.fallback_level),
             ("solrl_weights_wait_share", metrics.weights_wait),
             ("solrl_loss", metrics.loss),
             ("solrl_policy_loss", metrics.policy_loss),

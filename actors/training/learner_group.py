@@ -205,7 +205,7 @@ class LearnerGroup:
     def _rest(self) -> None:
         """Leave the others on a shared GPU their turn."""
         if takes_turns(self._config.fleet):
-            self._all("rest", seconds=self._config.fleet.deadlines.rest)
+            self._all("rest", seconds=self._config.fleet.deadlines.release_gpu_cache)
 
     def _learn(self, meal: _Meal) -> UpdateMetrics:
         deadlines = self._config.fleet.deadlines

@@ -14,7 +14,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.rollout.fallback import Ladder
+from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication, Publications
@@ -30,7 +30,7 @@ class Made:
     publication: Publication
     digest: str
     """`lora_digest` of its factors."""
-    rung: int
+    fallback_level: int
     """Of the fallback ladder, whose explorers it is packed for."""
 
 
@@ -41,7 +41,13 @@ class Revisions:
     """What the explorers were sent last."""
 
     def __init__(
-        self, config: Config, folder: RunFolder, fleet: Fleet, learners: LearnerGroup, ladder: Ladder, probe: Any
+        self,
+        config: Config,
+        folder: RunFolder,
+        fleet: Fleet,
+        learners: LearnerGroup,
+        ladder: FallbackLadder,
+        probe: Any,
     ) -> None:
         """`probe`: reference of the prompt embedding of the probe forward."""
         self._fleet = fleet
@@ -53,13 +59,13 @@ class Revisions:
         self._regenerated: Made | None = None
         """What the regenerators were sent last, if it is none that is only evaluated."""
 
-    def make(self, updates: int, rung: int) -> None:
-        """Revision `updates`, packed for the explorers of a rung of the fallback ladder."""
-        self._learners.tier = pool_sampling(self._ladder.config(rung)).tier
+    def make(self, updates: int, fallback_level: int) -> None:
+        """Revision `updates`, packed for the explorers of a level of the fallback ladder."""
+        self._learners.tier = pool_sampling(self._ladder.config(fallback_level)).tier
         revision = self._learners.revision("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-        self.newest = Made(self._publications.publish(revision), lora_digest(revision.factors), rung)
+        self.newest = Made(self._publications.publish(revision), lora_digest(revision.factors), fallback_level)
 
     def store(self) -> None:
         """Keep the newest revision in the run folder."""
@@ -69,7 +75,7 @@ class Revisions:
     def explore(self) -> None:
         """Send the explorers the newest revision."""
         self.explored = self.newest
-        self._fleet.explore_as(self._ladder.config(self.newest.rung))
+        self._fleet.explore_as(self._ladder.config(self.newest.fallback_level))
         self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     def regenerate(self) -> None:

@@ -76,13 +76,13 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
         The tier, and the device's name.
 
     Raises:
-        UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.ladder`.
+        UserError: the device cannot run it, or another tier of `model.quantization.tiers` or `fidelity.fallback`.
     """
     device = device_of(explorer.num_gpus)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("explorers ask for a GPU (num_gpus), but PyTorch finds none there; set it to 0 for CPUs")
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
-        rungs = [preview.precision for preview in previews(config)[1:]]
-        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)), device)
+        levels = [preview.precision for preview in previews(config)[1:]]
+        capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)), device)
     return tier, capability.device_name(device)

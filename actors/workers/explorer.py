@@ -1,6 +1,6 @@
 """An explorer samples the candidates of a pool and scores them.
 
-Of a preview only the rewards leave it, and they only rank. In a family of one stage its samples are kept, where they
+Of a preview only the rewards leave it, and they only rank. In a strategy of one stage its samples are kept, where they
 were made, until their prompt's selection: the chosen ones are learned from.
 """
 

@@ -119,7 +119,7 @@ class LearnerRank:
 
     def part(self, policy: Policy, tier: str) -> Part:
         """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
-        if tier != self._tier:  # explorers are on another rung of the fallback ladder
+        if tier != self._tier:  # explorers are on another level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return self._publisher.part(

@@ -65,7 +65,7 @@ class Regenerator(Callee):
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config
-        worker, full = config.fleet.regenerators, config.rollout.full
+        worker, full = config.fleet.regenerators, config.rollout.regenerate
         self._device = prepare(worker, deterministic=config.run.deterministic)
         model = models.load(config.model, self._device, components={"transformer", "vae"})
         self._model = model

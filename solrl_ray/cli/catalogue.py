@@ -1,4 +1,4 @@
-"""The parts that a run is put together from: one model, one rollout family, one method, one reward, and its machines.
+"""The parts that a run is put together from: one model, one rollout strategy, one method, one reward, and its machines.
 
 Parts are files that a user reads, copies and edits, so they are taken from a folder (``./configs``) and not from the
 package: what is listed is what the command line is given, a user's own parts among them.
@@ -21,7 +21,7 @@ from solrl_ray.config.loading import INCLUDE, load_with_sources, read_file
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
-KINDS = ("models", "families", "methods", "rewards")
+KINDS = ("models", "strategies", "methods", "rewards")
 """Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
 CLUSTERS = "clusters"
 """Folder of the files that give workers their GPUs, each for every run; a command names one last."""
@@ -81,7 +81,7 @@ def read(folder: Path) -> dict[str, tuple[Part, ...]]:
 
 
 def compositions(parts: dict[str, tuple[Part, ...]]) -> Iterator[Composition]:
-    """Every model × family × method × reward; a part that includes others is a recipe of its own, and left out."""
+    """Every model × strategy × method × reward; a part that includes others is a recipe of its own, and left out."""
     for chosen in itertools.product(*(parts[kind] for kind in KINDS)):
         if not any(part.whole for part in chosen):
             yield Composition(chosen)
@@ -118,7 +118,7 @@ def table(folder: Path, width: int = 110) -> str:
     for kind, listed in parts.items():
         lines.append(f"{kind} (without one everything computes on CPUs)" if kind == CLUSTERS else kind)
         for part in listed:
-            title = f"{part.title} (includes others: name it without a family)" if part.whole else part.title
+            title = f"{part.title} (includes others: name it without a strategy)" if part.whole else part.title
             lines += _entry(str(part.path), title, width)
             lines += [f"      {name}: {presence(name)}" for name in part.checkpoints]
             lines += [f"        {command}" for command in part.downloads]
@@ -128,7 +128,7 @@ def table(folder: Path, width: int = 110) -> str:
     example = Composition((*next(compositions(parts)).parts, *on_gpu))
     lines.append(f"  {example.command} \\\n    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     lines += ["", "Refused:"]
-    lines += _entry(f"rollout.family quantized without --set {ACKNOWLEDGED}", _WHY_ACKNOWLEDGED, width)
+    lines += _entry(f"rollout.strategy quantized without --set {ACKNOWLEDGED}", _WHY_ACKNOWLEDGED, width)
     for reason, composed in refusals(parts).items():
         lines += _entry(_names(composed, parts), reason, width)
     return "\n".join(lines)
@@ -142,7 +142,7 @@ def _entry(name: str, text: str, width: int) -> list[str]:
 
 
 def _names(composed: list[Composition], parts: dict[str, tuple[Part, ...]]) -> str:
-    """The parts by which `composed` differ from the rest, such as ``families/two_stage × methods/flow_grpo_fast``."""
+    """The parts by which `composed` differ from the rest, such as ``strategies/two_stage × methods/flow_grpo_fast``."""
     names = []
     for place, kind in enumerate(KINDS):
         some = {composition.parts[place].path.stem for composition in composed}

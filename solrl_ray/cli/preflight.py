@@ -175,26 +175,26 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
 
 def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear]) -> dict[str, str]:
     """Paths of the linears that explorers quantise → their tier."""
-    wanted, key = pool_sampling(config).tier, f"({sources.of('rollout.preview.precision')})"
+    wanted, key = pool_sampling(config).tier, f"({sources.of('rollout.explore.precision')})"
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         # Nobody here knows what the explorers' cards can do; FP8 is the larger of what they may pack.
         tier: str = "fp8" if wanted == "auto" else wanted
     else:
         tier = capability.resolve(wanted, device, config.model.dtype)
-        rungs = [preview.precision for preview in previews(config)[1:]]
-        for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *rungs)):
+        levels = [preview.precision for preview in previews(config)[1:]]
+        for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)):
             reason = capability.lacks(own, device)
             if reason and tier not in UNQUANTIZED_TIERS:
-                others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.ladder": rungs}
-                said = [f"rollout.preview.precision is {wanted!r} {key}"]
+                others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.fallback": levels}
+                said = [f"rollout.explore.precision is {wanted!r} {key}"]
                 said += [f"{other} {tiers}" for other, tiers in others.items() if tiers]
                 raise UserError(
                     f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; there "
                     f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
                 )
     if tier not in TIERS:
-        raise UserError(f"rollout.preview.precision is {tier!r} {key}; this version runs {', '.join(TIERS)}.")
+        raise UserError(f"rollout.explore.precision is {tier!r} {key}; this version runs {', '.join(TIERS)}.")
     quantized = quantization_plan(linears, tier, config.model.quantization).tiers
     if not quantized and tier not in UNQUANTIZED_TIERS:
         raise UserError(

@@ -77,7 +77,8 @@ class Arithmetic:
     latents_bytes: int | None
     """Samples of one iteration, with the trajectories of objectives that need them."""
     pool_bytes: int | None
-    """Latents and trajectories of one prompt's pool, which a family of one stage keeps until the prompt's selection."""
+    """Latents and trajectories of one prompt's pool, which a strategy of one stage keeps until the prompt's
+    selection."""
     lora_bytes: int | None
     """One adapter's factors in float32."""
     packed_bytes: int | None
@@ -158,7 +159,7 @@ class Arithmetic:
         return paragraphs([row for row in self.rows() if row[0] != without], width)
 
     def _rollout(self) -> list[tuple[str, str]]:
-        """How candidates become samples, by family."""
+        """How candidates become samples, by strategy."""
         config, rollout, pool = self.config, self.config.rollout, pool_sampling(self.config)
         one_stage = is_one_stage(config)
         sampled = (
@@ -168,7 +169,7 @@ class Arithmetic:
         )
         half = rollout.keep // 2
         chosen = f"{rollout.keep} of {rollout.pool} seeds a prompt: {half} best and {half} worst"
-        if rollout.family == "direct":
+        if rollout.strategy == "direct":
             chosen = f"every seed, {rollout.keep} a prompt"
         if one_stage:
             kept = f" · {_size(self.pool_bytes)} of pool kept until its selection" if self.pool_bytes else ""
@@ -177,8 +178,8 @@ class Arithmetic:
                 ("select", f"{chosen}; {self.samples:,} samples, trained on as they are"),
             ]
         regenerated = (
-            f"{self.samples:,} samples × {rollout.full.steps} steps ({config.model.dtype}) "
-            f"· {self.full_units} units of {rollout.full.micro_batch}, {self.full_forwards:,} forwards"
+            f"{self.samples:,} samples × {rollout.regenerate.steps} steps ({config.model.dtype}) "
+            f"· {self.full_units} units of {rollout.regenerate.micro_batch}, {self.full_forwards:,} forwards"
             + (f", {self.padded_images} images of padding" if self.padded_images else "")
         )
         rows = [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
@@ -303,7 +304,7 @@ def describe(
     """
     rollout, learner = config.rollout, config.learner
     pool, one_stage = pool_sampling(config), is_one_stage(config)
-    units_per_prompt = 0 if one_stage else math.ceil(rollout.keep / rollout.full.micro_batch)
+    units_per_prompt = 0 if one_stage else math.ceil(rollout.keep / rollout.regenerate.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
     micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
@@ -317,10 +318,10 @@ def describe(
         preview_forwards=preview_units * pool.steps,
         samples=samples,
         full_units=rollout.prompts * units_per_prompt,
-        full_forwards=rollout.prompts * units_per_prompt * rollout.full.steps,
+        full_forwards=rollout.prompts * units_per_prompt * rollout.regenerate.steps,
         padded_images=0
         if one_stage
-        else rollout.prompts * (units_per_prompt * rollout.full.micro_batch - rollout.keep),
+        else rollout.prompts * (units_per_prompt * rollout.regenerate.micro_batch - rollout.keep),
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,

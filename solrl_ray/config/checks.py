@@ -16,7 +16,7 @@ from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
-from solrl_ray.config.schema import Config, Preview
+from solrl_ray.config.schema import Config, ExploreConfig
 from solrl_ray.config.sharing import shares
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.errors import UserError
@@ -101,15 +101,15 @@ def _rollout(config: Config) -> Iterator[Problem]:
         yield Problem("rollout.keep", f"at most rollout.pool, which is {rollout.pool}")
     if rollout.keep % 2:
         yield Problem("rollout.keep", "even, for half of the kept seeds are the best and half the worst")
-    micro_batch = "rollout.full.micro_batch" if is_one_stage(config) else "rollout.preview.micro_batch"
+    micro_batch = "rollout.regenerate.micro_batch" if is_one_stage(config) else "rollout.explore.micro_batch"
     size = value_of(config, micro_batch)
     if rollout.pool % size:
         below = max((divisor for divisor in range(1, size) if rollout.pool % divisor == 0), default=1)
         yield Problem(micro_batch, f"a divisor of rollout.pool, which is {rollout.pool}, such as {below}")
-    precision, full = rollout.preview.precision, full_tier(config.model)
+    precision, full = rollout.explore.precision, full_tier(config.model)
     if precision in UNQUANTIZED_TIERS and precision != full:
         yield Problem(
-            "rollout.preview.precision",
+            "rollout.explore.precision",
             f"a quantised tier such as nvfp4-emulated, or {full}, because model.dtype is {config.model.dtype}",
         )
 
@@ -123,41 +123,42 @@ def _objective(config: Config) -> Iterator[Problem]:
             "transitions of a stochastic sampler",
         )
     if isinstance(objective, Awm):
-        levels = share_of(rollout.full.steps, objective.timestep_fraction) - objective.skip_first
+        levels = share_of(rollout.regenerate.steps, objective.timestep_fraction) - objective.skip_first
         if objective.timesteps > levels:
             yield Problem(
                 "objective.timesteps",
-                f"at most {levels}, the steps of rollout.full that objective.timestep_fraction leaves",
+                f"at most {levels}, the steps of rollout.regenerate that objective.timestep_fraction leaves",
             )
     if rollout.prompts % config.learner.updates:
         yield Problem("learner.updates", f"a divisor of rollout.prompts, which is {rollout.prompts}")
 
 
 def _sampler(config: Config) -> Iterator[Problem]:
-    sampler, preview, full = config.rollout.sampler, config.rollout.preview, config.rollout.full
+    sampler, explore, regenerate = config.rollout.sampler, config.rollout.explore, config.rollout.regenerate
     if isinstance(sampler, Ode):
         return
-    if full.steps < 2:
-        yield Problem("rollout.full.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
+    if regenerate.steps < 2:
+        yield Problem("rollout.regenerate.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
     previews = not is_one_stage(config)
-    if previews and preview.steps > full.steps:
+    if previews and explore.steps > regenerate.steps:
         yield Problem(
-            "rollout.preview.steps",
-            f"at most rollout.full.steps, which is {full.steps}: with a stochastic sampler a preview takes some of the "
-            "full trajectory's noise levels",
+            "rollout.explore.steps",
+            f"at most rollout.regenerate.steps, which is {regenerate.steps}: with a stochastic sampler a preview takes "
+            "some of the full trajectory's noise levels",
         )
-    if previews and isinstance(sampler, Cps) and preview.steps != full.steps:
+    if previews and isinstance(sampler, Cps) and explore.steps != regenerate.steps:
         yield Problem(
-            "rollout.preview.steps",
-            f"equal to rollout.full.steps, which is {full.steps}: the noise of cps is no Brownian path, so fewer steps "
-            "would lead elsewhere and could not rank",
+            "rollout.explore.steps",
+            f"equal to rollout.regenerate.steps, which is {regenerate.steps}: the noise of cps is no Brownian path, so "
+            "fewer steps would lead elsewhere and could not rank",
         )
     if sampler.window is not None:
         low, high = sampler.window.range
-        if not low < high < full.steps:
+        if not low < high < regenerate.steps:
             yield Problem(
                 "rollout.sampler.window.range",
-                f"two rising numbers of at most {full.steps - 1}, for the last of rollout.full.steps stays without",
+                f"two rising numbers of at most {regenerate.steps - 1}, for the last of rollout.regenerate.steps stays "
+                "without",
             )
         elif sampler.window.size > high - low:
             yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
@@ -168,47 +169,47 @@ def needs_trajectory(config: Config) -> bool:
     return isinstance(config.objective, FlowGrpo | DanceGrpo)
 
 
-def _family(config: Config) -> Iterator[Problem]:
+def _strategy(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
-    if rollout.family == "direct" and rollout.keep != rollout.pool:
+    if rollout.strategy == "direct" and rollout.keep != rollout.pool:
         yield Problem(
             "rollout.keep",
-            f"{rollout.pool}, as many as rollout.pool, because rollout.family direct trains on every seed",
+            f"{rollout.pool}, as many as rollout.pool, because rollout.strategy direct trains on every seed",
         )
-    if rollout.family == "quantized":
-        if rollout.preview.precision in ("auto", *UNQUANTIZED_TIERS):
+    if rollout.strategy == "quantized":
+        if rollout.explore.precision in ("auto", *UNQUANTIZED_TIERS):
             yield Problem(
-                "rollout.preview.precision",
-                "a quantised tier such as nvfp4-emulated for rollout.family quantized; unquantised, that is scaled",
+                "rollout.explore.precision",
+                "a quantised tier such as nvfp4-emulated for rollout.strategy quantized; unquantised, that is scaled",
             )
         if not rollout.accept_quantized_training:
             yield Problem(
                 "rollout.accept_quantized_training",
-                "true for rollout.family quantized, which trains on low-precision samples: "
+                "true for rollout.strategy quantized, which trains on low-precision samples: "
                 "a baseline that is known to be bad",
             )
 
 
 def lead_problems(config: Config) -> Iterator[Problem]:
     """Why a run may not explore ahead, if it is to."""
-    if not config.rollout.max_lead:
+    if not config.rollout.max_staleness:
         return
     if is_one_stage(config):
         yield Problem(
-            "rollout.max_lead",
-            f"0 with rollout.family {config.rollout.family}, whose samples are learned from: only previews may be of "
-            "an older revision",
+            "rollout.max_staleness",
+            f"0 with rollout.strategy {config.rollout.strategy}, whose samples are learned from: only previews may be "
+            "of an older revision",
         )
     if shares(config.fleet.explorers) and shares(config.fleet.learners):
         yield Problem(
-            "rollout.max_lead",
+            "rollout.max_staleness",
             "0 where explorers and learners share GPUs (fleet.explorers.num_gpus and fleet.learners.num_gpus below 1): "
             "they take turns, so there is no time in which explorers could run ahead",
         )
     if config.checkpoints.keep < 2:
         yield Problem(
             "checkpoints.keep",
-            "at least 2 with rollout.max_lead 1: a resumed run explores with the policy of the checkpoint before",
+            "at least 2 with rollout.max_staleness 1: a resumed run explores with the policy of the checkpoint before",
         )
 
 
@@ -217,7 +218,9 @@ def _fidelity(config: Config) -> Iterator[Problem]:
     if not fidelity.audit_prompts:
         return
     if is_one_stage(config):
-        yield Problem("fidelity.audit_prompts", f"0, because rollout.family {rollout.family} has no previews to audit")
+        yield Problem(
+            "fidelity.audit_prompts", f"0, because rollout.strategy {rollout.strategy} has no previews to audit"
+        )
     if fidelity.audit_prompts > rollout.prompts:
         yield Problem("fidelity.audit_prompts", f"at most rollout.prompts, which is {rollout.prompts}")
     unselected = rollout.pool - rollout.keep
@@ -233,30 +236,30 @@ def _fidelity(config: Config) -> Iterator[Problem]:
 def _fallback(config: Config) -> Iterator[Problem]:
     fidelity, drawn = config.fidelity, previews(config)
     if fidelity.floor is None:
-        if fidelity.ladder:
-            yield Problem("fidelity.floor", "a number between -1 and 1, below which fidelity.ladder is climbed")
+        if fidelity.fallback:
+            yield Problem("fidelity.floor", "a number between -1 and 1, below which fidelity.fallback is climbed")
         return
     if is_one_stage(config):
-        yield Problem("fidelity.floor", f"empty, because rollout.family {config.rollout.family} has no previews")
+        yield Problem("fidelity.floor", f"empty, because rollout.strategy {config.rollout.strategy} has no previews")
     if not -1 < fidelity.floor < 1:
         yield Problem("fidelity.floor", "more than -1 and less than 1, as correlations are")
-    if not fidelity.ladder:
-        yield Problem("fidelity.ladder", "a list of at least one rung, such as [{steps: 8}, {precision: bf16}]")
+    if not fidelity.fallback:
+        yield Problem("fidelity.fallback", "a list of at least one level, such as [{steps: 8}, {precision: bf16}]")
     for number, (before, after) in enumerate(pairwise(drawn)):
-        yield from _rung(config, f"fidelity.ladder.{number}", before, after)
+        yield from _fallback_level(config, f"fidelity.fallback.{number}", before, after)
 
 
 _LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
 """How precise tiers are; ``auto`` may become any quantised one."""
 
 
-def _rung(config: Config, key: str, before: Preview, after: Preview) -> Iterator[Problem]:
-    """What is wrong with a rung that leads from one way to draw previews to another."""
+def _fallback_level(config: Config, key: str, before: ExploreConfig, after: ExploreConfig) -> Iterator[Problem]:
+    """What is wrong with a fallback level that leads from one way to draw previews to another."""
     rise = _LEVELS[after.precision] - _LEVELS[before.precision]
     full = full_tier(config.model)
     if after == before:
         yield Problem(
-            f"{key}.steps", f"more than {before.steps}, unless precision rises: an empty rung changes nothing"
+            f"{key}.steps", f"more than {before.steps}, unless precision rises: an empty level changes nothing"
         )
     elif after.precision in UNQUANTIZED_TIERS and after.precision != full:
         yield Problem(f"{key}.precision", f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}")
@@ -267,11 +270,11 @@ def _rung(config: Config, key: str, before: Preview, after: Preview) -> Iterator
     elif rise <= 0 and after.steps <= before.steps:
         yield Problem(f"{key}.steps", f"more than {before.steps}, which previews have before it")
     # A stochastic preview takes some of the full trajectory's noise levels, and one of cps all of them.
-    sampler, most = config.rollout.sampler, config.rollout.full.steps
+    sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
     if not isinstance(sampler, Ode) and after.steps > most:
-        yield Problem(f"{key}.steps", f"at most rollout.full.steps, which is {most}")
+        yield Problem(f"{key}.steps", f"at most rollout.regenerate.steps, which is {most}")
     elif isinstance(sampler, Cps) and after.steps != most:
-        yield Problem(f"{key}.steps", f"rollout.full.steps, which is {most}, because rollout.sampler.kind is cps")
+        yield Problem(f"{key}.steps", f"rollout.regenerate.steps, which is {most}, because rollout.sampler.kind is cps")
 
 
 def _rewards(config: Config) -> Iterator[Problem]:
@@ -351,7 +354,7 @@ _RULES = (
     _names,
     _ranges,
     _rollout,
-    _family,
+    _strategy,
     lead_problems,
     _sampler,
     _objective,

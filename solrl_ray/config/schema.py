@@ -14,7 +14,7 @@ from solrl_ray.config.part import Part, Positive
 from solrl_ray.config.samplers import Ode, Sampler
 
 Seconds = Annotated[float, Field(gt=0)]
-Family = Literal["direct", "scaled", "quantized", "two_stage"]
+Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
@@ -51,7 +51,7 @@ class QuantizationScope(Part):
     min_features: int = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
     tiers: dict[str, Tier] = {}
-    """Parts of module paths → the tier of such linears instead of `rollout.preview.precision`; the first match
+    """Parts of module paths → the tier of such linears instead of `rollout.explore.precision`; the first match
     counts, `skip` and `min_features` come before it."""
 
 
@@ -143,7 +143,7 @@ class Reward(Part):
     """Of kind ``remote``: the server."""
 
 
-class Preview(Part):
+class ExploreConfig(Part):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
@@ -152,7 +152,7 @@ class Preview(Part):
     """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
 
 
-class Full(Part):
+class RegenerateConfig(Part):
     steps: Positive = 10
     """Solver steps of a regenerated sample."""
     micro_batch: Positive = 24
@@ -160,10 +160,10 @@ class Full(Part):
 
 
 class Rollout(Part):
-    family: Family = "two_stage"
+    strategy: Strategy = "two_stage"
     """``two_stage``: low-precision previews rank, the chosen seeds are sampled again in full precision. In one stage,
-    with `full` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
-    sampled at `preview.precision`."""
+    with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
+    sampled at `explore.precision`."""
     accept_quantized_training: bool = False
     """Said by who knows that ``quantized`` trains on low-precision samples, a baseline that is known to be bad."""
     prompts: Positive = 48
@@ -172,18 +172,18 @@ class Rollout(Part):
     """N: candidate seeds per prompt."""
     keep: Positive = 24
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
-    max_lead: Literal[0, 1] = 0
+    max_staleness: Literal[0, 1] = 0
     """How many revisions explorers may be behind: with 1 they explore the next iteration, with the revision before,
     while the present one is regenerated and learned from. What is learned from is always of the current revision."""
     solver: Literal["euler", "dpm2"] = "dpm2"
     """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
     sampler: Sampler = Ode()
-    preview: Preview = Preview()
-    full: Full = Full()
+    explore: ExploreConfig = ExploreConfig()
+    regenerate: RegenerateConfig = RegenerateConfig()
 
 
-class Rung(Part):
-    """A step of the fallback ladder: what it changes of the previews; the rest stays as on the rung before."""
+class FallbackLevel(Part):
+    """A step of the fallback ladder: what it changes of the previews; the rest stays as on the level before."""
 
     steps: Positive | None = None
     """Solver steps of a preview from here on."""
@@ -204,9 +204,10 @@ class Fidelity(Part):
     floor: float | None = None
     """Least value of `measure`, between -1 and 1; null: nothing follows from it."""
     patience: Positive = 3
-    """Iterations in a row below `floor` before previews take the next rung of `ladder`."""
-    ladder: list[Rung] = []
-    """Rungs, each with more steps or a higher tier than the one before: ``[{steps: 8}, {precision: bf16}]``."""
+    """Iterations in a row below `floor` before previews take the next level of `fallback`."""
+    fallback: list[FallbackLevel] = []
+    """The levels of the fallback ladder, each with more steps or a higher tier than the one before: ``[{steps: 8},
+    {precision: bf16}]``."""
 
 
 class Optimizer(Part):
@@ -289,9 +290,9 @@ class Deadlines(Part):
     """An actor's construction once it has a place: imports, weights, attestation."""
     warm_up: Seconds = 900.0
     """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
-    preview: Seconds = 120.0
-    """One preview unit."""
-    full: Seconds = 300.0
+    explore: Seconds = 120.0
+    """One unit of previews."""
+    regenerate: Seconds = 300.0
     """Regeneration of one prompt."""
     update: Seconds = 1800.0
     """One learner update."""
@@ -300,7 +301,7 @@ class Deadlines(Part):
     `update`, a rank that hangs ends the run, where the group would be rebuilt."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
-    rest: Seconds = 60.0
+    release_gpu_cache: Seconds = 60.0
     """Giving back cached memory of a GPU that learners share with explorers or regenerators."""
     selector: Seconds = 60.0
     """One call to the selector."""
@@ -324,7 +325,7 @@ class Fleet(Part):
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""
-    credit: Positive = 2
+    max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: int = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""

@@ -1,4 +1,4 @@
-"""The rollout families: how a prompt's pool is sampled, and whether its own samples are learned from.
+"""The rollout strategies: how a prompt's pool is sampled, and whether its own samples are learned from.
 
 ::
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solrl_ray.config.schema import Config, Model, Preview
+from solrl_ray.config.schema import Config, ExploreConfig, Model
 
 _TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
 UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
@@ -37,41 +37,41 @@ def full_tier(model: Model) -> str:
 
 def is_one_stage(config: Config) -> bool:
     """Whether the pool's own samples are learned from. Without previews there is no rank fidelity either."""
-    return config.rollout.family != "two_stage"
+    return config.rollout.strategy != "two_stage"
 
 
 def pool_sampling(config: Config) -> PoolSampling:
     """Previews if the chosen seeds are sampled again, else the samples themselves."""
     rollout = config.rollout
     if not is_one_stage(config):
-        preview = rollout.preview
+        preview = rollout.explore
         return PoolSampling(tier=preview.precision, steps=preview.steps, micro_batch=preview.micro_batch)
-    tier = rollout.preview.precision if rollout.family == "quantized" else full_tier(config.model)
-    return PoolSampling(tier=tier, steps=rollout.full.steps, micro_batch=rollout.full.micro_batch)
+    tier = rollout.explore.precision if rollout.strategy == "quantized" else full_tier(config.model)
+    return PoolSampling(tier=tier, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch)
 
 
-def previews(config: Config) -> tuple[Preview, ...]:
-    """How previews are drawn on each rung of the fallback ladder: as configured first, then changed rung by rung."""
-    drawn = [config.rollout.preview]
-    for rung in config.fidelity.ladder:
-        drawn.append(drawn[-1].model_copy(update=rung.model_dump(exclude_none=True)))
+def previews(config: Config) -> tuple[ExploreConfig, ...]:
+    """How previews are drawn on each level of the fallback ladder: as configured first, then changed level by level."""
+    drawn = [config.rollout.explore]
+    for fallback_level in config.fidelity.fallback:
+        drawn.append(drawn[-1].model_copy(update=fallback_level.model_dump(exclude_none=True)))
     return tuple(drawn)
 
 
-def on_rung(config: Config, rung: int) -> Config:
-    """The configuration as explorers of that rung are to know it."""
-    rollout = config.rollout.model_copy(update={"preview": previews(config)[rung]})
+def at_fallback_level(config: Config, fallback_level: int) -> Config:
+    """The configuration as explorers of that fallback level are to know it."""
+    rollout = config.rollout.model_copy(update={"explore": previews(config)[fallback_level]})
     return config.model_copy(update={"rollout": rollout})
 
 
 def warnings(config: Config) -> tuple[str, ...]:
     """What whoever reads the run's results must know first; shown at its start, in its summary and its report."""
     said = []
-    if config.rollout.family == "quantized":
-        tier = config.rollout.preview.precision
+    if config.rollout.strategy == "quantized":
+        tier = config.rollout.explore.precision
         said.append(
-            f"Trained on quantised samples: rollout.family quantized learns from the {tier} pictures and their rewards "
-            "as they are. It is a baseline that is known to be bad; no result of it stands for the method."
+            f"Trained on quantised samples: rollout.strategy quantized learns from the {tier} pictures and their "
+            "rewards as they are. It is a baseline that is known to be bad; no result of it stands for the method."
         )
     fleet = config.fleet
     workers = (fleet.explorers, *fleet.other_explorers, fleet.regenerators, fleet.learners)

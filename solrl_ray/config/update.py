@@ -20,7 +20,7 @@ MOMENTS = 2
 
 def trained_timesteps(config: Config) -> int:
     """Noise levels or stored transitions on which each sample is trained, one pass each."""
-    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.full.steps
+    objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.regenerate.steps
     if isinstance(objective, Awm):
         return objective.timesteps
     if isinstance(objective, DiffusionNft):
@@ -49,7 +49,7 @@ def latents_a_sample(config: Config) -> int:
     sampler = config.rollout.sampler
     if isinstance(sampler, Ode) or not needs_trajectory(config):
         return 1
-    return 1 + sampler.recorded(config.rollout.full.steps) + 1
+    return 1 + sampler.recorded(config.rollout.regenerate.steps) + 1
 
 
 def training_bytes(config: Config, factors: int) -> int:

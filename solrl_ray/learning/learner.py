@@ -72,7 +72,7 @@ class Learner:
         self._failed = False
         self._open: OpenUpdate | None = None
         attention.choose_for_training()
-        steps, sampler = config.rollout.full.steps, config.rollout.sampler
+        steps, sampler = config.rollout.regenerate.steps, config.rollout.sampler
         self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
         self._transitions = 0 if isinstance(sampler, Ode) or not needs_trajectory(config) else sampler.recorded(steps)
         if config.learner.gradient_checkpointing:

@@ -51,7 +51,7 @@ INSTRUMENTS = (
     Instrument("solrl_proxy_reward_mean", "gauge", "reward", "Mean proxy reward of the last iteration's candidates."),
     Instrument("solrl_heldout_reward_mean", "gauge", "reward", "Mean reward on held-out prompts.", ("policy",)),
     Instrument("solrl_rank_fidelity", "gauge", "Spearman", "Proxy against full-precision rewards of chosen seeds."),
-    Instrument("solrl_fallback_rung", "gauge", "rungs", "Rung of the fallback ladder; 0: previews as configured."),
+    Instrument("solrl_fallback_level", "gauge", "levels", "Level of the fallback ladder; 0: previews as configured."),
     Instrument("solrl_loss", "gauge", "loss", "Loss of the last update."),
     Instrument("solrl_policy_loss", "gauge", "loss", "Its policy part."),
     Instrument("solrl_kl", "gauge", "mean square", "MSE between trained and reference velocity in the last update."),

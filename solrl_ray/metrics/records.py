@@ -39,7 +39,7 @@ class IterationMetrics:
     gradient_norm: float
     spearman: float | None
     """Mean over prompts, proxy against full-precision reward, on the regenerated seeds. All three are None where there
-    are no previews: a family of one stage."""
+    are no previews: a strategy of one stage."""
     kendall: float | None
     side_agreement: float | None
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
@@ -74,10 +74,10 @@ class IterationMetrics:
     weights_wait: float = 0.0
     """Share of the explorers' time in this iteration in which they had nothing to do but get weights: from when they
     were offered a revision, or ended their last unit, until they had proved it."""
-    rung: int = 0
+    fallback_level: int = 0
     """Of the fallback ladder, on which this iteration was explored; 0: as configured."""
     preview_steps: int | None = None
-    """Solver steps of the previews, and the tier of the explorers, on that rung. None without previews."""
+    """Solver steps of the previews, and the tier of the explorers, on that fallback level. None without previews."""
     preview_precision: str | None = None
     event: str = field(default="iteration", init=False)
 

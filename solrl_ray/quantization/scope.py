@@ -86,7 +86,7 @@ def quantize_(
         finite.
     """
     if tier not in TIERS:
-        raise UserError(f"rollout.preview.precision is {tier!r}, but this version runs only {', '.join(TIERS)}")
+        raise UserError(f"rollout.explore.precision is {tier!r}, but this version runs only {', '.join(TIERS)}")
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     wrapped = [name for name in linears if name.endswith(".base_layer")]
     if wrapped:

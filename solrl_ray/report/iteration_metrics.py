@@ -32,7 +32,7 @@ def iteration_metrics(
     busy_seconds: dict[str, float],
     factors: Mapping[str, torch.Tensor],
     publication: Mapping[str, float] | None = None,
-    rung: int = 0,
+    fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
     """Args:
@@ -40,17 +40,17 @@ def iteration_metrics(
     rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
     factors: LoRA factors of the trained policy after the update.
     publication: of the revision that was explored with.
-    rung: of the fallback ladder, on which it was explored.
+    fallback_level: of the fallback ladder, on which it was explored.
     weights_wait: share of the explorers' time in which they waited for weights.
     """
     full = np.array(rewards, dtype=np.float64)
-    preview = None if is_one_stage(config) else previews(config)[rung]
+    preview = None if is_one_stage(config) else previews(config)[fallback_level]
     fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(closed), full)
     rollout, counts = config.rollout, closed.counts
     return IterationMetrics(
         iteration=iteration,
         revision=iteration,
-        lead=lag(iteration, rollout.max_lead),
+        lead=lag(iteration, rollout.max_staleness),
         seconds=seconds,
         busy_seconds=busy_seconds,
         candidates=counts.candidates,
@@ -82,7 +82,7 @@ def iteration_metrics(
         first_ratio_deviation=update.first_ratio_deviation,
         clip_fraction=update.clip_fraction,
         weights_wait=weights_wait,
-        rung=rung,
+        fallback_level=fallback_level,
         preview_steps=preview.steps if preview else None,
         preview_precision=preview.precision if preview else None,
     )

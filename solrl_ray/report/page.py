@@ -88,17 +88,16 @@ def _header(data: RunData) -> str:
     rollout = config.rollout
     rewards = " + ".join(reward.kind for reward in config.rewards)
     pool = pool_sampling(config)
-    if rollout.family == "direct":
+    if rollout.strategy == "direct":
         chosen = f"all of {rollout.pool} seeds"
     else:
         chosen = f"{rollout.keep // 2} best and {rollout.keep // 2} worst of {rollout.pool} seeds"
-    sampled = f"samples {rollout.full.steps} steps in {pool.tier}"
+    sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"
     if not is_one_stage(config):
-        sampled = (
-            f"previews {pool.steps} steps in {pool.tier}, samples {rollout.full.steps} steps in {config.model.dtype}"
-        )
+        samples = f"samples {rollout.regenerate.steps} steps in {config.model.dtype}"
+        sampled = f"previews {pool.steps} steps in {pool.tier}, {samples}"
     line = (
-        f"{config.model.path} · reward {rewards} · rollout {rollout.family}: {rollout.prompts} prompts an iteration, "
+        f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
         f"{chosen} · {sampled} · run seed {config.run.seed}"
     )
     return f"<header><h1>{escape(config.run.name)}</h1>{chip}<p>{escape(line)}</p></header>"
@@ -169,8 +168,8 @@ def _fidelity(data: RunData) -> str:
         return ""
     if is_one_stage(data.config):
         note = (
-            f"Not measured: rollout family {data.config.rollout.family} has no previews. Each pool is ranked by the "
-            "rewards of the very samples that are learned from."
+            f"Not measured: rollout strategy {data.config.rollout.strategy} has no previews. Each pool is ranked by "
+            "the rewards of the very samples that are learned from."
         )
         return f'<h2>Rank fidelity</h2><p class="note">{escape(note)}</p>'
     note = (
@@ -186,7 +185,7 @@ def _fidelity(data: RunData) -> str:
         )
     plot = figure("Preview against full-precision reward", plots.rank_fidelity(data.iterations), "")
     table = f'<div class="card scroll top"><h3>In numbers</h3>{tables.fidelity(data)}</div>'
-    ladder = tables.rungs(data)
+    ladder = tables.fallback_levels(data)
     return f'<h2>Rank fidelity</h2><p class="note">{note}</p><div class="figures">{plot}{table}{ladder}</div>'
 
 
@@ -205,7 +204,7 @@ def _time(data: RunData) -> str:
 def _training(data: RunData) -> str:
     if not data.iterations:
         return '<h2>Training</h2><p class="note">No iteration has ended yet.</p>'
-    note = f"{_TRAINED_ON[data.config.rollout.family]} On prompts that change: a noisier curve than held out."
+    note = f"{_TRAINED_ON[data.config.rollout.strategy]} On prompts that change: a noisier curve than held out."
     one_stage = is_one_stage(data.config)
     reward = figure("Training reward", plots.training_reward(data.iterations, previews=not one_stage), note)
     distance, gradient = plots.learning_signals(data.iterations)

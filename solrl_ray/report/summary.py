@@ -57,8 +57,8 @@ class Summary:
     duplicate_results: int
     preview_precision: str | None
     """The configured tier; what each worker really ran is in attestations.json. None without previews."""
-    family: str = "two_stage"
-    """The rollout family."""
+    strategy: str = "two_stage"
+    """The rollout strategy."""
     warnings: list[str] = field(default_factory=list)
     """What a reader of these numbers must know first."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -190,8 +190,8 @@ def summarize(
         samples=sum(record.samples for record in iterations),
         requeued_units=sum(record.requeued_units for record in iterations),
         duplicate_results=sum(i.duplicate_results for i in iterations) + sum(e.duplicate_results for e in evaluations),
-        preview_precision=None if is_one_stage(config) else config.rollout.preview.precision,
-        family=config.rollout.family,
+        preview_precision=None if is_one_stage(config) else config.rollout.explore.precision,
+        strategy=config.rollout.strategy,
         warnings=list(warnings(config)),
         versions=package_versions(),
     )

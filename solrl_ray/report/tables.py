@@ -67,21 +67,21 @@ def fidelity(data: RunData) -> str:
     return table(("measure", "mean", "first", "last", "least"), rows, numbers=(1, 2, 3, 4))
 
 
-def rungs(data: RunData) -> str:
+def fallback_levels(data: RunData) -> str:
     """From which iteration on previews were drawn how; empty unless a fallback ladder is configured."""
     fidelity = data.config.fidelity
     if fidelity.floor is None:
         return ""
     rows = []
     for number, record in enumerate(data.iterations):
-        if number == 0 or record.rung != data.iterations[number - 1].rung:
+        if number == 0 or record.fallback_level != data.iterations[number - 1].fallback_level:
             drawn = [str(record.preview_steps), escape(record.preview_precision or "")]
-            rows.append([str(record.iteration), f"{record.rung} of {len(fidelity.ladder)}", *drawn])
+            rows.append([str(record.iteration), f"{record.fallback_level} of {len(fidelity.fallback)}", *drawn])
     note = (
         f"After {in_a_row(fidelity.patience)} with {fidelity.measure} below {fidelity.floor:g}, previews take the "
-        "next rung."
+        "next fallback level."
     )
-    body = table(("from iteration", "rung", "preview steps", "tier"), rows, numbers=(0, 2))
+    body = table(("from iteration", "fallback level", "preview steps", "tier"), rows, numbers=(0, 2))
     return f'<div class="card scroll top"><h3>Fallback ladder</h3><p class="note">{escape(note)}</p>{body}</div>'
 
 

@@ -58,7 +58,7 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     scalars |= {f"rank_fidelity/{name}": value for name, value in fidelity.items() if value is not None}
     if record.preview_steps is not None:
         scalars |= {
-            "rank_fidelity/rung": float(record.rung),
+            "rank_fidelity/fallback_level": float(record.fallback_level),
             "rank_fidelity/preview_steps": float(record.preview_steps),
         }
     scalars |= {f"audit/{name}": value for name, value in record.audit.items()}

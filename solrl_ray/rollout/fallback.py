@@ -2,10 +2,10 @@
 
 ::
 
-    rung 0, as configured ──`patience` iterations below `floor`──► rung 1 ──…──► last rung        never back
+    level 0, as configured ──`patience` iterations below `floor`──► level 1 ──…──► last level        never back
 
-On which rung an iteration is explored is a function of what earlier iterations measured and of nothing else. So a
-resumed run arrives at the same rung, and the fleet has no say in it.
+On which level an iteration is explored is a function of what earlier iterations measured and of nothing else. So a
+resumed run arrives at the same level, and the fleet has no say in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import on_rung, previews
+from solrl_ray.config.strategies import at_fallback_level, previews
 from solrl_ray.metrics.records import IterationMetrics
 
 _NAMES = {"spearman": "Spearman", "kendall": "Kendall"}
@@ -24,9 +24,9 @@ _NAMES = {"spearman": "Spearman", "kendall": "Kendall"}
 class Standing:
     """Where an iteration stands before it begins."""
 
-    rung: int
+    level: int
     low: int
-    """How many of the last known iterations, in a row and on this rung, were below the floor."""
+    """How many of the last known iterations, in a row and on this level, were below the floor."""
 
 
 def in_a_row(iterations: int) -> str:
@@ -34,32 +34,32 @@ def in_a_row(iterations: int) -> str:
     return "1 iteration" if iterations == 1 else f"{iterations} iterations in a row"
 
 
-class Ladder:
-    def __init__(self, config: Config, *, lag: int = 0) -> None:
+class FallbackLadder:
+    def __init__(self, config: Config, *, staleness: int = 0) -> None:
         """
         Args:
-            lag: how many of the iterations just before one are not measured yet when it is explored.
+            staleness: how many of the iterations just before one are not measured yet when it is explored.
         """
         self._config = config
-        self._lag = lag
+        self._staleness = staleness
 
-    def rung(self, iteration: int, records: Sequence[IterationMetrics]) -> int:
-        """The rung on which `iteration` is explored, from the records of earlier ones; others do not matter."""
-        return self.standing(iteration, records).rung
+    def fallback_level(self, iteration: int, records: Sequence[IterationMetrics]) -> int:
+        """The level on which `iteration` is explored, from the records of earlier ones; others do not matter."""
+        return self.standing(iteration, records).level
 
     def standing(self, iteration: int, records: Sequence[IterationMetrics]) -> Standing:
-        """As `rung`, with how often in a row fidelity was below the floor there."""
+        """As `fallback_level`, with how often in a row fidelity was below the floor there."""
         fidelity = self._config.fidelity
-        rung = low = 0
+        level = low = 0
         for record in sorted(records, key=lambda record: record.iteration):
-            known = record.iteration < iteration - self._lag
-            if fidelity.floor is None or not known or record.rung != rung:
-                continue  # one explored before the last rung took effect says nothing about that rung
+            known = record.iteration < iteration - self._staleness
+            if fidelity.floor is None or not known or record.fallback_level != level:
+                continue  # one explored before the last level took effect says nothing about that level
             value = self.measured(record)
             low = low + 1 if value is not None and value < fidelity.floor else 0
-            if low == fidelity.patience and rung < len(fidelity.ladder):
-                rung, low = rung + 1, 0
-        return Standing(rung, low)
+            if low == fidelity.patience and level < len(fidelity.fallback):
+                level, low = level + 1, 0
+        return Standing(level, low)
 
     def measured(self, record: IterationMetrics) -> float | None:
         """What the floor is held against: the figure of whole pools if they are audited, else of regenerated seeds."""
@@ -68,29 +68,29 @@ class Ladder:
             return record.audit.get(fidelity.measure)
         return record.spearman if fidelity.measure == "spearman" else record.kendall
 
-    def steps(self, rung: int) -> int | None:
-        """Solver steps of a preview on `rung`; None on rung 0, whose units need not say so."""
-        return previews(self._config)[rung].steps if rung else None
+    def steps(self, level: int) -> int | None:
+        """Solver steps of a preview on `level`; None on level 0, whose units need not say so."""
+        return previews(self._config)[level].steps if level else None
 
-    def config(self, rung: int) -> Config:
-        """The configuration of explorers on `rung`."""
-        return on_rung(self._config, rung)
+    def config(self, level: int) -> Config:
+        """The configuration of explorers on `level`."""
+        return at_fallback_level(self._config, level)
 
     def news(self, iteration: int, records: Sequence[IterationMetrics]) -> str:
-        """A sentence for the user if `iteration` is the first one on its rung, or no rung is left; else empty."""
+        """A sentence for the user if `iteration` is the first one on its level, or no level is left; else empty."""
         fidelity, standing = self._config.fidelity, self.standing(iteration, records)
         before = self.standing(iteration - 1, records)
         name, times = _NAMES[fidelity.measure], in_a_row(fidelity.patience)
-        if standing.rung > before.rung:
-            preview = previews(self._config)[standing.rung]
+        if standing.level > before.level:
+            preview = previews(self._config)[standing.level]
             return (
                 f"rank fidelity: {name} was below {fidelity.floor:g} in {times}; from iteration {iteration + 1} on "
                 f"previews take {preview.steps} steps in {preview.precision} "
-                f"(rung {standing.rung} of {len(fidelity.ladder)})"
+                f"(fallback level {standing.level} of {len(fidelity.fallback)})"
             )
         if standing != before and standing.low == fidelity.patience:
             return (
-                f"rank fidelity: {name} was below {fidelity.floor:g} in {times}, on the last rung: "
-                "fidelity.ladder has no further one"
+                f"rank fidelity: {name} was below {fidelity.floor:g} in {times}, on the last fallback level: "
+                "fidelity.fallback has no further one"
             )
         return ""

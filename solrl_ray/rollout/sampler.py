@@ -85,7 +85,7 @@ class Sampler:
         self._steps = steps
         self._record = record
         self._schedule = config.model.schedule
-        self._full_steps = config.rollout.full.steps
+        self._full_steps = config.rollout.regenerate.steps
         if record and (isinstance(self._sampler, Ode) or steps != self._full_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
 

@@ -53,10 +53,10 @@ class IterationPlan:
     score_class: str = ""
     """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
-    rung: int = 0
+    fallback_level: int = 0
     """Of the fallback ladder."""
     steps: int | None = None
-    """Solver steps of the pool's units on that rung, if not those of rung 0."""
+    """Solver steps of the pool's units on that level, if not those of level 0."""
 
     @property
     def exploring_revision(self) -> int:

@@ -14,12 +14,12 @@ the one it has: then whatever is handed out again finds workers that hold what i
 from __future__ import annotations
 
 
-def lag(iteration: int, max_lead: int) -> int:
+def lag(iteration: int, max_staleness: int) -> int:
     """How many revisions behind the current one iteration `iteration` explores."""
-    return min(iteration, max_lead)
+    return min(iteration, max_staleness)
 
 
-def may_explore(iteration: int, *, present: int, explored: bool, max_lead: int, iterations: int) -> bool:
+def may_explore(iteration: int, *, present: int, explored: bool, max_staleness: int, iterations: int) -> bool:
     """Whether explorers may begin `iteration` while `present` is under way.
 
     Args:
@@ -29,4 +29,4 @@ def may_explore(iteration: int, *, present: int, explored: bool, max_lead: int, 
     """
     if iteration == present:
         return True
-    return explored and iteration < iterations and iteration - present <= max_lead
+    return explored and iteration < iterations and iteration - present <= max_staleness

@@ -156,9 +156,9 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         explorers=explorers_in_all(config.fleet),  # as if all were alike
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,
-        credit=config.fleet.credit,
+        max_inflight=config.fleet.max_inflight,
         one_stage=is_one_stage(config),
-        max_lead=rollout.max_lead,
+        max_staleness=rollout.max_staleness,
         colocated=colocated(config),
         stages=cost.stages,
         orchestration=controller.seconds(),
@@ -231,11 +231,11 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
 
 
 def _ahead(config: Config) -> list[tuple[Config, str]]:
-    """The same GPUs with `rollout.max_lead` 1, where it is another run and allowed."""
-    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_lead": 1})})
-    if config.rollout.max_lead or any(lead_problems(ahead)):
+    """The same GPUs with `rollout.max_staleness` 1, where it is another run and allowed."""
+    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
+    if config.rollout.max_staleness or any(lead_problems(ahead)):
         return []
-    return [(ahead, "exploring one iteration ahead (rollout.max_lead 1)")]
+    return [(ahead, "exploring one iteration ahead (rollout.max_staleness 1)")]
 
 
 def _option(

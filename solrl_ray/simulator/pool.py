@@ -28,17 +28,17 @@ class Pool:
     free: list[tuple[int, str]] = field(default_factory=list)
     """A heap of (units held, name), with outdated entries in it."""
 
-    def settle(self, member: Member, credit: int) -> None:
+    def settle(self, member: Member, max_inflight: int) -> None:
         """Note a member whose state or units have changed."""
-        if member.state is State.READY and member.units < credit:
+        if member.state is State.READY and member.units < max_inflight:
             heapq.heappush(self.free, (member.units, member.name))
 
-    def slot(self, credit: int) -> str | None:
+    def slot(self, max_inflight: int) -> str | None:
         """Who takes the next unit: the least busy, by name, as in `actors.fleet.pool.Pool.slots`; None if all full."""
         while self.free:
             units, name = self.free[0]
             member = self.members.get(name)
             if member is not None and member.state is State.READY and member.units == units:
-                return name if units < credit else None
+                return name if units < max_inflight else None
             heapq.heappop(self.free)
         return None

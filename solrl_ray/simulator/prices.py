@@ -71,7 +71,7 @@ class ModelCosts(Part):
 class PriceList(Part):
     gpu: str
     fastest: str
-    """Tier that ``rollout.preview.precision: auto`` means on this card."""
+    """Tier that ``rollout.explore.precision: auto`` means on this card."""
     models: list[ModelCosts]
 
 
@@ -186,7 +186,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
-    preview = _step(costs, tier, "rollout.preview.precision", prices)
+    preview = _step(costs, tier, "rollout.explore.precision", prices)
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
     backward = costs.backward
     if learner.gradient_checkpointing:
@@ -197,7 +197,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
             )
         backward = costs.backward_checkpointed
     image = costs.decode_and_reward.ms
-    drawn = math.ceil(rollout.keep / rollout.full.micro_batch) * rollout.full.micro_batch
+    drawn = math.ceil(rollout.keep / rollout.regenerate.micro_batch) * rollout.regenerate.micro_batch
     passes = learner.micro_batch * (
         arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * costs.forward.ms
     )
@@ -215,7 +215,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         del figures[f"regeneration step ({full_tier(config.model)})"]
     stages = Stages(
         preview=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
-        full=(drawn * rollout.full.steps * full.ms + rollout.keep * image) / 1000,
+        full=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,
         publication=costs.publication.ms / 1000,

@@ -105,10 +105,10 @@ class Scenario:
     explorers: int
     regenerators: int
     learners: int = 1
-    credit: int = 2
+    max_inflight: int = 2
     one_stage: bool = False
     """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
-    max_lead: int = 0
+    max_staleness: int = 0
     """How many revisions explorers may be behind (`scheduling.staleness`)."""
     colocated: bool = False
     """Explorer i and regenerator i take turns on device i; else each has a device of its own."""

@@ -8,8 +8,9 @@
 The same goes on during update and the making of a revision: with lead, the next iteration is explored then.
 
 One clock is the controller's, who does one thing at a time as `actors.dispatch.rollout` does: what it spends on a
-message delays the next. Workers run what they were handed in order, `credit` units deep. Results come from no model:
-proxy rewards are addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal results.
+message delays the next. Workers run what they were handed in order, `max_inflight` units deep. Results come from no
+model: proxy rewards are addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal
+results.
 
 Left out: hung workers (a deadline's length is a choice, not a cost), late units that are handed out a second time
 (``fleet.hedge``), prompt encoding, evaluations, contention of compute threads, traffic other than that of revisions.
@@ -126,7 +127,7 @@ class Simulation:
         self._busy = dict.fromkeys(ROLES, 0.0)
         self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
-        if lag(present, scenario.max_lead) == 0:
+        if lag(present, scenario.max_staleness) == 0:
             self._publish("explorer", present)
         if present not in self._books:
             self._begin(present)
@@ -161,7 +162,7 @@ class Simulation:
         plan = IterationPlan(
             iteration=iteration,
             revision=iteration,
-            lead=lag(iteration, scenario.max_lead),
+            lead=lag(iteration, scenario.max_staleness),
             prompt_ids=tuple(f"{number:016x}" for number in range(scenario.prompts)),
             pool=scenario.pool,
             keep=scenario.keep,
@@ -175,9 +176,9 @@ class Simulation:
     def _explore_ahead(self) -> None:
         """The explorers go on with the next iteration, if they may."""
         following, explored = self._iteration + 1, self._books[self._iteration].book.explore.complete
-        lead, iterations = self._scenario.max_lead, self._iteration + 2
+        lead, iterations = self._scenario.max_staleness, self._iteration + 2
         if following not in self._books and may_explore(
-            following, present=self._iteration, explored=explored, max_lead=lead, iterations=iterations
+            following, present=self._iteration, explored=explored, max_staleness=lead, iterations=iterations
         ):
             if self._pools["explorer"].revision != self._iteration:
                 self._publish("explorer", self._iteration)
@@ -188,21 +189,21 @@ class Simulation:
         pool.revision = revision
         for member in pool.members.values():
             member.state = advance(member.state, "outdated")
-            pool.settle(member, self._scenario.credit)
+            pool.settle(member, self._scenario.max_inflight)
             self._spend(self._costs.load)
             if member.state is State.STALE:
                 self._load(member)
 
-    def _hand_out(self, credit: int | None = None) -> None:
-        """Fill free slots; `credit`: units that a worker may have, if not all that it may at other times."""
+    def _hand_out(self, max_inflight: int | None = None) -> None:
+        """Fill free slots; `max_inflight`: units that a worker may have, if not all that it may at other times."""
         for iteration, this in self._books.items():
             regenerated = self._pools["regenerator"].revision == iteration == self._iteration
             for role in self._working if regenerated else ROLES[:1]:
-                self._hand_out_stage(this, role, credit or self._scenario.credit)
+                self._hand_out_stage(this, role, max_inflight or self._scenario.max_inflight)
 
-    def _hand_out_stage(self, this: _Open, role: str, credit: int) -> None:
+    def _hand_out_stage(self, this: _Open, role: str, max_inflight: int) -> None:
         pool = self._pools[role]
-        worker = pool.slot(credit) if this.waiting[role] else None
+        worker = pool.slot(max_inflight) if this.waiting[role] else None
         if worker is None:
             return
         self._spend(self._costs.ask)
@@ -214,14 +215,14 @@ class Simulation:
                 break
             self._spend(self._costs.call)
             self._give(pool, pool.members[worker], unit)
-            worker = pool.slot(credit)
+            worker = pool.slot(max_inflight)
 
     def _serve(self) -> None:
         """As `Rollout.serve`."""
-        for credit in (1, 1, None):
+        for max_inflight in (1, 1, None):
             if self._heap and self._heap[0][0] <= self._now:
                 self._take_all(self._arrived())
-            self._hand_out(credit)
+            self._hand_out(max_inflight)
 
     def _aside(self, seconds: float) -> None:
         """Time that the learner group needs, while everybody else goes on."""
@@ -276,7 +277,7 @@ class Simulation:
             self._load(member)
         elif event.publication == pool.revision:
             member.state = advance(member.state, "proved")
-        pool.settle(member, self._scenario.credit)
+        pool.settle(member, self._scenario.max_inflight)
 
     def _bring(self, count: int, cost: float) -> None:
         """The selector takes so many at a time; groups are written while it and the controller go on."""
@@ -381,7 +382,7 @@ class Simulation:
         begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
         self._device_free[member.device] = begins + seconds + self._costs.gap
         member.units += 1
-        pool.settle(member, self._scenario.credit)
+        pool.settle(member, self._scenario.max_inflight)
         self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))
 
     def _load(self, member: Member) -> None:

@@ -87,7 +87,7 @@ def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> Learn
         return None
     raise UserError(
         f"the checkpoint after {updates - 1} updates is gone, but iteration {updates} is explored with its policy "
-        f"(rollout.max_lead 1); checkpoints.keep must be at least 2"
+        f"(rollout.max_staleness 1); checkpoints.keep must be at least 2"
     )
 
 

@@ -32,7 +32,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         **({"lead": plan.lead} if plan.lead else {}),
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
-        **({"rung": plan.rung, "steps": plan.steps} if plan.rung else {}),
+        **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),
     }
 
 

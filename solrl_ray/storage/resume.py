@@ -35,7 +35,7 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: in
     Args:
         iterations: how many the run shall have.
         init: what the run was warm-started from: then it has a checkpoint of 0 updates.
-        lead: `rollout.max_lead`.
+        lead: `rollout.max_staleness`.
 
     Raises:
         UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing

@@ -35,8 +35,8 @@ EVERY = 5
 """Iterations between two samples."""
 SMALLEST = (
     "rollout={prompts: 2, pool: 4, keep: 2, solver: euler}",
-    "rollout.preview={steps: 1, micro_batch: 4, precision: nvfp4-emulated}",
-    "rollout.full={steps: 2, micro_batch: 2}",
+    "rollout.explore={steps: 1, micro_batch: 4, precision: nvfp4-emulated}",
+    "rollout.regenerate={steps: 2, micro_batch: 2}",
     "evaluation={every: 0, prompts: 1, samples: 1, steps: 1, pictures: 0, reference: ''}",
 )
 

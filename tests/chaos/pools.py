@@ -68,14 +68,18 @@ def spawn(
 def pool_of(
     spawned: type[Worker] | Callable[[str], Any],
     *,
-    credit: int = 1,
+    max_inflight: int = 1,
     replacements: int = 0,
     deadlines: Deadlines | None = None,
 ) -> Pool:
     """A pool of this kind of worker, or of what the function starts; whoever opens a worker names it."""
     start = (lambda name: spawn(name, kind=spawned)) if isinstance(spawned, type) else spawned
     return Pool(
-        start, unit_seconds=60.0, credit=credit, deadlines=deadlines or Deadlines(), budget=Budget(replacements)
+        start,
+        unit_seconds=60.0,
+        max_inflight=max_inflight,
+        deadlines=deadlines or Deadlines(),
+        budget=Budget(replacements),
     )
 
 

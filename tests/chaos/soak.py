@@ -53,7 +53,8 @@ SIZES = (
     "fleet.learners={num_cpus: 1, threads: 1}",
     f"fleet.max_replacements={FOREVER}",
     "learner.world_size=2",
-    "fleet.deadlines={resources: 120, preview: 20, full: 40, update: 60, collective: 60, publish: 40, selector: 40}",
+    "fleet.deadlines={resources: 120, explore: 20, regenerate: 40, update: 60, collective: 60, publish: 40}",
+    "fleet.deadlines.selector=40",
     "publish.snapshot_every=3",
     "evaluation={prompts: 2, samples: 2, steps: 3, pictures: 0, reference: ''}",
 )

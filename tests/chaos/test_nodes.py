@@ -93,7 +93,7 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
         # No node is their first choice.
         "fleet.explorers={count: 2, num_cpus: 1, labels: {role: spare}, fallback_labels: [{role: explorer}]}",
         "fleet.max_replacements=0",  # who leaves in time is no failure
-        "fleet.deadlines={preview: 600, resources: 120}",  # the explorers' node is still joining
+        "fleet.deadlines={explore: 600, resources: 120}",  # the explorers' node is still joining
     )
     run, file, said = folder(config), tmp_path / "config.yaml", tmp_path / "said"
     file.write_text(to_yaml(config))

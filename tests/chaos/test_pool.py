@@ -54,7 +54,7 @@ class Rests(Worker):
 
 
 def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
-    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(rest=5.0))
+    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=5.0))
     pool.open("explorer-0")
     pool.open("explorer-1")
     pool.rest()  # nobody has started, so there is nothing to give back
@@ -84,7 +84,7 @@ class Told(Worker):
 
 
 def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost() -> None:
-    pool = pool_of(Told, credit=2)
+    pool = pool_of(Told, max_inflight=2)
     pool.open("explorer-0")
     settle(pool, 1)
     first, second = units(2)
@@ -111,7 +111,7 @@ class Slow(Worker):
 
 def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_ends_the_run(tmp_path: Path) -> None:
     pool = pool_of(
-        lambda name: spawn(name, kind=Slow, resources={} if name == "explorer-0" else {"nowhere": 1}), credit=2
+        lambda name: spawn(name, kind=Slow, resources={} if name == "explorer-0" else {"nowhere": 1}), max_inflight=2
     )
     pool.open("explorer-0")
     settle(pool, 1)

@@ -239,7 +239,7 @@ SAID = (
 def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.preview=8")
+    fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.explore=8")
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
     roles = Roles(

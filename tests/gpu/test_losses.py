@@ -43,7 +43,7 @@ def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
 ) -> None:
     calm = small_config(tmp_path, "calm", *ALL_ON_ONE)
     launch.train(calm, live=False)
-    losses = ("fleet.max_replacements=20", "fleet.deadlines.preview=20")
+    losses = ("fleet.max_replacements=20", "fleet.deadlines.explore=20")
     config = small_config(tmp_path, "killed", *ALL_ON_ONE, *losses)
     roles = Roles(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner

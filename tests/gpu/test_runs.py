@@ -48,15 +48,15 @@ def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_
 def test_previews_in_fp8_that_rank_badly_are_drawn_in_bfloat16_from_the_next_iteration_on(tmp_path: Path) -> None:
     config = small_config(
         tmp_path,
-        "ladder",
+        "fallback",
         "model.dtype=bfloat16",
-        "rollout.preview={steps: 2, precision: fp8}",
-        "fidelity={floor: 0.999, patience: 1, ladder: [{precision: bf16}]}",
+        "rollout.explore={steps: 2, precision: fp8}",
+        "fidelity={floor: 0.999, patience: 1, fallback: [{precision: bf16}]}",
         "fleet.explorers={num_gpus: 0.4}",
         "fleet.regenerators={num_gpus: 0.4}",
     )
     launch.train(config, live=False)
-    drawn = [(r.rung, r.preview_precision) for r in read_run(folder(config)).iterations]
+    drawn = [(r.fallback_level, r.preview_precision) for r in read_run(folder(config)).iterations]
     assert drawn == [(0, "fp8"), (1, "bf16"), (1, "bf16")]
     attested = json.loads((folder(config) / "attestations.json").read_text())
     explorers = [a for a in attested if a["worker"].startswith("explorer")]

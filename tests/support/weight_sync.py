@@ -61,11 +61,11 @@ def config(
     snapshot_every: int = 10,
 ) -> Config:
     small = small_config(Path("unused"), "unused")
-    preview = small.rollout.preview.model_copy(update={"precision": tier})
+    preview = small.rollout.explore.model_copy(update={"precision": tier})
     return small.model_copy(
         update={
             "model": small.model.model_copy(update={"lora": lora, "quantization": scope}),
-            "rollout": small.rollout.model_copy(update={"preview": preview}),
+            "rollout": small.rollout.model_copy(update={"explore": preview}),
             "publish": Publish.model_validate({"mode": mode, "snapshot_every": snapshot_every}),
         }
     )

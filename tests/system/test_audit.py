@@ -15,7 +15,7 @@ from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.journal import Journal
 from tests.support.small import digests, folder, small_config
-from tests.system.test_ladder import drawn, of_the_oracle
+from tests.system.test_fallback import drawn, of_the_oracle
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -35,9 +35,9 @@ class Poisoned(Regenerator):
 def test_an_audit_makes_explorers_ahead_start_anew_for_a_higher_tier_and_never_reaches_selection_or_learning(
     tmp_path: Path,
 ) -> None:
-    fidelity = f"floor: {FLOOR}, patience: 1, ladder: [{{precision: float32}}], audit_prompts: 2, audit_seeds: 3"
+    fidelity = f"floor: {FLOOR}, patience: 1, fallback: [{{precision: float32}}], audit_prompts: 2, audit_seeds: 3"
     config = small_config(
-        tmp_path, "audited", "rollout.preview.steps=2", "rollout.max_lead=1", f"fidelity={{{fidelity}}}"
+        tmp_path, "audited", "rollout.explore.steps=2", "rollout.max_staleness=1", f"fidelity={{{fidelity}}}"
     )
     launch.train(config, live=False, roles=Roles(regenerator=Poisoned))
 

@@ -31,7 +31,7 @@ from tests.support.small import digests, folder, small_config, summary
 
 AHEAD_OF = "journal/iteration-000002.jsonl"
 GONE = "^the controller is gone: .*; go on with --resume$"
-AHEAD = ("rollout.max_lead=1", "fleet.explorers.count=2")
+AHEAD = ("rollout.max_staleness=1", "fleet.explorers.count=2")
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ class Gated(Explorer):
 def test_a_live_run_lends_its_regenerator_and_changes_by_no_byte(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config(tmp_path, "live", f"fleet.deadlines.preview={PATIENCE}")
+    config = small_config(tmp_path, "live", f"fleet.deadlines.explore={PATIENCE}")
     folder = RunFolder.of(config)
     train = threading.Thread(
         target=launch.train, args=(config,), kwargs={"live": False, "roles": Roles(explorer=Gated)}, daemon=True

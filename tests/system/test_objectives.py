@@ -60,7 +60,7 @@ def test_two_explorers_and_regenerators_change_no_byte(danced: Config, tmp_path:
     ("method", "family", "build", "own"),
     [
         ("awm", "sd3", tiny.build_sd3, "objective.timesteps=2"),
-        ("flow_grpo", "sana", tiny.build_sana, "rollout.preview.steps=3"),
+        ("flow_grpo", "sana", tiny.build_sana, "rollout.explore.steps=3"),
         ("flow_grpo_fast", "flux2_klein", tiny.build_flux2_klein, "rollout.sampler.window={size: 2, range: [0, 3]}"),
     ],
 )
@@ -70,7 +70,7 @@ def test_each_method_trains_another_family(
     files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
     sizes = [size for size in SIZES if not size.startswith("objective")]
     where = (f"run.root='{tmp_path}'", f"run.name={method}", "run.iterations=2")
-    rollout = ("rollout.preview.steps=4", "rollout.preview.precision=float32", "rollout.solver=euler")
+    rollout = ("rollout.explore.steps=4", "rollout.explore.precision=float32", "rollout.solver=euler")
     reward = "rewards=[{kind: 'tests.system.rewards:brightness'}]"
     made = load(files, [*sizes, *where, *rollout, reward, "learner.updates=1", own])
     resolution = 32 if family == "sana" else tiny.RESOLUTION

@@ -109,7 +109,7 @@ SAID = (
 def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.preview=1800", "fleet.strikes=2")
+    sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.explore=1800", "fleet.strikes=2")
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
     launch.train(config, live=False, roles=Roles(explorer=Troubled))

@@ -44,7 +44,7 @@ def explorers(progress: Progress) -> dict[str, str]:
 def test_explorers_that_come_and_go_do_not_change_the_result(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = small_config(tmp_path, "scaled", "fleet.deadlines.preview=600")
+    config = small_config(tmp_path, "scaled", "fleet.deadlines.explore=600")
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()

@@ -38,7 +38,7 @@ model:
   lora: {{rank: 4, targets: [to_q, to_k]}}
 prompts: {{train: {tmp_path / "train.txt"}, heldout: {tmp_path / "heldout.txt"}}}
 rewards: [{{kind: clipscore, path: {tiny_clip}}}]
-rollout: {{prompts: 2, pool: 8, keep: 4, preview: {{micro_batch: 8}}, full: {{micro_batch: 4}}}}
+rollout: {{prompts: 2, pool: 8, keep: 4, explore: {{micro_batch: 8}}, regenerate: {{micro_batch: 4}}}}
 learner: {{micro_batch: 4}}
 evaluation: {{prompts: 2, pictures: 1}}
 """)

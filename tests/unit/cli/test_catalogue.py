@@ -1,4 +1,4 @@
-"""Every model × family × method × reward of configs/ makes a valid run, but for what is refused by design."""
+"""Every model × strategy × method × reward of configs/ makes a valid run, but for what is refused by design."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 PARTS = catalogue.read(CONFIGS)
 
 REFUSED: dict[tuple[str, str], str] = {}
-"""(family, method) → part of the sentence by which it is refused by design."""
+"""(strategy, method) → part of the sentence by which it is refused by design."""
 
 
 def test_every_composition_is_valid_or_refused_by_design() -> None:
     wrong = []
     for composition in catalogue.compositions(PARTS):
-        _, family, method, _ = (part.path.stem for part in composition.parts)
-        reason, expected = composition.refusal(ACKNOWLEDGED), REFUSED.get((family, method))
+        _, strategy, method, _ = (part.path.stem for part in composition.parts)
+        reason, expected = composition.refusal(ACKNOWLEDGED), REFUSED.get((strategy, method))
         if (reason is None) != (expected is None) or (expected or "") not in (reason or ""):
             wrong.append(f"{composition.command}: {reason}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_each_family_is_there_once_with_the_published_sizes() -> None:
+def test_each_strategy_is_there_once_with_the_published_sizes() -> None:
     found = {}
     composed = [c for c in catalogue.compositions(PARTS) if c.parts[2].path.stem == "diffusion_nft"]
     for composition in composed:
         config = load([part.path for part in composition.parts], [*PROMPTS, ACKNOWLEDGED])
         rollout, pool = config.rollout, pool_sampling(config)
-        found[rollout.family] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
-        assert (pool.tier in ("bf16", "float32")) == (rollout.family in ("direct", "scaled"))
-        assert bool(warnings(config)) == (rollout.family == "quantized")
+        found[rollout.strategy] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
+        assert (pool.tier in ("bf16", "float32")) == (rollout.strategy in ("direct", "scaled"))
+        assert bool(warnings(config)) == (rollout.strategy == "quantized")
     assert found == {
         "direct": (48, 24, 24, 10, True),
         "scaled": (48, 96, 24, 10, True),
@@ -60,24 +60,25 @@ def test_quantised_samples_are_trained_on_only_by_who_says_so() -> None:
     ("overrides", "sentence"),
     [
         (
-            ("rollout.family=direct", "rollout.keep=8"),
-            "rollout.keep is 8 (--set); it must be 24, as many as rollout.pool, because rollout.family direct",
+            ("rollout.strategy=direct", "rollout.keep=8"),
+            "rollout.keep is 8 (--set); it must be 24, as many as rollout.pool, because rollout.strategy direct",
         ),
         (
-            ("rollout.family=scaled", "rollout.full.micro_batch=7"),
-            "rollout.full.micro_batch is 7 (--set); it must be a divisor of rollout.pool, which is 24, such as 6.",
+            ("rollout.strategy=scaled", "rollout.regenerate.micro_batch=7"),
+            "rollout.regenerate.micro_batch is 7 (--set); it must be a divisor of rollout.pool, which is 24, such as "
+            "6.",
         ),
         (
-            ("rollout.family=quantized", "rollout.preview.precision=float32", ACKNOWLEDGED),
-            'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated for',
+            ("rollout.strategy=quantized", "rollout.explore.precision=float32", ACKNOWLEDGED),
+            'rollout.explore.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated for',
         ),
         (
-            ("rollout.family=best_of_n",),
-            'rollout.family in --set is "best_of_n"; it must be one of',
+            ("rollout.strategy=best_of_n",),
+            'rollout.strategy in --set is "best_of_n"; it must be one of',
         ),
     ],
 )
-def test_sizes_that_do_not_fit_a_family_are_refused(
+def test_sizes_that_do_not_fit_a_strategy_are_refused(
     capsys: pytest.CaptureFixture[str], overrides: tuple[str, ...], sentence: str
 ) -> None:
     settings = [word for override in overrides for word in ("--set", override)]
@@ -85,9 +86,9 @@ def test_sizes_that_do_not_fit_a_family_are_refused(
     assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
-def test_a_one_stage_family_does_not_ask_for_preview_sizes(tmp_path: Path) -> None:
+def test_a_one_stage_strategy_does_not_ask_for_preview_sizes(tmp_path: Path) -> None:
     file = tmp_path / "scaled.yaml"
-    file.write_text("rollout: {family: scaled, preview: {micro_batch: 7}}\n")
+    file.write_text("rollout: {strategy: scaled, explore: {micro_batch: 7}}\n")
     assert main(["plan", str(CONFIGS / "demo.yaml"), str(file)]) == 0
 
 
@@ -118,14 +119,18 @@ def test_a_folder_without_parts_is_answered_with_one_sentence(
 ) -> None:
     assert main(["list", "--configs", str(tmp_path)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {tmp_path} holds no parts of runs: it has no models/*.yaml and no families/*.yaml")
+    assert error.startswith(
+        f"error: {tmp_path} holds no parts of runs: it has no models/*.yaml and no strategies/*.yaml"
+    )
     assert error.count("\n") == 1
 
 
 def test_a_users_own_part_joins_the_others_and_its_missing_checkpoint_is_told(tmp_path: Path) -> None:
     for kind in catalogue.KINDS:
         (tmp_path / kind).mkdir()
-        name = {"models": "testbed", "families": "direct", "methods": "diffusion_nft", "rewards": "testbed_clip"}[kind]
+        name = {"models": "testbed", "strategies": "direct", "methods": "diffusion_nft", "rewards": "testbed_clip"}[
+            kind
+        ]
         (tmp_path / kind / f"{name}.yaml").write_text((CONFIGS / kind / f"{name}.yaml").read_text())
     (tmp_path / "rewards" / "mine.yaml").write_text(
         "# My reward, v. 2. It likes cats.\n\nrewards: [{kind: clipscore, path: nobody/has-this}]\n"
@@ -140,7 +145,7 @@ def test_a_refusal_names_the_parts_that_all_refused_compositions_share(tmp_path:
     for kind in catalogue.KINDS:
         (tmp_path / kind).mkdir()
         for path in (CONFIGS / kind).glob("*.yaml"):
-            if "testbed" in path.stem or kind == "families" or path.stem == "diffusion_nft":
+            if "testbed" in path.stem or kind == "strategies" or path.stem == "diffusion_nft":
                 (tmp_path / kind / path.name).write_text(path.read_text())
     (tmp_path / "methods" / "odd.yaml").write_text("# Odd.\n\nrollout: {keep: 7}\n")
     reasons = catalogue.refusals(catalogue.read(tmp_path))

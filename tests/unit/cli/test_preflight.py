@@ -76,5 +76,5 @@ def test_a_packed_weight_has_the_size_of_the_quantisers(rows: int, columns: int)
 
 
 def test_an_unquantised_tier_packs_nothing(config: Config, tmp_path: Path) -> None:
-    facts = preflight.model_facts(load([tmp_path / "config.yaml"], ["rollout.preview.precision=float32"]))
+    facts = preflight.model_facts(load([tmp_path / "config.yaml"], ["rollout.explore.precision=float32"]))
     assert facts.packed_bytes == 0

@@ -54,12 +54,12 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
             "rollout.keep is 10 (--set); it must be at most rollout.pool, which is 8.",
         ),
         (
-            ["--set", "rollout.preview.precision=bf16"],
-            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or',
+            ["--set", "rollout.explore.precision=bf16"],
+            'rollout.explore.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or',
         ),
         (["--set", "fleet.learners.count=2"], "Unknown key fleet.learners.count in --set; did you mean learner.w"),
         (["--set", "rollout.keep=3"], "rollout.keep is 3 (--set); it must be even"),
-        (["--set", "rollout.pool=9"], "rollout.preview.micro_batch is 8 ("),
+        (["--set", "rollout.pool=9"], "rollout.explore.micro_batch is 8 ("),
         (["--set", "rollout.prompts=4"], "rollout.prompts is 4 (--set); it must be at most 3, the number of"),
         (
             ["--set", "evaluation.prompts=3"],
@@ -81,8 +81,8 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
             "evaluation.reference (--set) is 'math:no', but math has no",
         ),
         (
-            ["--set", "rollout.preview.precision=fp8"],
-            "rollout.preview.precision is 'fp8' (--set): fp8 needs a card of compute",
+            ["--set", "rollout.explore.precision=fp8"],
+            "rollout.explore.precision is 'fp8' (--set): fp8 needs a card of compute",
         ),
         (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),

@@ -124,7 +124,7 @@ def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(config
 
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(
-        configure("rollout.prompts=5", "rollout.keep=10", "rollout.full.micro_batch=4", "learner.micro_batch=12")
+        configure("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=12")
     )
     assert (numbers.full_units, numbers.padded_images) == (15, 10)
     assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
@@ -142,7 +142,7 @@ def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every:
     [(0.6, 10, 6), (0.4, 10, 4), (0.99, 10, 9), (0.29, 100, 29), (0.7, 10, 7), (1.0, 10, 10), (0.01, 10, 1)],
 )
 def test_trained_timesteps_are_what_the_objective_draws(configure, fraction: float, steps: int, count: int) -> None:  # type: ignore[no-untyped-def]
-    config = configure(f"objective.timestep_fraction={fraction}", f"rollout.full.steps={steps}")
+    config = configure(f"objective.timestep_fraction={fraction}", f"rollout.regenerate.steps={steps}")
     assert trained_timesteps(config) == count == timestep_count(steps, fraction)
 
 

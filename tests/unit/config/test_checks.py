@@ -18,12 +18,12 @@ from solrl_ray.errors import UserError
         (["rollout.keep=23"], "rollout.keep is 23 (--set); it must be even"),
         (
             ["rollout.pool=100"],
-            "rollout.preview.micro_batch is 24 (default); it must be a divisor of rollout.pool, "
+            "rollout.explore.micro_batch is 24 (default); it must be a divisor of rollout.pool, "
             "which is 100, such as 20.",
         ),
         (
             ["rollout.pool=20", "rollout.keep=4"],
-            "rollout.preview.micro_batch is 24 (default); it must be a divisor of",
+            "rollout.explore.micro_batch is 24 (default); it must be a divisor of",
         ),
         (["run.name=a/b"], 'run.name is "a/b" (--set); it must be the name of one folder inside run.root.'),
         (["run.name=.."], 'run.name is ".." (--set); it must be the name'),
@@ -73,13 +73,13 @@ from solrl_ray.errors import UserError
         ),
         (["prompts.train=''"], 'prompts.train is "" (--set); it must be a path.'),
         (
-            ["model.dtype=float32", "rollout.preview.precision=bf16"],
-            'rollout.preview.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            ["model.dtype=float32", "rollout.explore.precision=bf16"],
+            'rollout.explore.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or '
             "float32, because model.dtype is float32.",
         ),
         (
-            ["model.dtype=bfloat16", "rollout.preview.precision=float32"],
-            'rollout.preview.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated, or '
+            ["model.dtype=bfloat16", "rollout.explore.precision=float32"],
+            'rollout.explore.precision is "float32" (--set); it must be a quantised tier such as nvfp4-emulated, or '
             "bf16, because model.dtype is bfloat16.",
         ),
         (
@@ -95,69 +95,70 @@ from solrl_ray.errors import UserError
             "fidelity.audit_prompts is 1 (--set); it must be 0, because 0 of a pool's seeds stay unselected.",
         ),
         (
-            ["rollout.max_lead=1", "rollout.family=scaled"],
-            "rollout.max_lead is 1 (--set); it must be 0 with rollout.family scaled, whose samples are learned from",
+            ["rollout.max_staleness=1", "rollout.strategy=scaled"],
+            "rollout.max_staleness is 1 (--set); it must be 0 with rollout.strategy scaled, whose samples are learned "
+            "from",
         ),
         (
-            ["rollout.max_lead=1", "fleet.explorers.num_gpus=0.5", "fleet.learners.num_gpus=0.5"],
-            "rollout.max_lead is 1 (--set); it must be 0 where explorers and learners share GPUs",
+            ["rollout.max_staleness=1", "fleet.explorers.num_gpus=0.5", "fleet.learners.num_gpus=0.5"],
+            "rollout.max_staleness is 1 (--set); it must be 0 where explorers and learners share GPUs",
         ),
         (
             ["learner.world_size=2", "fleet.learners.num_gpus=0.5"],
             "fleet.learners.num_gpus is 0.5 (--set); it must be more than 0.5 with 2 ranks (learner.world_size): Ray ",
         ),
         (
-            ["rollout.max_lead=1", "checkpoints.keep=1"],
-            "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_lead 1",
+            ["rollout.max_staleness=1", "checkpoints.keep=1"],
+            "checkpoints.keep is 1 (--set); it must be at least 2 with rollout.max_staleness 1",
         ),
         (
-            ["fidelity={ladder: [{steps: 8}]}"],
+            ["fidelity={fallback: [{steps: 8}]}"],
             "fidelity.floor is empty (default); it must be a number between -1 and 1, below which",
         ),
         (
-            ["fidelity={floor: 1, ladder: [{steps: 8}]}"],
+            ["fidelity={floor: 1, fallback: [{steps: 8}]}"],
             "fidelity.floor is 1.0 (--set); it must be more than -1 and less than 1, as correlations are.",
         ),
         (
             ["fidelity.floor=0.5"],
-            "fidelity.ladder is [] (default); it must be a list of at least one rung, such as [{steps: 8}, ",
+            "fidelity.fallback is [] (default); it must be a list of at least one level, such as [{steps: 8}, ",
         ),
         (
-            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {}]}"],
-            "fidelity.ladder.1.steps is empty (default); it must be more than 8, unless precision rises: an empty rung "
-            "changes nothing.",
+            ["fidelity={floor: 0.5, fallback: [{steps: 8}, {}]}"],
+            "fidelity.fallback.1.steps is empty (default); it must be more than 8, unless precision rises: an empty "
+            "level changes nothing.",
         ),
         (
-            ["fidelity={floor: 0.5, ladder: [{steps: 8}, {steps: 7}]}"],
-            "fidelity.ladder.1.steps is 7 (--set); it must be more than 8, which previews have before it.",
+            ["fidelity={floor: 0.5, fallback: [{steps: 8}, {steps: 7}]}"],
+            "fidelity.fallback.1.steps is 7 (--set); it must be more than 8, which previews have before it.",
         ),
         (
-            ["rollout.preview.precision=fp8", "fidelity={floor: 0.5, ladder: [{precision: nvfp4, steps: 10}]}"],
-            'fidelity.ladder.0.precision is "nvfp4" (--set); it must be a higher tier than fp8, which previews have',
+            ["rollout.explore.precision=fp8", "fidelity={floor: 0.5, fallback: [{precision: nvfp4, steps: 10}]}"],
+            'fidelity.fallback.0.precision is "nvfp4" (--set); it must be a higher tier than fp8, which previews have',
         ),
         (
-            ["rollout.preview.precision=nvfp4", "fidelity={floor: 0.5, ladder: [{precision: nvfp4-emulated}]}"],
-            'fidelity.ladder.0.precision is "nvfp4-emulated" (--set); it must be a higher tier than nvfp4, ',
+            ["rollout.explore.precision=nvfp4", "fidelity={floor: 0.5, fallback: [{precision: nvfp4-emulated}]}"],
+            'fidelity.fallback.0.precision is "nvfp4-emulated" (--set); it must be a higher tier than nvfp4, ',
         ),
         (
-            ["rollout.preview.precision=auto", "fidelity={floor: 0.5, ladder: [{precision: fp8}]}"],
-            'fidelity.ladder.0.precision is "fp8" (--set); it must be a higher tier than auto, which previews have',
+            ["rollout.explore.precision=auto", "fidelity={floor: 0.5, fallback: [{precision: fp8}]}"],
+            'fidelity.fallback.0.precision is "fp8" (--set); it must be a higher tier than auto, which previews have',
         ),
         (
-            ["fidelity={floor: 0.5, ladder: [{precision: float32}]}", "model.dtype=bfloat16"],
-            'fidelity.ladder.0.precision is "float32" (--set); it must be a quantised tier, or bf16, because ',
+            ["fidelity={floor: 0.5, fallback: [{precision: float32}]}", "model.dtype=bfloat16"],
+            'fidelity.fallback.0.precision is "float32" (--set); it must be a quantised tier, or bf16, because ',
         ),
         (
-            ["publish.base=pack", "fidelity={floor: 0.5, ladder: [{precision: bf16}]}", "model.dtype=bfloat16"],
-            'fidelity.ladder.0.precision is "bf16" (--set); it must be a quantised tier, because with ',
+            ["publish.base=pack", "fidelity={floor: 0.5, fallback: [{precision: bf16}]}", "model.dtype=bfloat16"],
+            'fidelity.fallback.0.precision is "bf16" (--set); it must be a quantised tier, because with ',
         ),
         (
-            ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, ladder: [{steps: 11}]}"],
-            "fidelity.ladder.0.steps is 11 (--set); it must be at most rollout.full.steps, which is 10.",
+            ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, fallback: [{steps: 11}]}"],
+            "fidelity.fallback.0.steps is 11 (--set); it must be at most rollout.regenerate.steps, which is 10.",
         ),
         (
-            ["rollout.family=scaled", "fidelity={floor: 0.5, ladder: [{steps: 8}]}"],
-            "fidelity.floor is 0.5 (--set); it must be empty, because rollout.family scaled has no previews.",
+            ["rollout.strategy=scaled", "fidelity={floor: 0.5, fallback: [{steps: 8}]}"],
+            "fidelity.floor is 0.5 (--set); it must be empty, because rollout.strategy scaled has no previews.",
         ),
     ],
 )
@@ -172,7 +173,7 @@ def test_keys_that_contradict_each_other_are_refused(parts: list[Path], override
     ("dtype", "tier"), [("float32", "float32"), ("bfloat16", "bf16"), ("bfloat16", "nvfp4-emulated")]
 )
 def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: list[Path], dtype: str, tier: str) -> None:
-    checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.preview.precision={tier}"]))
+    checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.explore.precision={tier}"]))
 
 
 def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:

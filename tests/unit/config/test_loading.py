@@ -17,13 +17,13 @@ from tests.support.small import small_config
 
 def test_later_files_win_mappings_merge_and_lists_are_replaced(parts: list[Path], tmp_path: Path) -> None:
     later = tmp_path / "later.yaml"
-    later.write_text("model: {resolution: 256, lora: {targets: [to_v]}}\nrollout: {preview: {steps: 4}}")
+    later.write_text("model: {resolution: 256, lora: {targets: [to_v]}}\nrollout: {explore: {steps: 4}}")
     config = load([*parts, later])
     assert config.model.resolution == 256
     assert config.model.lora.targets == ["to_v"]
     assert config.model.lora.rank == 32
     assert config.model.max_sequence_length == 128
-    assert (config.rollout.preview.steps, config.rollout.preview.micro_batch) == (4, 24)
+    assert (config.rollout.explore.steps, config.rollout.explore.micro_batch) == (4, 24)
 
 
 def test_included_files_come_first_and_are_found_beside_the_including_one(parts: list[Path], tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
         ),
         (
             "rollout=3",
-            "rollout in --set is 3; it must be a section with the keys family, accept_quantized_training, prompts",
+            "rollout in --set is 3; it must be a section with the keys strategy, accept_quantized_training, prompts",
         ),
         (
             "rewards.2.weight=1",

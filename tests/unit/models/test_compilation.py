@@ -93,7 +93,7 @@ def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_co
     compiled = nn.Module.compile
     monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=counter, **how))
     torch._dynamo.reset()
-    config = small_config(Path("unused"), "unused", "rollout.preview.precision=float32", "compile.enabled=true")
+    config = small_config(Path("unused"), "unused", "rollout.explore.precision=float32", "compile.enabled=true")
     explorer = Explorer("explorer-0", config)
     attestation = explorer.start()
     assert counter.frame_count == 0

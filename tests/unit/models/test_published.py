@@ -157,7 +157,7 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
     learner = config.learner
     assert (learner.micro_batch, learner.gradient_clip, learner.gradient_checkpointing) == published.learner
     assert config.rollout.solver == published.solver
-    assert timestep_count(config.rollout.full.steps, config.objective.timestep_fraction) == published.timesteps
+    assert timestep_count(config.rollout.regenerate.steps, config.objective.timestep_fraction) == published.timesteps
     assert (config.model.lora.rank, config.model.lora.alpha) == (32, 64)
 
 

@@ -38,15 +38,15 @@ from tests.support import tiny
 CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
     "rollout={prompts: 2, pool: 4, keep: 2}",
-    "rollout.preview={steps: 2, micro_batch: 4, precision: float32}",
-    "rollout.full={steps: 4, micro_batch: 2}",
+    "rollout.explore={steps: 2, micro_batch: 4, precision: float32}",
+    "rollout.regenerate={steps: 4, micro_batch: 2}",
     "learner={micro_batch: 2, optimizer: {lr: 1e-2}}",
 )
 OWN: dict[str, tuple[str, ...]] = {
     "sol_rl": (),
     "awm": ("objective.timesteps=2",),
     "flow_grpo": (),
-    "flow_grpo_fast": ("rollout.sampler.window={size: 2, range: [0, 3]}", "rollout.preview.steps=4"),
+    "flow_grpo_fast": ("rollout.sampler.window={size: 2, range: [0, 3]}", "rollout.explore.steps=4"),
     "dance_grpo": ("learner.updates=2",),
 }
 STOCHASTIC = [method for method in OWN if "grpo" in method]
@@ -94,7 +94,7 @@ class Bench:
         self.config = config
         self.model = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
         self.learner = Learner(config, self.model, 0, 1)
-        full, preview, reward = config.rollout.full, config.rollout.preview, Redness("redness")
+        full, preview, reward = config.rollout.regenerate, config.rollout.explore, Redness("redness")
         self.preview = Sampler(config, self.model, reward, steps=preview.steps, micro_batch=preview.micro_batch)
         self.full = Sampler(
             config,

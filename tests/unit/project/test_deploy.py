@@ -152,16 +152,18 @@ def test_the_run_of_the_rayjob_has_room_on_its_groups_at_their_largest(
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("one_gpu", 1), ("eight_gpus", 8)])
-def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_model_and_family(
+def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_model_and_strategy(
     name: str, gpus: int
 ) -> None:
     configs, cluster = REPOSITORY / "configs", REPOSITORY / f"configs/clusters/{name}.yaml"
     machine = placement.Node(resources={"GPU": float(gpus), "CPU": 3.0 * gpus}, labels={})
     prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
     models = [path for path in (configs / "models").glob("*.yaml") if path.stem != "testbed"]
-    families = [path for path in (configs / "families").glob("*.yaml") if path.stem != "quantized"]  # names its tier
-    for model, family in product(models, families):
-        parts = [model, family, configs / "methods/diffusion_nft.yaml", configs / "rewards/hpsv2.yaml", cluster]
+    strategies = [
+        path for path in (configs / "strategies").glob("*.yaml") if path.stem != "quantized"
+    ]  # names its tier
+    for model, strategy in product(models, strategies):
+        parts = [model, strategy, configs / "methods/diffusion_nft.yaml", configs / "rewards/hpsv2.yaml", cluster]
         config = load(parts, [prompts])
         checks.check(config)
         assert takes_turns(config.fleet)

@@ -140,18 +140,21 @@ def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
     assert "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %" in finished.text
 
 
-def test_the_rungs_of_the_fallback_ladder_are_shown_with_when_they_were_taken(tmp_path: Path) -> None:
+def test_the_levels_of_the_fallback_ladder_are_shown_with_when_they_were_taken(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "climbs", finished=False)
-    fidelity = {"floor": 0.5, "patience": 1, "ladder": [{"steps": 8}, {"precision": "float32"}]}
+    fidelity = {"floor": 0.5, "patience": 1, "fallback": [{"steps": 8}, {"precision": "float32"}]}
     climbing = config().model_copy(update={"fidelity": Fidelity.model_validate(fidelity)})
     (folder / "config.yaml").write_text(yaml.safe_dump(climbing.model_dump(mode="json")))
     drawn = ((0, 6, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"))
     write_metrics(
         folder,
-        [replace(iteration(n), rung=r, preview_steps=s, preview_precision=p) for n, (r, s, p) in enumerate(drawn)],
+        [
+            replace(iteration(n), fallback_level=r, preview_steps=s, preview_precision=p)
+            for n, (r, s, p) in enumerate(drawn)
+        ],
     )
     text = page(folder).text
-    assert "After 1 iteration with spearman below 0.5, previews take the next rung." in text
+    assert "After 1 iteration with spearman below 0.5, previews take the next fallback level." in text
     assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
     assert "2 1 of 2" not in text
 

@@ -1,4 +1,4 @@
-"""The fallback ladder: on which rung an iteration is explored, from what was measured before it."""
+"""The fallback ladder: on which fallback level an iteration is explored, from what was measured before it."""
 
 from __future__ import annotations
 
@@ -10,77 +10,91 @@ import pytest
 from solrl_ray.config.schema import Config, Fidelity
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.rollout.fallback import Ladder
+from solrl_ray.rollout.fallback import FallbackLadder
 from tests.support import made_runs
 
 
 def config(**fidelity: object) -> Config:
     """Previews of 6 steps in nvfp4-emulated, then of 8, of 10, and of 10 in float32."""
-    section = {"floor": 0.5, "patience": 2, "ladder": [{"steps": 8}, {"steps": 10}, {"precision": "float32"}]}
+    section = {"floor": 0.5, "patience": 2, "fallback": [{"steps": 8}, {"steps": 10}, {"precision": "float32"}]}
     return made_runs.config().model_copy(update={"fidelity": Fidelity.model_validate(section | fidelity)})
 
 
-def explored(ladder: Ladder, spearman: Sequence[float | None]) -> list[IterationMetrics]:
-    """A run that measures these figures, each on the rung that is due by then."""
+def explored(ladder: FallbackLadder, spearman: Sequence[float | None]) -> list[IterationMetrics]:
+    """A run that measures these figures, each on the fallback level that is due by then."""
     records: list[IterationMetrics] = []
     for number, value in enumerate(spearman):
-        record = replace(made_runs.iteration(number), spearman=value, rung=ladder.rung(number, records))
+        record = replace(
+            made_runs.iteration(number), spearman=value, fallback_level=ladder.fallback_level(number, records)
+        )
         records.append(record)
     return records
 
 
-def rungs(ladder: Ladder, spearman: Sequence[float | None]) -> list[int]:
-    return [record.rung for record in explored(ladder, spearman)]
+def levels(ladder: FallbackLadder, spearman: Sequence[float | None]) -> list[int]:
+    return [record.fallback_level for record in explored(ladder, spearman)]
 
 
-def test_without_a_floor_there_is_one_rung() -> None:
-    assert rungs(Ladder(made_runs.config()), [-1.0] * 5) == [0] * 5
+def test_without_a_floor_there_is_one_level() -> None:
+    assert levels(FallbackLadder(made_runs.config()), [-1.0] * 5) == [0] * 5
 
 
-def test_a_rung_is_taken_after_patience_iterations_in_a_row_below_the_floor() -> None:
+def test_a_level_is_taken_after_patience_iterations_in_a_row_below_the_floor() -> None:
     #                                 low  low  | low  ok   low  low  |
-    assert rungs(Ladder(config()), [0.4, 0.4, 0.4, 0.5, 0.4, 0.4, 0.9, 0.9]) == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert levels(FallbackLadder(config()), [0.4, 0.4, 0.4, 0.5, 0.4, 0.4, 0.9, 0.9]) == [0, 0, 1, 1, 1, 1, 2, 2]
 
 
-def test_the_last_rung_is_kept() -> None:
-    assert rungs(Ladder(config(patience=1)), [0.0] * 6) == [0, 1, 2, 3, 3, 3]
+def test_the_last_level_is_kept() -> None:
+    assert levels(FallbackLadder(config(patience=1)), [0.0] * 6) == [0, 1, 2, 3, 3, 3]
 
 
 def test_a_figure_that_is_not_there_ends_a_row() -> None:
-    assert rungs(Ladder(config()), [0.4, None, 0.4, 0.4, 0.4]) == [0, 0, 0, 0, 1]
+    assert levels(FallbackLadder(config()), [0.4, None, 0.4, 0.4, 0.4]) == [0, 0, 0, 0, 1]
 
 
-def test_exploring_ahead_takes_a_rung_later_and_does_not_blame_it_for_the_one_before() -> None:
-    # Iteration 1 is explored before iteration 0 is measured; it is low too, but on rung 0.
-    assert rungs(Ladder(config(patience=1), lag=1), [0.4, 0.4, 0.9, 0.9, 0.4, 0.4, 0.9]) == [0, 0, 1, 1, 1, 1, 2]
+def test_exploring_ahead_takes_a_level_later_and_does_not_blame_it_for_the_one_before() -> None:
+    # Iteration 1 is explored before iteration 0 is measured; it is low too, but on fallback level 0.
+    assert levels(FallbackLadder(config(patience=1), staleness=1), [0.4, 0.4, 0.9, 0.9, 0.4, 0.4, 0.9]) == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+    ]
 
 
-def test_the_rung_depends_on_earlier_iterations_alone_and_not_on_their_order() -> None:
-    ladder = Ladder(config())
+def test_the_level_depends_on_earlier_iterations_alone_and_not_on_their_order() -> None:
+    ladder = FallbackLadder(config())
     records = explored(ladder, [0.4, 0.4, 0.4, 0.4, 0.4, 0.4])
     for number, record in enumerate(records):
-        assert ladder.rung(number, records) == ladder.rung(number, records[:number]) == record.rung
-        assert ladder.rung(number, records[::-1]) == record.rung
+        assert (
+            ladder.fallback_level(number, records)
+            == ladder.fallback_level(number, records[:number])
+            == record.fallback_level
+        )
+        assert ladder.fallback_level(number, records[::-1]) == record.fallback_level
 
 
 def test_the_floor_is_held_against_whole_pools_where_they_are_audited_and_by_the_named_measure() -> None:
     record = replace(made_runs.iteration(0), spearman=0.9, kendall=0.7, audit={"spearman": 0.3, "kendall": 0.2})
-    assert Ladder(config()).measured(record) == 0.9
-    assert Ladder(config(measure="kendall")).measured(record) == 0.7
-    assert Ladder(config(audit_prompts=2)).measured(record) == 0.3
-    assert Ladder(config(audit_prompts=2, measure="kendall")).measured(record) == 0.2
+    assert FallbackLadder(config()).measured(record) == 0.9
+    assert FallbackLadder(config(measure="kendall")).measured(record) == 0.7
+    assert FallbackLadder(config(audit_prompts=2)).measured(record) == 0.3
+    assert FallbackLadder(config(audit_prompts=2, measure="kendall")).measured(record) == 0.2
 
 
-def test_each_rung_changes_what_it_names_and_keeps_the_rest_of_the_one_before() -> None:
-    ladder = Ladder(config())
-    drawn = [pool_sampling(ladder.config(rung)) for rung in range(4)]
+def test_each_level_changes_what_it_names_and_keeps_the_rest_of_the_one_before() -> None:
+    ladder = FallbackLadder(config())
+    drawn = [pool_sampling(ladder.config(fallback_level)) for fallback_level in range(4)]
     assert [(pool.steps, pool.tier) for pool in drawn] == [
         (6, "nvfp4-emulated"),
         (8, "nvfp4-emulated"),
         (10, "nvfp4-emulated"),
         (10, "float32"),
     ]
-    assert [ladder.steps(rung) for rung in range(4)] == [None, 8, 10, 10]
+    assert [ladder.steps(fallback_level) for fallback_level in range(4)] == [None, 8, 10, 10]
     assert ladder.config(0) == config()
 
 
@@ -92,19 +106,19 @@ def test_each_rung_changes_what_it_names_and_keeps_the_rest_of_the_one_before() 
             2,
             2,
             "rank fidelity: Spearman was below 0.5 in 2 iterations in a row; from iteration 3 on previews take 8 steps "
-            "in nvfp4-emulated (rung 1 of 3)",
+            "in nvfp4-emulated (fallback level 1 of 3)",
         ),
         (3, 3, ""),
         (7, 7, ""),
         (
             8,
             8,
-            "rank fidelity: Spearman was below 0.5 in 2 iterations in a row, on the last rung: fidelity.ladder has no "
-            "further one",
+            "rank fidelity: Spearman was below 0.5 in 2 iterations in a row, on the last fallback level: "
+            "fidelity.fallback has no further one",
         ),
         (10, 10, ""),
     ],
 )
-def test_the_user_is_told_when_a_rung_is_taken_and_when_none_is_left(low: int, iteration: int, sentence: str) -> None:
-    ladder = Ladder(config())
+def test_the_user_is_told_when_a_level_is_taken_and_when_none_is_left(low: int, iteration: int, sentence: str) -> None:
+    ladder = FallbackLadder(config())
     assert ladder.news(iteration, explored(ladder, [0.4] * low)) == sentence

@@ -1,4 +1,4 @@
-"""The book, ledger and selector of families that learn from the pool's own samples."""
+"""The book, ledger and selector of strategies that learn from the pool's own samples."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_p
         again.fold(result(PLAN.pool_units()[0], shift=1.0))
 
 
-def test_a_journal_of_the_other_kind_of_family_is_refused(tmp_path: Path) -> None:
+def test_a_journal_of_the_other_kind_of_strategy_is_refused(tmp_path: Path) -> None:
     Selector(tmp_path).open(PLAN)
     with pytest.raises(RunError, match="was begun with another plan"):
         Selector(tmp_path).open(replace(PLAN, one_stage=False))

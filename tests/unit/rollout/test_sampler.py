@@ -50,7 +50,7 @@ class Workers:
     def __post_init__(self) -> None:
         self.explorers, self.regenerators = {"explorers": self}, self
 
-    def slots(self, credit: int | None = None) -> list[str]:
+    def slots(self, max_inflight: int | None = None) -> list[str]:
         return [self.name] if self.name else []
 
     def give(self, worker: str, unit: WorkUnit, method: str, *inputs: Any, parts: int) -> None:
@@ -74,7 +74,7 @@ class Ordered(Workers):
     publication_counts: Mapping[str, float] = {}
     order = ("cafe", "beef", "dead")
 
-    def slots(self, credit: int | None = None) -> list[str]:
+    def slots(self, max_inflight: int | None = None) -> list[str]:
         return [self.name] * 3 if self.name else []
 
     def events(self, *, seconds: float, needed: bool = True) -> list[Done]:
@@ -116,11 +116,11 @@ def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(t
 
 
 def test_slots_are_of_the_least_busy_first_and_may_be_those_of_first_units_alone() -> None:
-    pool = Pool(lambda name: None, unit_seconds=60.0, credit=2, deadlines=Deadlines(), budget=Budget(0))
+    pool = Pool(lambda name: None, unit_seconds=60.0, max_inflight=2, deadlines=Deadlines(), budget=Budget(0))
     pool._members |= {name: Member(name, None, opened=0.0, state=State.READY) for name in ("a", "b", "c")}
     pool._members["a"].units = 1
     assert pool.slots() == ["b", "c", "a", "b", "c"]
-    assert pool.slots(credit=1) == ["b", "c"]
+    assert pool.slots(max_inflight=1) == ["b", "c"]
 
 
 def test_groups_are_offered_to_the_learners_while_others_are_still_made(tmp_path: Path) -> None:

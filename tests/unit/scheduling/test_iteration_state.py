@@ -50,8 +50,8 @@ def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
     assert units[1].id == "preview/4/beef/2-3"
 
 
-def test_units_on_a_rung_say_their_steps_and_nothing_else_changes() -> None:
-    higher = replace(PLAN, rung=1, steps=9)
+def test_units_on_a_level_say_their_steps_and_nothing_else_changes() -> None:
+    higher = replace(PLAN, fallback_level=1, steps=9)
     assert higher.pool_units() == [replace(unit, steps=9) for unit in PLAN.pool_units()]
     assert [unit.id for unit in higher.pool_units()] == [unit.id for unit in PLAN.pool_units()]
     book = IterationBook(higher)

@@ -49,7 +49,7 @@ def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
 
     def configured(*overrides: str, model: str = "sd35_large") -> Config:
         files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml", file]
-        return load(files, ("rollout.preview.precision=auto", *overrides))
+        return load(files, ("rollout.explore.precision=auto", *overrides))
 
     return configured
 
@@ -99,7 +99,7 @@ def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type
 def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
     pools = "fleet={explorers: {count: 8}, regenerators: {count: 8}}"
     present = told(configure(pools, "learner.world_size=16"), "h200")
-    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_lead=1"), "h200")
+    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_staleness=1"), "h200")
     [option] = [option for option in present.options if "ahead" in option.text]
     assert (option.gpus, option.seconds) == (present.gpus, pytest.approx(ahead.seconds))
     # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
@@ -181,8 +181,8 @@ def test_failures_and_slow_networks_cost_time(configure) -> None:  # type: ignor
     ("overrides", "problem"),
     [
         (
-            ["rollout.preview.precision=nvfp4"],
-            "rollout.preview.precision comes to 'nvfp4', for which the price list of",
+            ["rollout.explore.precision=nvfp4"],
+            "rollout.explore.precision comes to 'nvfp4', for which the price list of",
         ),
         (["model.resolution=64"], "The price list of NVIDIA H200 has nothing like stabilityai/stable-diffusion-3.5-l"),
         (["model.family=flux2_klein"], "The price list of NVIDIA H200 has nothing like"),

@@ -110,8 +110,8 @@ def test_a_controller_that_takes_a_second_a_result_sets_the_pace() -> None:
 
 def test_a_queued_unit_hides_the_way_of_a_message() -> None:
     hop = Orchestration(hop=0.25)
-    alone = simulate(scenario(1, credit=1, orchestration=hop))[0].explored
-    hidden = simulate(scenario(1, credit=2, orchestration=hop))[0].explored
+    alone = simulate(scenario(1, max_inflight=1, orchestration=hop))[0].explored
+    hidden = simulate(scenario(1, max_inflight=2, orchestration=hop))[0].explored
     # The revision's way there and its receipt's way back; then the way there, the units, and the way back.
     assert alone == pytest.approx(0.5 + 16 * (0.25 + 1 + 0.25))
     assert hidden == pytest.approx(0.5 + 0.25 + 16 + 0.25)
@@ -179,7 +179,7 @@ def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
 ) -> None:
     stages = Stages(preview=preview, full=1.0, update=update)
     for lead, seconds in ((0, without), (1, ahead)):
-        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=lead)
+        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=lead)
         iterations = list(Simulation(made).run(4))
         assert [i.seconds for i in iterations[2:]] == [seconds, seconds]
         assert all(i.closed.counts.candidates == 8 for i in iterations)
@@ -187,11 +187,11 @@ def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
 
 def test_with_a_lead_regenerators_wait_for_their_revision() -> None:
     stages = Stages(preview=1.0, full=1.0, update=1.0, publication=5.0, load=2.0)
-    made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_lead=1)
+    made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=1)
     assert [i.seconds for i in Simulation(made).run(4)][2:] == [10.0, 10.0]  # revision, load, two prompts, update
 
 
 def test_a_lead_does_not_change_what_is_selected() -> None:
-    closed = [[i.closed.selections for i in Simulation(scenario(max_lead=lead)).run(3)] for lead in (0, 1)]
+    closed = [[i.closed.selections for i in Simulation(scenario(max_staleness=lead)).run(3)] for lead in (0, 1)]
     chosen = [[[c.index for c in s.chosen] for made in run for s in made] for run in closed]
     assert chosen[0] == chosen[1]  # rewards are of no model here

@@ -202,7 +202,7 @@ def test_a_base_pack_that_is_damaged_or_of_another_model_is_refused(tiny_pipelin
     ("changes", "sentence"),
     [
         (["publish.mode=lora"], 'publish.base is "pack".* must be checkpoint with publish.mode lora'),
-        (["rollout.preview.precision=float32"], 'publish.base is "pack".* must be checkpoint, because the pool'),
+        (["rollout.explore.precision=float32"], 'publish.base is "pack".* must be checkpoint, because the pool'),
     ],
 )
 def test_a_base_pack_that_nobody_could_use_is_refused(changes: list[str], sentence: str, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-SCALED = ("run.iterations=2", "rollout.family=scaled")
+SCALED = ("run.iterations=2", "rollout.strategy=scaled")
 
 
 class Records(LearnerRank):
@@ -76,14 +76,14 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
 
 
 @pytest.mark.slow
-def test_a_family_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
+def test_a_strategy_of_one_stage_has_no_rank_fidelity_and_says_so(scaled: Config) -> None:
     found, data = summary(scaled), read_run(folder(scaled))
-    assert (found["family"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
+    assert (found["strategy"], found["spearman_mean"], found["preview_precision"]) == ("scaled", None, None)
     assert (found["candidates"], found["samples"], found["warnings"]) == (2 * 3 * 8, 2 * 3 * 4, [])
     assert {record.spearman for record in data.iterations} == {None}
     assert {a.tier for a in data.attestations} == {"float32"}
     page = (folder(scaled) / "report.html").read_text()
-    assert "Not measured: rollout family scaled has no previews." in page
+    assert "Not measured: rollout strategy scaled has no previews." in page
     assert "warning</span>" not in page
 
 
@@ -124,7 +124,7 @@ def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_
 ) -> None:
     direct = (
         "run.iterations=2",
-        "rollout.family=direct",
+        "rollout.strategy=direct",
         "rollout.pool=4",
         "rollout.sampler={kind: flow_sde}",
         "objective={kind: flow_grpo}",
@@ -144,9 +144,9 @@ def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_
 
 def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = train(
-        tmp_path, "bad", "run.iterations=1", "rollout.family=quantized", "rollout.accept_quantized_training=true"
+        tmp_path, "bad", "run.iterations=1", "rollout.strategy=quantized", "rollout.accept_quantized_training=true"
     )
-    warning = "Trained on quantised samples: rollout.family quantized learns from the nvfp4-emulated pictures"
+    warning = "Trained on quantised samples: rollout.strategy quantized learns from the nvfp4-emulated pictures"
     assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())
     assert summary(config)["warnings"][0].startswith(warning)
     page = (folder(config) / "report.html").read_text()
