@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.cluster import capacity
-from actors.cluster.background import Aside
-from actors.dispatch.open_iteration import RolledOut
-from actors.dispatch.prompt_embeddings import Embeddings
+from actors.cluster.background import Background
+from actors.dispatch.open_iteration import RolloutResult
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.dispatch.rollout import Rollout
 from actors.dispatch.selector_client import SelectorClient
 from actors.evaluation.evaluator import Evaluator
-from actors.evaluation.schedule import HeldOut
-from actors.fleet.actor_factory import Cast, Roles
+from actors.evaluation.schedule import EvaluationSchedule
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.fleet.fleet import Fleet
 from actors.fleet.lender import Lender
 from actors.monitoring.telemetry import Telemetry
-from actors.training.learner_group import Learned, LearnerGroup
-from actors.training.policy_publisher import Revisions
+from actors.training.learner_group import LearnerGroup, UpdateResult
+from actors.training.policy_publisher import PolicyPublisher
 from solrl_ray import models
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
@@ -51,9 +51,9 @@ from solrl_ray.report.page import build
 from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.scheduling import placement
-from solrl_ray.scheduling.iteration_state import Closed, IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 from solrl_ray.scheduling.scaling import forgotten
-from solrl_ray.scheduling.staleness import lag, may_explore
+from solrl_ray.scheduling.staleness import may_explore, staleness_of
 from solrl_ray.storage.checkpoints import Uploader, newest_state, state_before
 from solrl_ray.storage.resume import ResumePoint, resume_point
 from solrl_ray.storage.run_folder import RunFolder
@@ -63,13 +63,13 @@ U = TypeVar("U")
 
 
 class Controller:
-    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+    def __init__(self, config: Config, folder: Path, roles: ActorClasses) -> None:
         self._config = config
         self._folder = RunFolder(folder)
         self._scaling = threading.Lock()
         self._telemetry = Telemetry(config, self._folder)
         self._disk = self._telemetry.disk
-        self._cast = Cast(config, folder, roles)
+        self._cast = ActorFactory(config, folder, roles)
         self.lender = Lender(config, self._telemetry.message)
         self._fleet = Fleet(config, self._cast, self._telemetry, self.lender)
         upload = bool(config.checkpoints.upload)
@@ -80,9 +80,9 @@ class Controller:
             partial(choose, self._train, config.run.seed, count=config.rollout.prompts)
         )
         """Of an iteration; of thousands, they take a while to choose."""
-        self._aside: Aside[Any] | None = None
-        self._lead = config.rollout.max_staleness
-        self._ladder = FallbackLadder(config, staleness=self._lead)
+        self._aside: Background[Any] | None = None
+        self._max_staleness = config.rollout.max_staleness
+        self._ladder = FallbackLadder(config, staleness=self._max_staleness)
         self._began = self._published = time.monotonic()
         self._checkpoint_seconds = 0.0
 
@@ -105,7 +105,10 @@ class Controller:
         with self._disk.work("finding where to go on"):
             self._folder.lock(seconds=30.0)
             point = resume_point(
-                self._folder, iterations=config.run.iterations, init=config.run.init, lead=config.rollout.max_staleness
+                self._folder,
+                iterations=config.run.iterations,
+                init=config.run.init,
+                staleness=config.rollout.max_staleness,
             )
             sizes = self._folder.take_sizes()
         self._telemetry.resume(point.iterations, point.evaluations)
@@ -130,7 +133,7 @@ class Controller:
         self._telemetry.state("starting workers", stage="start")
         for warning in warnings(self._config):
             self._telemetry.message(f"warning: {warning}")
-        self._embeddings = Embeddings(self._cast.encoder(), self._config.fleet.deadlines)
+        self._embeddings = PromptEmbeddings(self._cast.encoder(), self._config.fleet.deadlines)
         self._fleet.explore_as(self._ladder.config(self._fallback_level(point.updates)))
         # Who takes a place first: see `ranks_first`.
         ranks_first = placement.ranks_first(self._config)
@@ -157,12 +160,12 @@ class Controller:
         self._rollout = Rollout(self._fleet, self._selector, self._telemetry)
         self._embeddings.await_encoder()
         probe = self._embeddings.of(self._heldout[:1])[self._heldout[0].id]
-        self._revisions = Revisions(self._config, self._folder, self._fleet, self._learners, self._ladder, probe)
+        self._revisions = PolicyPublisher(self._config, self._folder, self._fleet, self._learners, self._ladder, probe)
         evaluator = Evaluator(self._config, self._fleet, self._folder, self._telemetry, self._rollout)
-        self._held_out = HeldOut(
+        self._held_out = EvaluationSchedule(
             self._config, self._heldout, self._embeddings, self._revisions, evaluator, self._telemetry
         )
-        behind = lag(point.updates, self._lead)
+        behind = staleness_of(point.updates, self._max_staleness)
         if behind:  # what the open iteration is explored with was made from the checkpoint before
             with self._disk.work("reading the checkpoint before the last"):
                 before = state_before(self._folder.checkpoints(), point.updates)
@@ -182,7 +185,7 @@ class Controller:
         config = self._config
         self._rollout.drop_before(iteration)
         self._telemetry.begin_iteration(iteration)
-        ahead = self._lead and self._rollout.is_open(iteration)
+        ahead = self._max_staleness and self._rollout.is_open(iteration)
         words = "sampling" if is_one_stage(config) else "regenerating" if ahead else "exploring"
         self._telemetry.state(words, stage="rollout")
         self._begin(iteration)
@@ -192,7 +195,7 @@ class Controller:
         self._telemetry.state("learning", stage="learn")
         learning = time.monotonic()
         if takes_turns(config.fleet):
-            self._rollout.take(self._fleet.rest())  # who rests has no unit, but others may be at work
+            self._rollout.take(self._fleet.release_gpu_cache())  # who rests has no unit, but others may be at work
         learned, closed = self._both(
             lambda: self._learners.learn(iteration, rolled.groups, rolled.embeddings),
             lambda: self._beside_learning(iteration),
@@ -201,10 +204,10 @@ class Controller:
         self._rollout.learned(iteration)
         self._commit(iteration, rolled, closed, learned, learning)
 
-    def _beside_learning(self, iteration: int) -> Closed:
+    def _beside_learning(self, iteration: int) -> IterationSummary:
         """What is left of an iteration that is learned from, what can be done ahead, and an evaluation that is due."""
         closed = self._rollout.close(iteration)
-        unexplored = iteration + 1 + self._lead
+        unexplored = iteration + 1 + self._max_staleness
         if unexplored < self._config.run.iterations:
             self._embeddings.ask_ahead(self._prompts(unexplored))
         self._held_out.run_prepared()
@@ -214,7 +217,7 @@ class Controller:
         """Let the fleet work on an iteration; nothing to do if it does so already."""
         if not self._rollout.is_open(iteration):
             self._explore(iteration)
-            self._rollout.serve()  # explorers are needed first: who is ready need not wait
+            self._rollout.fill_workers()  # explorers are needed first: who is ready need not wait
         self._revisions.regenerate()
         self._rollout.regenerate(iteration, self._revisions.newest.digest)
 
@@ -228,7 +231,7 @@ class Controller:
         plan = IterationPlan(
             iteration=iteration,
             revision=iteration,
-            lead=lag(iteration, self._lead),
+            staleness=staleness_of(iteration, self._max_staleness),
             prompt_ids=tuple(prompt.id for prompt in prompts),
             pool=config.rollout.pool,
             keep=config.rollout.keep,
@@ -246,19 +249,23 @@ class Controller:
     def _explored(self, iteration: int) -> None:
         """All candidates of `iteration` are in: let the explorers go on with the next one, if they may."""
         following, iterations = iteration + 1, self._config.run.iterations
-        if may_explore(following, present=iteration, explored=True, max_staleness=self._lead, iterations=iterations):
+        if may_explore(
+            following, present=iteration, explored=True, max_staleness=self._max_staleness, iterations=iterations
+        ):
             if self._revisions.explored is not self._revisions.newest:
                 self._revisions.explore()
             self._explore(following)
 
-    def _commit(self, iteration: int, rolled: RolledOut, closed: Closed, learned: Learned, learning: float) -> None:
+    def _commit(
+        self, iteration: int, rolled: RolloutResult, closed: IterationSummary, learned: UpdateResult, learning: float
+    ) -> None:
         """The next revision, and metrics meanwhile; then the checkpoint, which makes the iteration count.
 
         While it is written, the fleet begins with the next iteration, which does not count before this one does.
         An iteration's record begins where the one before ended, with the publication of its revision.
         """
         seconds = {"learn": learned.ended - learning, "checkpoint": self._checkpoint_seconds}
-        first = rolled.clocks["regenerate" if rolled.lead else "explore"].first
+        first = rolled.clocks["regenerate" if rolled.staleness else "explore"].first
         if first is not None:  # None if a resumed run had everything already
             seconds["publish"] = first - max(self._published, self._began)
         seconds["total"] = time.monotonic() - self._began
@@ -298,9 +305,9 @@ class Controller:
         state.save(self._folder.checkpoint(updates))
         self._learners.saved()
         self._revisions.store()
-        # With lead a checkpoint needs the one before, so one more is kept for when the newest is damaged.
+        # With staleness a checkpoint needs the one before, so one more is kept for when the newest is damaged.
         checkpoints = self._config.checkpoints
-        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._lead}))
+        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + self._max_staleness}))
         if self._uploader is not None:
             self._uploader.submit(self._folder.checkpoint(updates))
         return time.monotonic() - saving
@@ -315,15 +322,17 @@ class Controller:
 
     def _publish(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
         """Make revision `updates` of the sampling policy, and do something else meanwhile. Explorers are sent it as
-        soon as they may have it, which without lead is at once; regenerators when their iteration begins."""
+        soon as they may have it, which without staleness is at once; regenerators when their iteration begins."""
         self._telemetry.state(f"publishing revision {updates}", stage="publish")
         self._published = time.monotonic()
         self._make(updates, also)
-        if lag(updates, self._lead) == 0 and updates < self._config.run.iterations:  # after that nobody explores
+        if (
+            staleness_of(updates, self._max_staleness) == 0 and updates < self._config.run.iterations
+        ):  # after that nobody explores
             self._revisions.explore()
 
     def _make(self, updates: int, also: Callable[[], None] = lambda: None) -> None:
-        fallback_level = self._fallback_level(updates + self._lead)
+        fallback_level = self._fallback_level(updates + self._max_staleness)
         self._both(lambda: self._revisions.make(updates, fallback_level), also)
 
     def _fallback_level(self, iteration: int) -> int:
@@ -332,7 +341,7 @@ class Controller:
     def _score_class(self) -> str:
         """That of both pools; waits until a worker of each has started, each of which has its deadline."""
         while not self._fleet.score_class:
-            self._rollout.go_on(seconds=1.0)
+            self._rollout.poll(seconds=1.0)
         return self._fleet.score_class
 
     # Evaluation
@@ -373,7 +382,7 @@ class Controller:
         """Have `work` done aside and look after the fleet until it is; an error on either side ends the run at once.
 
         Args:
-            named: deadline and name, as `Aside` has them.
+            named: deadline and name, as `Background` has them.
         """
         return self._both(work, lambda: None, **named)[0]
 
@@ -387,11 +396,11 @@ class Controller:
         Args:
             patience: the longest that `also` may take, seconds; for so long `work` waits for this thread's help.
         """
-        self._aside = aside = Aside(work, seconds=self._config.fleet.deadlines.update + patience, **named)
+        self._aside = aside = Background(work, seconds=self._config.fleet.deadlines.update + patience, **named)
         try:
             done = also()
         finally:
-            aside.await_end(lambda seconds: self._rollout.go_on(seconds=seconds))
+            aside.await_end(lambda seconds: self._rollout.poll(seconds=seconds))
         self._aside = None
         return aside.result(), done
 

@@ -95,7 +95,7 @@ def _selector(folder: Path) -> dict[str, float]:
     def told(method: str, *arguments: Any) -> Any:
         return wait.get(send(selector, method, *arguments), what=method, seconds=60.0)
 
-    full, alone, folds = [], [], []
+    full, alone, records = [], [], []
     for iteration, (prompts, micro_batch) in enumerate(WORKS_OF_SELECTOR):
         plan = IterationPlan(
             iteration=iteration,
@@ -111,16 +111,16 @@ def _selector(folder: Path) -> dict[str, float]:
         many, others = _taken(told, units[len(units) // 2 :], TOGETHER)
         full += [*some, *others]
         alone.append(ones)
-        folds.append((many - ones) / (TOGETHER - 1))
+        records.append((many - ones) / (TOGETHER - 1))
     ask = _median(lambda: told("lease", 0, "regenerate", []))
     (_, small), (_, large) = WORKS_OF_SELECTOR
-    candidate = max(0.0, (folds[1] - folds[0]) / (large - small))
-    commit = max(0.0, alone[1] - ask - folds[1])
+    candidate = max(0.0, (records[1] - records[0]) / (large - small))
+    commit = max(0.0, alone[1] - ask - records[1])
     store, write = _grouped(told, full)
     return {
         "ask": ask,
         "commit": commit,
-        "fold": max(0.0, folds[1] - large * candidate),
+        "record": max(0.0, records[1] - large * candidate),
         "candidate": candidate,
         "store": max(0.0, store - (ask + commit) / TOGETHER),
         "write": write,
@@ -128,14 +128,14 @@ def _selector(folder: Path) -> dict[str, float]:
 
 
 def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
-    """Median seconds to bring so many results at a time, and the full units that came of them."""
+    """Median seconds to bring so many results at a time, and the regenerate units that came of them."""
     seconds, full = [], []
     for start in range(0, len(units) - together + 1, together):
         results = [_result(unit) for unit in units[start : start + together]]
         began = time.perf_counter()
         answers = told("take", results)
         seconds.append(time.perf_counter() - began)
-        full += [answer.full for answer in answers if answer.full is not None]
+        full += [answer.regenerate for answer in answers if answer.regenerate is not None]
     return statistics.median(seconds), full
 
 
@@ -233,7 +233,7 @@ def _looking(workers: int = 1000) -> float:
 
 def _unit(prompt: int = 0, start: int = 0) -> WorkUnit:
     indices = tuple(range(start, start + MICRO_BATCH))
-    return WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"{prompt:016x}", indices=indices)
+    return WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=f"{prompt:016x}", indices=indices)
 
 
 def _result(unit: WorkUnit) -> UnitResult:

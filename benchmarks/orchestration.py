@@ -2,7 +2,7 @@
 
     python benchmarks/orchestration.py --explorers 1 2 4 --seconds 1.0 [--published]
 
-A preview unit, a regeneration and an update each sleep for `--seconds`. The yardstick is the same schedule without
+A explore unit, a regeneration and an update each sleep for `--seconds`. The yardstick is the same schedule without
 any cost: the same units on the same workers, list-scheduled (`ideal_seconds`). Overhead is (measured - ideal) /
 measured over whole iterations: messages, waiting, journal, checkpoint and publication included.
 
@@ -32,7 +32,7 @@ import torch
 
 from actors.client import launch
 from actors.cluster.rpc import Callee
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.regenerator import Evaluated, GroupReport
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
@@ -53,7 +53,7 @@ from solrl_ray.simulator.scenario import Orchestration, Scenario, Stages
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import read
-from solrl_ray.weight_sync.publish import Part, Publisher
+from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -218,7 +218,7 @@ class SleepingLearner:
     def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return self._factors
 
-    def part(self, policy: Policy, tier: str) -> Part:
+    def part(self, policy: Policy, tier: str) -> RevisionShard:
         return self._publisher.part(self._updates, self._factors, policy=policy)
 
 
@@ -251,8 +251,8 @@ def sleeping_config(explorers: int, stage: float, iterations: int, root: Path, w
     return load([ROOT / "configs" / "demo.yaml"], overrides)
 
 
-def sleeping_roles(explorer: type = SleepingExplorer) -> Roles:
-    return Roles(
+def sleeping_roles(explorer: type = SleepingExplorer) -> ActorClasses:
+    return ActorClasses(
         encoder=SleepingEncoder,
         explorer=explorer,
         regenerator=SleepingRegenerator,
@@ -269,7 +269,7 @@ def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SH
         micro_batch=MICRO_BATCH,
         explorers=explorers,
         regenerators=explorers,
-        stages=Stages(preview=stage, full=stage, update=stage),
+        stages=Stages(explore=stage, regenerate=stage, update=stage),
         orchestration=costs,
     )
 
@@ -317,7 +317,7 @@ def main() -> None:
         )
     RESULTS.mkdir(exist_ok=True)
     conditions = {
-        "units": "prompts x preview units, as many regenerations as prompts, 1 update",
+        "units": "prompts x explore units, as many regenerations as prompts, 1 update",
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "ray": ray.__version__,

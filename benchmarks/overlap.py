@@ -39,7 +39,7 @@ SHARES: dict[str, dict[str, float]] = {
     "split": {"explorers": 0.5, "regenerators": 0.5, "learners": 1.0},
     "split-explorer": {"explorers": 1.0, "regenerators": 0.5, "learners": 0.5},
 }
-VARIANTS = tuple(f"{placement}/{lead}" for placement in SHARES for lead in (0, 1))
+VARIANTS = tuple(f"{placement}/{staleness}" for placement in SHARES for staleness in (0, 1))
 REFUSED = ("colocated/1",)
 STEADY = 2
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
@@ -47,14 +47,14 @@ STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "t
 
 def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
     """The configuration of a variant, as for ``--set``."""
-    placement, lead = variant.split("/")
+    placement, staleness = variant.split("/")
     each = 2 if placement == "colocated" else 1
     shares = dict.fromkeys(SHARES[placement], 0.0) if arguments.testbed else SHARES[placement]
     threads = 1 if arguments.testbed else 4
     common = [
-        f"run={{name: '{variant.replace('/', '-lead-')}', root: '{arguments.work / 'runs'}', "
+        f"run={{name: '{variant.replace('/', '-staleness-')}', root: '{arguments.work / 'runs'}', "
         f"iterations: {arguments.iterations}}}",
-        f"rollout.max_staleness={lead}",
+        f"rollout.max_staleness={staleness}",
         f"rollout.prompts={arguments.prompts}",
         f"fleet.explorers={{count: {each}, num_gpus: {shares['explorers']}, threads: {threads}}}",
         f"fleet.regenerators={{count: {each}, num_gpus: {shares['regenerators']}, threads: {threads}}}",
@@ -83,7 +83,7 @@ def measure(variant: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *parts]
     for setting in settings(variant, arguments):
         command += ["--set", setting]
-    folder = arguments.work / "runs" / variant.replace("/", "-lead-")
+    folder = arguments.work / "runs" / variant.replace("/", "-staleness-")
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
     process = subprocess.Popen(command)

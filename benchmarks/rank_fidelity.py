@@ -140,7 +140,7 @@ class Bench:
         rows = []
         for prompt, embedding in zip(self._prompts, self._embeddings, strict=True):
             unit = WorkUnit(
-                stage="preview", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
+                stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
             )
             rows.append(sampler(unit, prompt, embedding).rewards.numpy())
         return np.stack(rows).astype(np.float64)

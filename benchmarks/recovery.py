@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import ray
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from benchmarks import orchestration as sleeping
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -116,7 +116,7 @@ class KilledLearner(NotingLearner):
         return super().update(iteration)
 
 
-def real(root: Path, name: str, roles: Roles) -> Config:
+def real(root: Path, name: str, roles: ActorClasses) -> Config:
     config = small_config(root, name, "run.iterations=5", "fleet.explorers.count=2", "learner.world_size=2")
     launch.train(config, live=False, roles=roles)
     return config
@@ -124,8 +124,8 @@ def real(root: Path, name: str, roles: Roles) -> Config:
 
 def lost_workers(root: Path) -> dict[str, Any]:
     """Seconds from each death until its place is taken, from what the workers noted."""
-    calm = real(root / "calm", "calm", Roles())
-    hurt = real(root / "hurt", "hurt", Roles(explorer=KilledExplorer, learner=KilledLearner))
+    calm = real(root / "calm", "calm", ActorClasses())
+    hurt = real(root / "hurt", "hurt", ActorClasses(explorer=KilledExplorer, learner=KilledLearner))
     reader = Reader(root / "hurt" / "notes.jsonl")
     reader.read()
     found: dict[str, Any] = {"same_digests": digests(calm) == digests(hurt)}

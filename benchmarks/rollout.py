@@ -118,7 +118,7 @@ class World:
         rollout = self.config.rollout
         selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
         for start in range(0, rollout.pool, rollout.explore.micro_batch):
-            unit = self._unit("preview", range(start, start + rollout.explore.micro_batch))
+            unit = self._unit("explore", range(start, start + rollout.explore.micro_batch))
             scores = self.explore(unit, self.prompt, self.embedding).rewards.tolist()
             for index, score in zip(unit.indices, scores, strict=True):
                 selection.add(index, score)
@@ -126,7 +126,7 @@ class World:
         return [candidate.index for candidate in best + worst]
 
     def regenerate(self, chosen: list[int]) -> None:
-        self.sample(self._unit("full", chosen), self.prompt, self.embedding)
+        self.sample(self._unit("regenerate", chosen), self.prompt, self.embedding)
 
     def decode_and_score(self, model: DiffusionModel, count: int) -> None:
         """What `count` samples cost after their last step."""
@@ -158,7 +158,7 @@ def measured(world: World, repeats: int) -> dict[str, list[float]]:
     }
     world.regenerate(chosen)  # compiles both
     world.explore(
-        world._unit("preview", range(world.config.rollout.explore.micro_batch)), world.prompt, world.embedding
+        world._unit("explore", range(world.config.rollout.explore.micro_batch)), world.prompt, world.embedding
     )
     world.decode_and_score(world.full, keep)
     world.decode_and_score(world.preview, keep)

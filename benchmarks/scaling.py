@@ -1,4 +1,5 @@
-"""What would fleets cost that nobody has at hand? The live run's ledger, book and worker states in virtual time.
+"""What would fleets cost that nobody has at hand? The live run's ledger, iteration state and worker states in virtual
+time.
 
     python benchmarks/scaling.py                 # all questions below, simulated: CPU alone, minutes
     python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray and a real selector
@@ -7,8 +8,8 @@
 FLUX.1-dev at 512 px by the published method, with the stage times of `price_lists/h200.yaml`. Its steps, decoding and
 rewards are measured; the learner's passes, revisions, checkpoints, the network and restarts are estimates. Questions:
 strong scaling (48 prompts whatever the fleet), weak scaling (a prompt an explorer), stragglers, failures, fan-out of
-a revision, the best split of a number of GPUs, the controller's share, and candidates a second through the book on
-one core.
+a revision, the best split of a number of GPUs, the controller's share, and candidates a second through the iteration
+state on one core.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Address, UnitResult
 from solrl_ray.sampling.noise import uniform
-from solrl_ray.scheduling.iteration_state import IterationBook, IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.simulator.forecast import scenario
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list, priced
 from solrl_ray.simulator.scenario import Disturbances, Orchestration, Scenario, Stages
@@ -208,7 +209,7 @@ def short_stages(explorers: int) -> Scenario:
         micro_batch=4,
         explorers=explorers,
         regenerators=explorers,
-        stages=Stages(preview=1.0, full=1.0, update=1.0),
+        stages=Stages(explore=1.0, regenerate=1.0, update=1.0),
         orchestration=orchestration().seconds(),
     )
 
@@ -261,7 +262,7 @@ def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[U
 
 def selector_throughput(prompts: int = 400) -> Rows:
     """Candidates that a selector takes in a second, in one process: with its journal, which waits for the disk once for
-    all results that come together; and the book alone."""
+    all results that come together; and the iteration state alone."""
     from actors.workers.selector import Selector
 
     rows: Rows = []
@@ -277,9 +278,9 @@ def selector_throughput(prompts: int = 400) -> Rows:
                 seconds = time.perf_counter() - began
                 selector.drop(plan.iteration)
             rows.append({"micro_batch": micro_batch, "together": together, "per_second": 96 * prompts / seconds})
-        book, began = IterationBook(plan), time.perf_counter()
+        state, began = IterationState(plan), time.perf_counter()
         for result in results:
-            book.fold(result)
+            state.record(result)
         per_second = 96 * prompts / (time.perf_counter() - began)
         rows.append({"micro_batch": micro_batch, "together": None, "per_second": per_second})
     return rows

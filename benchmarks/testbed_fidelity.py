@@ -99,7 +99,7 @@ class Bench:
 
     def _unit(self, prompt: Prompt) -> WorkUnit:
         return WorkUnit(
-            stage="preview", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
+            stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
         )
 
 

@@ -4,7 +4,7 @@ All records are frozen. Identifiers are plain strings and integers, so that a re
 machine and after a restart:
 
 * a *prompt id* is the first 16 hex digits of BLAKE2b-64 over the prompt's UTF-8 text (`prompts.prompt_id`);
-* a *unit id* names a piece of work before any worker exists: ``preview/3/9f…/0-24``;
+* a *unit id* names a piece of work before any worker exists: ``explore/3/9f…/0-24``;
 * a *revision* is the integer version of the sampling policy; revision ``t`` is the policy that samples in
   iteration ``t`` (0-based), revision 0 is the adapter as initialised.
 """
@@ -56,8 +56,9 @@ class WorkUnit:
     """One fixed micro-batch of one prompt. Its members are ``indices``; a score is a function of the unit alone."""
 
     stage: str
-    """``preview`` or, of a strategy that learns from the pool's own samples, ``sample`` (explorers); ``full``, the
-    chosen seeds of a prompt (regenerators); ``audit``, some of those not chosen, and ``evaluate`` (regenerators)."""
+    """What the worker is asked for, and the name of its method: ``explore`` or, of a strategy that learns from the
+    pool's own samples, ``sample`` (explorers); ``regenerate``, the chosen seeds of a prompt, ``audit``, some of those
+    not chosen, and ``evaluate`` (regenerators)."""
     iteration: int
     revision: int
     prompt_id: str

@@ -12,17 +12,17 @@ from solrl_ray.metrics.records import Progress
 from solrl_ray.scheduling.lending import Loan
 
 if TYPE_CHECKING:
-    from actors.fleet.actor_factory import Roles
+    from actors.fleet.actor_factory import ActorClasses
 
 NAME = "controller"
 """Of the actor, in the namespace of its run."""
 
 
-class ControllerFront:
+class ControllerActor:
     """The controller as an actor. Ray has whoever asks for an actor import the module of its class: this one is light,
     where that of the controller takes seconds."""
 
-    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+    def __init__(self, config: Config, folder: Path, roles: ActorClasses) -> None:
         self._config = config  # of which Ray asks for the name even where what follows raises
         from actors.controller import Controller
 

@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.client.connect import join
-from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.client.controller_actor import NAME, ControllerActor, namespace
 from actors.cluster import capacity, wait
-from actors.fleet.actor_factory import Roles, on_this_node, vacate, where
+from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import settle_tier
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import in_time
@@ -42,7 +42,7 @@ def train(
     resume: bool = False,
     address: str | None = None,
     live: bool = True,
-    roles: Roles | None = None,
+    roles: ActorClasses | None = None,
 ) -> int:
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
 
@@ -80,7 +80,7 @@ def train(
             build(folder.path)
             _copy_end(config, folder)
         else:
-            _work(config, folder, stack, address=address, live=live, roles=roles or Roles())
+            _work(config, folder, stack, address=address, live=live, roles=roles or ActorClasses())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
 
@@ -106,7 +106,7 @@ def _copy_end(config: Config, folder: RunFolder) -> None:
 
 
 def _work(
-    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: Roles
+    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: ActorClasses
 ) -> None:
     path = folder.path.absolute()
     if connect(address):
@@ -118,7 +118,7 @@ def _work(
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
     folder.unlock()  # the controller claims it: the process that writes
-    actor = on_this_node(ControllerFront, NAME, namespace(path), max_concurrency=4)
+    actor = on_this_node(ControllerActor, NAME, namespace(path), max_concurrency=4)
     controller = actor.remote(located(config), path, roles)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
     follow(controller, view, config)

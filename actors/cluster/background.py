@@ -24,7 +24,7 @@ FIRST_POLL = 0.002
 T = TypeVar("T")
 
 
-class Aside(Generic[T]):
+class Background(Generic[T]):
     def __init__(
         self, work: Callable[[], T], *, seconds: float, deadline: float = math.inf, what: str = "the work aside"
     ) -> None:
@@ -48,7 +48,7 @@ class Aside(Generic[T]):
         self._error: BaseException | None = None
         threading.Thread(target=self._run, name="aside", daemon=True).start()
 
-    def await_end(self, go_on: Callable[[float], bool]) -> None:
+    def await_end(self, poll: Callable[[float], bool]) -> None:
         """Look after the rest until the work is done. For the main thread.
 
         Args:
@@ -60,7 +60,7 @@ class Aside(Generic[T]):
         while not self.finished(seconds=0.0 if at_work else seconds):
             if time.monotonic() - self._began > self._deadline:
                 raise RunError(f"{self._what} passed its deadline of {self._deadline:g} s")
-            at_work = go_on(seconds)
+            at_work = poll(seconds)
             seconds = min(POLL, 2 * seconds)
 
     def finished(self, *, seconds: float) -> bool:

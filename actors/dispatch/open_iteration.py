@@ -35,7 +35,7 @@ class StageClock:
 
 
 @dataclass(slots=True)
-class RolledOut:
+class RolloutResult:
     """A finished rollout."""
 
     groups: list[Any]
@@ -47,7 +47,7 @@ class RolledOut:
     clocks: dict[str, StageClock] = field(default_factory=dict)
     publication: dict[str, float] = field(default_factory=dict)
     """Of the revision that was explored with: see `IterationMetrics.publication`."""
-    lead: int = 0
+    staleness: int = 0
     """How many revisions behind its own it was explored."""
 
     @property
@@ -55,7 +55,7 @@ class RolledOut:
         """Wall seconds by stage. What was explored ahead, before regenerators had its revision, is ``ahead``."""
         walls = {name: clock.wall for name, clock in self.clocks.items()}
         explore = self.clocks["explore"]
-        if self.lead and explore.first is not None:
+        if self.staleness and explore.first is not None:
             begun = self.clocks["regenerate"].first
             walls["ahead"] = max(0.0, min(begun or explore.last, explore.last) - explore.first)
             walls["explore"] -= walls["ahead"]
@@ -89,7 +89,7 @@ class OpenIteration:
         self._candidates = opened.candidates
         self.learned = False
         """Whether its update is done, after which nothing of it is made again."""
-        self._folded: set[WorkUnit] = set()
+        self._recorded: set[WorkUnit] = set()
         self._offered = 0
         self.add(opened)
 
@@ -104,11 +104,11 @@ class OpenIteration:
         """Whether its units of a stage may be handed out."""
         return stage in self.stages and not self.learned and (stage == "explore" or self.regenerates)
 
-    def folded(self, unit: WorkUnit, seconds: float) -> None:
+    def recorded(self, unit: WorkUnit, seconds: float) -> None:
         """Note that the selector has taken a result of a pool's unit."""
         self.clocks["explore"].stop(seconds)
-        if unit not in self._folded:  # a unit that was done twice counts once
-            self._folded.add(unit)
+        if unit not in self._recorded:  # a unit that was done twice counts once
+            self._recorded.add(unit)
             self._candidates += len(unit.indices)
 
     def offer(self) -> tuple[int, list[Any], list[Any]]:

@@ -10,7 +10,7 @@ from solrl_ray.config.schema import Deadlines
 from solrl_ray.records import Prompt
 
 
-class Embeddings:
+class PromptEmbeddings:
     def __init__(self, encoder: Any, deadlines: Deadlines) -> None:
         self._encoder = encoder
         self._deadlines = deadlines

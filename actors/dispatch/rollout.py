@@ -1,6 +1,6 @@
 """The rollout of the open iterations, prompt groups moving on one by one, in two stages and in one::
 
-preview units to explorers ──► selection ──► full unit to a regenerator ──► group
+explore units to explorers ──► selection ──► regenerate unit to a regenerator ──► group
 sample units to explorers ──► selection ──► the selector puts the kept samples together ──► group
 
 Two iterations are open where exploring runs ahead (`scheduling.staleness`): the older one is regenerated and learned
@@ -13,17 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.cluster import wait
-from actors.dispatch.open_iteration import OpenIteration, RolledOut
+from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.events import Done, Lost, Nonsense, Work
 from actors.fleet.fleet import Fleet
 from actors.fleet.pool import Pool
 from actors.monitoring.telemetry import Telemetry
 from solrl_ray.records import Prompt, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import Closed, IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 
-CALLS = {"preview": ("explore", 1), "sample": ("sample", 2), "full": ("regenerate", 2), "audit": ("audit", 1)}
-"""A unit's stage → the worker's method and the number of parts of its answer."""
+ANSWER_PARTS = {"explore": 1, "sample": 2, "regenerate": 2, "audit": 1}
+"""A unit's stage, which is also the worker's method → the number of parts of its answer."""
 
 Offer = Callable[[list[int], int, list[Any], list[Any]], None]
 """Samples of each of the iteration's prompts; position of the first group in prompt order, references of groups and of
@@ -61,11 +61,11 @@ class Rollout:
         """
         this = self._open[iteration]
         if not this.regenerates:
-            if this.plan.lead:
+            if this.plan.staleness:
                 this.add(self._selector.revise(iteration, policy_digest))
             this.regenerates = True
 
-    def run(self, iteration: int, *, explored: Callable[[], None], offer: Offer | None = None) -> RolledOut:
+    def run(self, iteration: int, *, explored: Callable[[], None], offer: Offer | None = None) -> RolloutResult:
         """Bring every prompt of an open iteration to its group.
 
         Args:
@@ -85,18 +85,18 @@ class Rollout:
             if offer is not None:
                 self._offer(this, offer)
         order = this.plan.prompt_ids
-        return RolledOut(
+        return RolloutResult(
             groups=[this.groups[p] for p in order],
             embeddings=[this.embeddings[p] for p in order],
             rewards=[this.rewards[p] for p in order],
             clocks=this.clocks,
             publication=this.publication,
-            lead=this.plan.lead,
+            staleness=this.plan.staleness,
         )
 
-    def close(self, iteration: int) -> Closed:
+    def close(self, iteration: int) -> IterationSummary:
         """What an iteration of which every prompt has its group came to."""
-        closed: Closed = self._ask("close", iteration)
+        closed: IterationSummary = self._ask("close", iteration)
         for sentence in closed.violations:
             self._telemetry.message(f"{sentence}; the first result counts")
         return closed
@@ -106,7 +106,7 @@ class Rollout:
         if groups:
             offer([this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
-    def go_on(self, *, seconds: float) -> bool:
+    def poll(self, *, seconds: float) -> bool:
         """Look after the fleet, and give it what it may do, while the controller waits for something else.
 
         Args:
@@ -123,7 +123,7 @@ class Rollout:
         self.hand_out()
         return True
 
-    def serve(self) -> None:
+    def fill_workers(self) -> None:
         """Give units to all who have proved their revision; second ones after who proves it meanwhile has a first one.
 
         To send units to thousands takes a while, and whoever has none waits.
@@ -137,10 +137,14 @@ class Rollout:
 
         All answers are brought to the selector together: its journal then waits for the disk once.
         """
-        mine = [e for e in events if isinstance(e, Lost) or (e.unit.stage in CALLS and e.unit.iteration in self._open)]
+        mine = [
+            e
+            for e in events
+            if isinstance(e, Lost) or (e.unit.stage in ANSWER_PARTS and e.unit.iteration in self._open)
+        ]
         answers = [event for event in mine if isinstance(event, Done)]
-        self._fold([event for event in answers if event.unit.stage != "full"])
-        groups = [event for event in answers if event.unit.stage == "full"]
+        self._record([event for event in answers if event.unit.stage != "regenerate"])
+        groups = [event for event in answers if event.unit.stage == "regenerate"]
         if groups:
             if len(groups) < len(answers):
                 self.hand_out()  # what was just selected need not wait for the groups
@@ -211,9 +215,8 @@ class Rollout:
         for worker, unit in leases:
             this = self._open[unit.iteration]
             this.clocks["audit" if unit.stage == "audit" else stage].start()
-            method, parts = CALLS[unit.stage]
             inputs = (unit, this.prompts[unit.prompt_id], this.embeddings[unit.prompt_id])
-            pool.give(worker, unit, method, *inputs, parts=parts)
+            pool.give(worker, unit, unit.stage, *inputs, parts=ANSWER_PARTS[unit.stage])
 
     def _ask_all_again(self) -> None:
         for this in self._open.values():
@@ -233,7 +236,7 @@ class Rollout:
         if self._fleet.refuse(worker, unit, reason) is not None:
             self._release(worker)
 
-    def _fold(self, events: Sequence[Done]) -> None:
+    def _record(self, events: Sequence[Done]) -> None:
         """Have the selector take answers to pools' units and to audits."""
         right = []
         for event in events:
@@ -250,16 +253,16 @@ class Rollout:
                 this.clocks["audit"].stop(event.value.seconds)
                 this.audits.add(event.unit.prompt_id)
             else:
-                self._folded(this, event.value, event.large, taken.full)
+                self._recorded(this, event.value, event.large, taken.regenerate)
 
-    def _folded(self, this: OpenIteration, result: UnitResult, samples: Any, unit: WorkUnit | None) -> None:
+    def _recorded(self, this: OpenIteration, result: UnitResult, samples: Any, unit: WorkUnit | None) -> None:
         """A result of a pool's unit counts.
 
         Args:
             samples: reference of those that its worker keeps, if it does.
-            unit: its prompt's full unit, if that can be done.
+            unit: its prompt's regenerate unit, if that can be done.
         """
-        this.folded(result.unit, result.seconds)
+        this.recorded(result.unit, result.seconds)
         if samples is None:
             if unit is not None:
                 this.drained.discard("regenerators")
@@ -324,7 +327,7 @@ class Rollout:
         stages["select" if this.plan.one_stage else "regenerate"] = (len(this.groups), len(this.prompts))
         if this.audited:
             stages["audit"] = (len(this.audits), this.audited)
-        for next_one in [each for each in ahead if each.plan.lead]:
+        for next_one in [each for each in ahead if each.plan.staleness]:
             stages["explore ahead"] = (next_one.candidates, next_one.pool_size)
         for name, (done, total) in stages.items():
             self._telemetry.stage(name, done, total)

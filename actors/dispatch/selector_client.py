@@ -16,7 +16,7 @@ import ray
 from actors.cluster import wait
 from actors.cluster.rpc import send
 from actors.fleet.budget import Budget
-from actors.workers.selector import Opened, Taken
+from actors.workers.selector import Ack, Opened
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.worker_state import replacement_name
@@ -72,9 +72,9 @@ class SelectorClient:
         """The selector's answer. Raises as `wait.get`, but for the loss of the selector."""
         return self._repeat(lambda: (self._call(method, *arguments), None))[0]
 
-    def take_groups(self, iteration: int, groups: Sequence[Any]) -> list[Taken]:
+    def take_groups(self, iteration: int, groups: Sequence[Any]) -> list[Ack]:
         """`Selector.take_groups` of one iteration's, given by reference."""
-        taken: list[Taken] = self.ask("take_groups", *groups)
+        taken: list[Ack] = self.ask("take_groups", *groups)
         self._groups.setdefault(iteration, []).extend(
             group for group, each in zip(groups, taken, strict=True) if not each.refused
         )

@@ -16,7 +16,7 @@ from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.evaluation.held_out import HELD_AS, evaluation_metrics, evaluation_units
+from solrl_ray.evaluation.held_out import UNIT_POLICY, evaluation_metrics, evaluation_units
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
@@ -117,14 +117,14 @@ class Evaluator:
         Args:
             updates: updates done so far; also the revision that the regenerators hold.
             embeddings: prompt id → reference of its embedding.
-            holder: the policy that the regenerators were given, if not that of `HELD_AS`.
+            holder: the policy that the regenerators were given, if not that of `UNIT_POLICY`.
             overlaps: whether learners are at work meanwhile, whose stage it is then.
         """
         started = time.monotonic()
         if not overlaps:
             self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
-        units = evaluation_units(self._config, prompts, updates=updates, policy=holder or HELD_AS[policy])
+        units = evaluation_units(self._config, prompts, updates=updates, policy=holder or UNIT_POLICY[policy])
         pictured = self._pictured(prompts)
 
         def arguments(unit: WorkUnit) -> tuple[Any, ...]:

@@ -20,14 +20,20 @@ from actors.client import launch
 from actors.client.controller_actor import namespace
 from actors.cluster import capacity, wait
 from actors.evaluation.evaluator import collect
-from actors.fleet.actor_factory import Cast, Roles, on_this_node
+from actors.fleet.actor_factory import ActorClasses, ActorFactory, on_this_node
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated
 from actors.workers.scorer import Scorer
 from solrl_ray.config.schema import Config, Learners, WorkerPool
-from solrl_ray.evaluation.held_out import HOLDERS, evaluation_metrics, evaluation_units, policy_factors, reward_names
+from solrl_ray.evaluation.held_out import (
+    EVAL_POLICIES,
+    evaluation_metrics,
+    evaluation_units,
+    policy_factors,
+    reward_names,
+)
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -49,7 +55,7 @@ class Request:
     run: Path
     out: Path
     policies: tuple[str, ...]
-    """Keys of `HOLDERS`."""
+    """Keys of `EVAL_POLICIES`."""
 
 
 class Merger(LearnerRank):
@@ -60,7 +66,7 @@ class Merger(LearnerRank):
         return assemble([part], self._config.model.lora)
 
 
-ROLES = Roles(regenerator=Scorer, learner=Merger)
+ROLES = ActorClasses(regenerator=Scorer, learner=Merger)
 
 
 def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
@@ -97,7 +103,7 @@ class Evaluation:
     def __init__(self, config: Config, state: LearnerState, request: Request) -> None:
         self._config, self._state, self._request = config, state, request
         self._telemetry = Telemetry(config, RunFolder(request.out))
-        self._cast = Cast(config, request.run, ROLES, scope=namespace(request.out))
+        self._cast = ActorFactory(config, request.run, ROLES, scope=namespace(request.out))
         self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
 
     def progress(self) -> Progress:
@@ -136,7 +142,7 @@ class Evaluation:
 
     def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, Evaluated]:
         shown = {prompt.id for prompt in self._prompts[: self._config.evaluation.pictures]}
-        units = evaluation_units(self._config, self._prompts, updates=self._state.updates, policy=HOLDERS[policy])
+        units = evaluation_units(self._config, self._prompts, updates=self._state.updates, policy=EVAL_POLICIES[policy])
         by_id = {prompt.id: prompt for prompt in self._prompts}
 
         def arguments(prompt: Prompt) -> tuple[Any, ...]:
@@ -156,7 +162,7 @@ def merged(
     wait.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
     revisions = {}
     for policy in policies:
-        ref = merger.merge.remote(state.updates, policy_factors(state, policy), HOLDERS[policy])
+        ref = merger.merge.remote(state.updates, policy_factors(state, policy), EVAL_POLICIES[policy])
         revisions[policy] = wait.get(ref, what=f"merging {policy}", seconds=seconds)
     return revisions
 

@@ -36,7 +36,7 @@ from actors.workers.termination import Leaving
 from solrl_ray.config.continuation import stored
 from solrl_ray.config.schema import Config, Learners
 from solrl_ray.errors import RunError
-from solrl_ray.evaluation.held_out import HOLDERS, evaluation_units
+from solrl_ray.evaluation.held_out import EVAL_POLICIES, evaluation_units
 from solrl_ray.evaluation.request import obstacle
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -126,7 +126,10 @@ class _Borrower:
         try:
             for policy in revisions:
                 units = evaluation_units(
-                    self._config, list(self._prompts.values()), updates=self._state.updates, policy=HOLDERS[policy]
+                    self._config,
+                    list(self._prompts.values()),
+                    updates=self._state.updates,
+                    policy=EVAL_POLICIES[policy],
                 )
                 for unit in units:
                     found[policy][unit.prompt_id] = self._score(policy, payloads[policy], unit)

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actors.dispatch.prompt_embeddings import Embeddings
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.evaluation.evaluator import Evaluator
 from actors.monitoring.telemetry import Telemetry
-from actors.training.policy_publisher import Revisions
+from actors.training.policy_publisher import PolicyPublisher
 from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import takes_turns
 from solrl_ray.records import Prompt
 from solrl_ray.weight_sync.publication import Publication
 
 
-class HeldOut:
+class EvaluationSchedule:
     def __init__(
         self,
         config: Config,
         prompts: Sequence[Prompt],
-        embeddings: Embeddings,
-        revisions: Revisions,
+        embeddings: PromptEmbeddings,
+        revisions: PolicyPublisher,
         evaluator: Evaluator,
         telemetry: Telemetry,
     ) -> None:

@@ -18,13 +18,13 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.client.controller_actor import namespace
-from actors.cluster.background import Aside
-from actors.workers.base_packer import Packer
+from actors.cluster.background import Background
+from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
-from actors.workers.text_encoder import Encoder
+from actors.workers.text_encoder import TextEncoder
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError
@@ -35,23 +35,23 @@ VACATE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Roles:
+class ActorClasses:
     """Plain classes; they become actors when they are spawned."""
 
-    encoder: type = Encoder
+    encoder: type = TextEncoder
     explorer: type = Explorer
     regenerator: type = Regenerator
     learner: type = LearnerRank
     selector: type = Selector
 
 
-class Cast:
+class ActorFactory:
     """Makes the actors of a run: readable names, explicit resources, no retries or restarts of Ray's own.
 
     Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
     """
 
-    def __init__(self, config: Config, folder: Path, roles: Roles, *, scope: str = "") -> None:
+    def __init__(self, config: Config, folder: Path, roles: ActorClasses, *, scope: str = "") -> None:
         """
         Args:
             scope: the namespace; default: the run's own.
@@ -120,7 +120,7 @@ class Cast:
         """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
         if self._config.publish.base == "pack" and not self._pack:
             if self._packer is None:
-                self._packer = self._here(Packer, "packer").remote()
+                self._packer = self._here(BasePacker, "packer").remote()
             self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
         return self._pack
 
@@ -143,7 +143,7 @@ class Cast:
 def vacate(namespace: str) -> None:
     """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
     what = f"giving back what learners of {namespace} had reserved"
-    aside = Aside(lambda: _vacate(namespace), seconds=0.0, deadline=VACATE_SECONDS, what=what)
+    aside = Background(lambda: _vacate(namespace), seconds=0.0, deadline=VACATE_SECONDS, what=what)
     try:
         aside.await_end(lambda _: False)
         aside.result()

@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from actors.cluster import capacity, wait
-from actors.fleet.actor_factory import Cast
+from actors.fleet.actor_factory import ActorFactory
 from actors.fleet.budget import Budget
 from actors.fleet.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unfit, Unplaced, Warmed, Work
 from actors.fleet.lender import Lender
@@ -45,7 +45,7 @@ class Fleet:
     def __init__(
         self,
         config: Config,
-        cast: Cast,
+        cast: ActorFactory,
         telemetry: Telemetry,
         lender: Lender | None = None,
         *,
@@ -106,7 +106,7 @@ class Fleet:
             self._lender.reopen()
         manifest = publication.revision.manifest
         self._receipts.expect(manifest)
-        parcel = _Parcel(publication, role)
+        parcel = PayloadRefs(publication, role)
         if role == EXPLORER:
             self._counts = {
                 "bytes": float(parcel.size()),
@@ -137,7 +137,7 @@ class Fleet:
             self._first.pop(pool, None)
             pool.renew()
 
-    def rest(self) -> list[Work]:
+    def release_gpu_cache(self) -> list[Work]:
         """Before the learner's turn on a shared GPU: wait until those who share have given back what they keep there.
 
         Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
@@ -149,7 +149,7 @@ class Fleet:
                 happened += self.events(seconds=1.0, needed=False)
         for name, worker in pools(self._config.fleet).items():
             if shares(worker):
-                self._pools[name].rest()
+                self._pools[name].release_gpu_cache()
         while any(pool.resting for pool in self._pools.values()):
             happened += self.events(seconds=1.0)
         return happened
@@ -375,7 +375,7 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-class _Parcel:
+class PayloadRefs:
     """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
 
     def __init__(self, publication: Publication, role: str) -> None:

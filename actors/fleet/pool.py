@@ -141,17 +141,19 @@ class Pool:
             if member.state is not State.DRAINING:
                 self.open(replacement_name(name))
 
-    def rest(self) -> None:
+    def release_gpu_cache(self) -> None:
         """Have everybody who has started give back cached GPU memory, after the units they hold."""
         for member in self._members.values():
             if member.state not in (State.WAITING, State.STARTING):
                 seconds = self._deadlines.release_gpu_cache + self._unit_seconds * member.units + member.loading()
-                self._call(member, member.handle.rest.remote(), "rest", seconds)
+                self._call(member, member.handle.release_gpu_cache.remote(), "release_gpu_cache", seconds)
 
     @property
     def resting(self) -> bool:
-        """Whether somebody has not answered `rest` yet."""
-        return any(call.kind == "rest" for member in self._members.values() for call in member.calls.values())
+        """Whether somebody has not answered `release_gpu_cache` yet."""
+        return any(
+            call.kind == "release_gpu_cache" for member in self._members.values() for call in member.calls.values()
+        )
 
     def lend(self, worker: str, loan: int) -> None:
         """Give a worker that is ready away, after the units it holds; until `take_back` it gets none."""

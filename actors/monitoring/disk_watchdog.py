@@ -11,7 +11,7 @@ from pathlib import Path
 from solrl_ray.errors import RunError
 
 
-class Disk:
+class DiskWatchdog:
     def __init__(self, folder: Path, *, seconds: float) -> None:
         """`seconds`: the longest that one piece of work may take, `fleet.deadlines.checkpoint`."""
         self._folder = folder

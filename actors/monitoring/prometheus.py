@@ -7,7 +7,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument, instrument
 
 
-class Exporter:
+class PrometheusExporter:
     """Sets, adds and observes by name. Ray's agent of the node shows changes about ten seconds later."""
 
     def __init__(self, run: str) -> None:

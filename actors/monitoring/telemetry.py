@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from actors.monitoring.disk_watchdog import Disk
-from actors.monitoring.prometheus import Exporter
+from actors.monitoring.disk_watchdog import DiskWatchdog
+from actors.monitoring.prometheus import PrometheusExporter
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
@@ -36,7 +36,7 @@ class Telemetry:
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config = config
         self._folder = folder
-        self.disk = Disk(folder.path, seconds=config.fleet.deadlines.checkpoint)
+        self.disk = DiskWatchdog(folder.path, seconds=config.fleet.deadlines.checkpoint)
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._before = 0.0
@@ -59,7 +59,7 @@ class Telemetry:
         self._struck: Counter[str] = Counter()
         self._tiers: set[tuple[str, str]] = set()
         """Roles with the tiers that were attested so far."""
-        self._exporter = Exporter(config.run.name)
+        self._exporter = PrometheusExporter(config.run.name)
 
     def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""

@@ -37,7 +37,7 @@ MOVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Meal:
+class UpdateInputs:
     """What an update learns from, by reference."""
 
     iteration: int
@@ -46,7 +46,7 @@ class _Meal:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class UpdateResult:
     """An update, and the state that it leads to."""
 
     update: UpdateMetrics
@@ -88,7 +88,7 @@ class LearnerGroup:
         self._rebuilt = 0
         self._nodes: frozenset[str] = frozenset()
         """Ids of those that the ranks are on."""
-        self._meal: _Meal | None = None
+        self._meal: UpdateInputs | None = None
         """Of the update that no checkpoint holds yet."""
         self._offers: list[Any] = []
         """Answers of the ranks to what they were offered, which nobody has waited for."""
@@ -138,13 +138,13 @@ class LearnerGroup:
         arguments = iteration, list(sizes), first, list(groups), list(embeddings)
         self._offers += [rank.offer.remote(*arguments) for rank in self._ranks]
 
-    def learn(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> Learned:
+    def learn(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateResult:
         """`update`, then `state`. Raises RunError if that is not finite."""
         update = self.update(iteration, groups, embeddings)
         ended = time.monotonic()
         state = self.state()
         state.check_finite()
-        return Learned(update, state, ended)
+        return UpdateResult(update, state, ended)
 
     def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
         """One update; returns rank 0's metrics.
@@ -153,7 +153,7 @@ class LearnerGroup:
             groups: references of the sample groups, in prompt order; kept until `saved`.
             embeddings: references of their prompts' embeddings.
         """
-        self._meal = _Meal(iteration, list(groups), list(embeddings))
+        self._meal = UpdateInputs(iteration, list(groups), list(embeddings))
         try:
             return self._learn(self._meal)
         except wait.WorkerGone as error:
@@ -205,9 +205,9 @@ class LearnerGroup:
     def _rest(self) -> None:
         """Leave the others on a shared GPU their turn."""
         if takes_turns(self._config.fleet):
-            self._all("rest", seconds=self._config.fleet.deadlines.release_gpu_cache)
+            self._all("release_gpu_cache", seconds=self._config.fleet.deadlines.release_gpu_cache)
 
-    def _learn(self, meal: _Meal) -> UpdateMetrics:
+    def _learn(self, meal: UpdateInputs) -> UpdateMetrics:
         deadlines = self._config.fleet.deadlines
         offers, self._offers = self._offers, []
         wait.gather(offers, what="what was offered to the learner group", seconds=deadlines.update)
@@ -221,7 +221,7 @@ class LearnerGroup:
         self._metrics = metrics
         return metrics
 
-    def _feed(self, meal: _Meal) -> None:
+    def _feed(self, meal: UpdateInputs) -> None:
         # Twice the deadline of each of its two fetches, which names what does not arrive.
         seconds = 4 * self._config.fleet.deadlines.fetch
         self._ask("feed", meal.iteration, meal.groups, meal.embeddings, seconds=seconds)

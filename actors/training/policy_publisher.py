@@ -24,7 +24,7 @@ REVISIONS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class PublishedRevision:
     """A revision that is ready to be sent."""
 
     publication: Publication
@@ -34,10 +34,10 @@ class Made:
     """Of the fallback ladder, whose explorers it is packed for."""
 
 
-class Revisions:
-    newest: Made
+class PolicyPublisher:
+    newest: PublishedRevision
     """Made last; the sampling policy as it is now."""
-    explored: Made
+    explored: PublishedRevision
     """What the explorers were sent last."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Revisions:
         self._probe = probe
         self._store = RevisionStore(folder.path / "revisions")
         self._publications = Publications(config.publish)
-        self._regenerated: Made | None = None
+        self._regenerated: PublishedRevision | None = None
         """What the regenerators were sent last, if it is none that is only evaluated."""
 
     def make(self, updates: int, fallback_level: int) -> None:
@@ -65,7 +65,9 @@ class Revisions:
         revision = self._learners.revision("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-        self.newest = Made(self._publications.publish(revision), lora_digest(revision.factors), fallback_level)
+        self.newest = PublishedRevision(
+            self._publications.publish(revision), lora_digest(revision.factors), fallback_level
+        )
 
     def store(self) -> None:
         """Keep the newest revision in the run folder."""

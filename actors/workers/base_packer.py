@@ -16,7 +16,7 @@ from solrl_ray.weight_sync.container import Unusable
 FILE = "base/base.safetensors"
 
 
-class Packer:
+class BasePacker:
     """Lives until its one answer is in the object store, where every node's explorers read it in one copy."""
 
     def pack(self, config: Config, folder: Path) -> np.ndarray:

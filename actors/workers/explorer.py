@@ -13,7 +13,7 @@ import torch
 
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache, prepare
-from actors.workers.loaded_policy import WeightHolder, base_to_keep, make_room
+from actors.workers.loaded_policy import LoadedPolicy, base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
@@ -74,7 +74,7 @@ class Explorer(Callee):
             threads=worker.threads,
             compiled=compiled,
         )
-        self._weights = WeightHolder(self._name, "explorer", config, model, self._score_class, quantized_base=kept)
+        self._weights = LoadedPolicy(self._name, "explorer", config, model, self._score_class, quantized_base=kept)
         self._sampler = Sampler(
             config,
             model,
@@ -118,7 +118,7 @@ class Explorer(Callee):
         model.take(transformer)
         return model, report, {}
 
-    def rest(self) -> int:
+    def release_gpu_cache(self) -> int:
         """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
         return free_cache()
 

@@ -20,7 +20,7 @@ from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.weight_sync.manifest import Policy
-from solrl_ray.weight_sync.publish import Part, Publisher
+from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 
 class LearnerRank:
@@ -113,11 +113,11 @@ class LearnerRank:
         state = self._joined.state()
         return state if self._rank == 0 else None
 
-    def rest(self) -> int:
+    def release_gpu_cache(self) -> int:
         """Leave the GPU's memory to others until the next update; returns the bytes given back."""
         return free_cache()
 
-    def part(self, policy: Policy, tier: str) -> Part:
+    def part(self, policy: Policy, tier: str) -> RevisionShard:
         """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
         if tier != self._tier:  # explorers are on another level of the fallback ladder
             self._tier = tier

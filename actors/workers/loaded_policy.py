@@ -25,7 +25,7 @@ from solrl_ray.weight_sync.receive import Receiver, quantized_bases
 PROBE_SIGMA = 0.5
 
 
-class WeightHolder:
+class LoadedPolicy:
     """One worker's side of publishing."""
 
     def __init__(

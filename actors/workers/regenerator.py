@@ -10,7 +10,7 @@ import torch
 
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache, prepare
-from actors.workers.loaded_policy import WeightHolder
+from actors.workers.loaded_policy import LoadedPolicy
 from solrl_ray import models, rewards
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
@@ -65,7 +65,7 @@ class Regenerator(Callee):
     def start(self) -> Attestation:
         """Build the model and say what really runs (design law 5). Not in the constructor: see `Explorer.start`."""
         config = self._config
-        worker, full = config.fleet.regenerators, config.rollout.regenerate
+        worker, stage = config.fleet.regenerators, config.rollout.regenerate
         self._device = prepare(worker, deterministic=config.run.deterministic)
         model = models.load(config.model, self._device, components={"transformer", "vae"})
         self._model = model
@@ -79,13 +79,15 @@ class Regenerator(Callee):
         self._score_class = attestation.score_class(
             self._device,
             tier,
-            micro_batch=full.micro_batch,
+            micro_batch=stage.micro_batch,
             threads=worker.threads,
             compiled=compiled,
         )
-        self._weights = WeightHolder(self._name, "regenerator", config, model, self._score_class)
+        self._weights = LoadedPolicy(self._name, "regenerator", config, model, self._score_class)
         record = needs_trajectory(config)
-        self._full = Sampler(config, model, self._reward, steps=full.steps, micro_batch=full.micro_batch, record=record)
+        self._sampler = Sampler(
+            config, model, self._reward, steps=stage.steps, micro_batch=stage.micro_batch, record=record
+        )
         self._evaluate = evaluating(config, model, self._reward)
         return Attestation(
             worker=self._name,
@@ -99,7 +101,7 @@ class Regenerator(Callee):
 
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], None], ...]:
         """One forward of each shape that this worker has."""
-        return self._weights.warm_up, self._full.warm_up, self._evaluate.warm_up
+        return self._weights.warm_up, self._sampler.warm_up, self._evaluate.warm_up
 
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """As `Explorer.warm_up`."""
@@ -108,7 +110,7 @@ class Regenerator(Callee):
     def _load_reward(self) -> Reward:
         return rewards.load(self._config.rewards, self._device)
 
-    def rest(self) -> int:
+    def release_gpu_cache(self) -> int:
         """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
         return free_cache()
 
@@ -123,7 +125,7 @@ class Regenerator(Callee):
         """Replay a selection's seeds with the current revision, which must be the unit's."""
         began, started = time.time(), time.perf_counter()
         self._weights.check(unit)
-        sampled = self._full(unit, prompt, embedding)
+        sampled = self._sampler(unit, prompt, embedding)
         group = SampleGroup(
             iteration=unit.iteration,
             revision=unit.revision,
@@ -141,7 +143,7 @@ class Regenerator(Callee):
     def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score seeds that were not selected as if they had been; their samples do not leave this method."""
         self._weights.check(unit)
-        return scored(self._full, unit, prompt, embedding, worker=self._name, score_class=self._score_class)[0]
+        return scored(self._sampler, unit, prompt, embedding, worker=self._name, score_class=self._score_class)[0]
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         """Score the loaded policy at a prompt's fixed evaluation addresses."""

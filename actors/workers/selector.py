@@ -18,7 +18,7 @@ from actors.cluster.rpc import Callee
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
-from solrl_ray.scheduling.iteration_state import Closed, IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
 from solrl_ray.storage.journal import Journal
@@ -38,16 +38,16 @@ WRITERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class Ack:
     """What became of one of the results that were brought together."""
 
-    full: WorkUnit | None = None
-    """The full unit of its prompt, if that can be done from now on."""
+    regenerate: WorkUnit | None = None
+    """The regenerate unit of its prompt, if that can be done from now on."""
     refused: str = ""
     """What is wrong with it, if it is no answer."""
 
 
-_COUNTED = Taken()
+_COUNTED = Ack()
 """Most are like this; of many in one answer, the same one is pickled once."""
 
 
@@ -69,7 +69,7 @@ class Opened:
 class _Open:
     """An iteration under way."""
 
-    book: IterationBook
+    state: IterationState
     journal: Journal
     opening: Opened
     later: list[dict[str, Any]]
@@ -123,7 +123,7 @@ class Selector(Callee):
         """
         self.drop(plan.iteration)
         journal = self._folder.journal(plan.iteration)
-        book = IterationBook(plan)
+        state = IterationState(plan)
         entries = journal.entries()
         header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""
@@ -135,11 +135,11 @@ class Selector(Callee):
             entries = []
         if not entries:
             journal.append(header)
-        now, later = (entries[1:], []) if not plan.lead else split(entries[1:])
-        groups = self._replay_all(book, now)
-        book.restart()
-        opened = Opened(groups=groups, candidates=book.counts().candidates, audits=book.audits_done, message=message)
-        self._open[plan.iteration] = _Open(book, journal, opened, later, save=self._save)
+        now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
+        groups = self._replay_all(state, now)
+        state.restart()
+        opened = Opened(groups=groups, candidates=state.counts().candidates, audits=state.audits_done, message=message)
+        self._open[plan.iteration] = _Open(state, journal, opened, later, save=self._save)
         return opened
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
@@ -153,8 +153,8 @@ class Selector(Callee):
         if opened.later[:1] != [entry]:
             opened.journal.append(entry)
             opened.later = [entry]
-        groups = self._replay_all(opened.book, opened.later[1:])
-        return replace(opened.opening, groups=groups, audits=opened.book.audits_done)
+        groups = self._replay_all(opened.state, opened.later[1:])
+        return replace(opened.opening, groups=groups, audits=opened.state.audits_done)
 
     def drop(self, iteration: int) -> None:
         """Forget an iteration: a checkpoint holds what was learned from it."""
@@ -167,13 +167,14 @@ class Selector(Callee):
         """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
 
         Args:
-            stage: ``explore``, units of the pools, or ``regenerate``, full units and, when none waits, audit units.
+            stage: ``explore``, units of the pools, or ``regenerate``, regenerate units and, when none waits, audit
+            units.
         """
-        book = self._of(iteration).book
+        state = self._of(iteration).state
         if stage == "explore":
-            leased = [(worker, book.explore.lease(worker, kind_of(worker))) for worker in slots]
+            leased = [(worker, state.explore.lease(worker, kind_of(worker))) for worker in slots]
         else:
-            leased = [(worker, book.full.lease(worker) or book.audit.lease(worker)) for worker in slots]
+            leased = [(worker, state.regenerate.lease(worker) or state.audit.lease(worker)) for worker in slots]
         return [(worker, unit) for worker, unit in leased if unit is not None]
 
     def hedge(self, pairs: list[tuple[str, WorkUnit]]) -> list[tuple[str, WorkUnit]]:
@@ -195,38 +196,38 @@ class Selector(Callee):
         for ledger in self._ledgers:
             ledger.requeue(unit.id, worker)
 
-    def take(self, results: Sequence[UnitResult]) -> list[Taken]:
+    def take(self, results: Sequence[UnitResult]) -> list[Ack]:
         """Take results of pools' units and of audits; those that are none are refused, each by itself.
 
-        Raises RunError as `fold` does; what came before is taken then.
+        Raises RunError as `record` does; what came before is taken then.
         """
         with self._together():
             return [self._taken(result) for result in results]
 
-    def take_groups(self, *groups: SampleGroup) -> list[Taken]:
+    def take_groups(self, *groups: SampleGroup) -> list[Ack]:
         """Take groups, which are given by reference. As `take` otherwise; they are on the disk after `close`."""
         with self._together():
             return [self._taken(group) for group in groups]
 
     def take_again(self, *groups: SampleGroup) -> None:
         """After a restart: take groups that were taken before; those that are in the journal change nothing."""
-        self.take_groups(*[group for group in groups if not self._of(group.iteration).book.has_group(group.prompt_id)])
+        self.take_groups(*[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)])
 
-    def _taken(self, brought: UnitResult | SampleGroup) -> Taken:
+    def _taken(self, brought: UnitResult | SampleGroup) -> Ack:
         try:
             if isinstance(brought, SampleGroup):
                 self.store(brought)
             elif brought.unit.stage == "audit":
-                self.fold_audit(brought)
+                self.record_audit(brought)
             else:
-                full = self.fold(brought)
-                return _COUNTED if full is None else Taken(full=full)
+                unit = self.record(brought)
+                return _COUNTED if unit is None else Ack(regenerate=unit)
         except NonsenseError as error:
-            return Taken(refused=str(error))
+            return Ack(refused=str(error))
         return _COUNTED
 
-    def fold(self, result: UnitResult) -> WorkUnit | None:
-        """Take a result of a pool's unit. Returns the prompt's full unit if it can be done from now on.
+    def record(self, result: UnitResult) -> WorkUnit | None:
+        """Take a result of a pool's unit. Returns the prompt's regenerate unit if it can be done from now on.
 
         Raises:
             NonsenseError: the answer is none.
@@ -234,49 +235,50 @@ class Selector(Callee):
                 again and were not to be had.
         """
         opened = self._of(result.unit.iteration)
-        book = opened.book
+        state = opened.state
         try:
-            outcome, selection = book.fold(result)
+            outcome, selection = state.record(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
-        self._judge(book, outcome, lost=book.explore.wants_again(result.unit.id))
+        self._judge(state, outcome, lost=state.explore.wants_again(result.unit.id))
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else book.ready(result.unit.prompt_id)
+        return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else state.ready(result.unit.prompt_id)
 
-    def fold_audit(self, result: UnitResult) -> Outcome:
-        """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `fold` does."""
+    def record_audit(self, result: UnitResult) -> Outcome:
+        """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `record` does."""
         opened = self._of(result.unit.iteration)
         try:
-            outcome = opened.book.fold_audit(result)
+            outcome = opened.state.record_audit(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused an audit of {result.worker}: {error}") from error
-        self._judge(opened.book, outcome)
+        self._judge(opened.state, outcome)
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result))
         return outcome
 
     def store(self, group: SampleGroup) -> Outcome:
-        """Take a group, which is written to the run folder aside. Raises as `fold` does."""
+        """Take a group, which is written to the run folder aside. Raises as `record` does."""
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
         opened = self._of(group.iteration)
-        lost = opened.book.has_lost(group.prompt_id)
+        lost = opened.state.has_lost(group.prompt_id)
         try:
-            outcome = opened.book.fold_full(group)
+            outcome = opened.state.record_group(group)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a group of {group.worker}: {error}") from error
-        self._judge(opened.book, outcome, lost=lost)
+        self._judge(opened.state, outcome, lost=lost)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
-            digest = opened.book.full_digest(group.prompt_id)
-            entry = {"kind": "full", "prompt": group.prompt_id, "digest": digest}
+            digest = opened.state.group_digest_of(group.prompt_id)
+            entry = {"kind": "regenerate", "prompt": group.prompt_id, "digest": digest}
             opened.taken.append((group, entry if outcome is Outcome.ACCEPTED else None))
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
-        """Make the group of a full unit out of the samples that were kept, and take it; returns rewards and group.
+        """Make the group of a regenerate unit out of the samples that were kept, and take it; returns rewards and
+        group.
 
-        Raises as `fold` does.
+        Raises as `record` does.
         """
         try:
             group = assemble(unit, parts)
@@ -293,26 +295,26 @@ class Selector(Callee):
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
-        book = opened.book
+        state = opened.state
         try:
             group = self._folder.load_group(iteration, prompt_id)
-            if book.holds(group):
+            if state.holds(group):
                 return True, group
         except Unreadable:
             pass
-        book.lose_group(prompt_id)
+        state.lose_group(prompt_id)
         return False, None
 
     def lose(self, unit: WorkUnit) -> None:
-        """Have the kept samples of a full unit made again, because they are gone."""
-        self._of(unit.iteration).book.lose(unit.prompt_id)
+        """Have the kept samples of a regenerate unit made again, because they are gone."""
+        self._of(unit.iteration).state.lose(unit.prompt_id)
 
-    def close(self, iteration: int) -> Closed:
+    def close(self, iteration: int) -> IterationSummary:
         """What an iteration came to, all of which is on the disk then. Raises RunError if it is not complete."""
         opened = self._of(iteration)
         with opened.journal.together():
             opened.settle(wait=True)
-        return opened.book.close()
+        return opened.state.close()
 
     def _save(self, group: SampleGroup) -> Future[None]:
         return self._writers.submit(self._folder.save_group, group)
@@ -333,15 +335,15 @@ class Selector(Callee):
     @property
     def _ledgers(self) -> tuple[Ledger, ...]:
         """Of all open iterations: a unit's id names its own."""
-        books = [opened.book for opened in self._open.values()]
-        return tuple(ledger for book in books for ledger in (book.explore, book.full, book.audit))
+        states = [opened.state for opened in self._open.values()]
+        return tuple(ledger for state in states for ledger in (state.explore, state.regenerate, state.audit))
 
     def _of(self, iteration: int) -> _Open:
         if iteration not in self._open:
             raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
         return self._open[iteration]
 
-    def _judge(self, book: IterationBook, outcome: Outcome, *, lost: bool = False) -> None:
+    def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that the run cannot or may not go on with.
 
         Args:
@@ -349,23 +351,23 @@ class Selector(Callee):
         """
         if outcome is Outcome.VIOLATION and (self._strict or lost):
             why = "whose samples are lost" if lost else "and fleet.strict is true"
-            raise RunError(f"{book.violation}, {why}")
+            raise RunError(f"{state.violation}, {why}")
 
-    def _replay_all(self, book: IterationBook, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
-        """Fold journal entries; returns the groups that need not be made again."""
-        return tuple(group for entry in entries if (group := self._replay(book, entry)) is not None)
+    def _replay_all(self, state: IterationState, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
+        """Record journal entries; returns the groups that need not be made again."""
+        return tuple(group for entry in entries if (group := self._replay(state, entry)) is not None)
 
-    def _replay(self, book: IterationBook, entry: dict[str, Any]) -> SampleGroup | None:
-        """Fold one journal entry; returns the group that a ``full`` entry speaks of if its file still holds."""
-        if entry["kind"] in ("preview", "sample"):
-            book.fold(unit_result(entry, book.plan))
+    def _replay(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
+        """Record one journal entry; returns the group that a ``regenerate`` entry speaks of if its file still holds."""
+        if entry["kind"] in ("explore", "sample"):
+            state.record(unit_result(entry, state.plan))
         elif entry["kind"] == "audit":
-            book.fold_audit(unit_result(entry, book.plan))
-        elif entry["kind"] == "full":
+            state.record_audit(unit_result(entry, state.plan))
+        elif entry["kind"] == "regenerate":
             try:
-                group = self._folder.load_group(book.plan.iteration, entry["prompt"])
+                group = self._folder.load_group(state.plan.iteration, entry["prompt"])
                 if group_digest(group) == entry["digest"]:
-                    book.fold_full(group)
+                    state.record_group(group)
                     return group
             except (Unreadable, ValueError):
                 return None  # it is made again, to the same bytes

@@ -13,7 +13,7 @@ from solrl_ray.prompts.prompt_set import EmbeddingCache
 from solrl_ray.records import Prompt, PromptEmbedding
 
 
-class Encoder:
+class TextEncoder:
     """Made without loading anything: what goes wrong in `start` arrives as itself, not as a death."""
 
     def __init__(self, config: Config, folder: Path) -> None:

@@ -34,7 +34,7 @@ ACKNOWLEDGED = "rollout.accept_quantized_training=true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CatalogueEntry:
     kind: str
     path: Path
     title: str
@@ -51,7 +51,7 @@ class Part:
 class Composition:
     """One part of each kind, in the order of a command."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[CatalogueEntry, ...]
 
     @property
     def command(self) -> str:
@@ -67,7 +67,7 @@ class Composition:
         return None
 
 
-def read(folder: Path) -> dict[str, tuple[Part, ...]]:
+def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
     """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
     kinds = (*KINDS, CLUSTERS)
     found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
@@ -80,14 +80,14 @@ def read(folder: Path) -> dict[str, tuple[Part, ...]]:
     return found
 
 
-def compositions(parts: dict[str, tuple[Part, ...]]) -> Iterator[Composition]:
+def compositions(parts: dict[str, tuple[CatalogueEntry, ...]]) -> Iterator[Composition]:
     """Every model × strategy × method × reward; a part that includes others is a recipe of its own, and left out."""
     for chosen in itertools.product(*(parts[kind] for kind in KINDS)):
         if not any(part.whole for part in chosen):
             yield Composition(chosen)
 
 
-def refusals(parts: dict[str, tuple[Part, ...]]) -> dict[str, list[Composition]]:
+def refusals(parts: dict[str, tuple[CatalogueEntry, ...]]) -> dict[str, list[Composition]]:
     """Reason → compositions that are refused for it although quantised training was accepted where it must be."""
     found: dict[str, list[Composition]] = {}
     for composition in compositions(parts):
@@ -141,7 +141,7 @@ def _entry(name: str, text: str, width: int) -> list[str]:
     return [f"  {name}", *textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
 
 
-def _names(composed: list[Composition], parts: dict[str, tuple[Part, ...]]) -> str:
+def _names(composed: list[Composition], parts: dict[str, tuple[CatalogueEntry, ...]]) -> str:
     """The parts by which `composed` differ from the rest, such as ``strategies/two_stage × methods/flow_grpo_fast``."""
     names = []
     for place, kind in enumerate(KINDS):
@@ -151,14 +151,14 @@ def _names(composed: list[Composition], parts: dict[str, tuple[Part, ...]]) -> s
     return " × ".join(names) or "every composition"
 
 
-def _part(kind: str, path: Path) -> Part:
+def _part(kind: str, path: Path) -> CatalogueEntry:
     values = read_file(path)
     entries = [values.get("model"), *(values.get("rewards") or [])]
     named = [entry["path"] for entry in entries if isinstance(entry, dict) and entry.get("path")]
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
     said = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
-    return Part(
+    return CatalogueEntry(
         kind=kind,
         path=path,
         title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),

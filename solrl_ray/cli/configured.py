@@ -14,11 +14,11 @@ from solrl_ray.common.files import READ_SECONDS, in_time
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, continuation, strategies
 from solrl_ray.config.arithmetic import Arithmetic
-from solrl_ray.config.loading import Loaded, load_with_sources
+from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
 
 
-def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> Loaded:
+def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
     """The checked configuration of a run that begins: CONFIG, --set and --from, or `options` as `load_with_sources`."""
     loaded = _given(arguments, options or {})
     if loaded is None:
@@ -27,7 +27,7 @@ def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] 
     return loaded
 
 
-def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> Loaded | None:
+def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> LoadedConfig | None:
     """CONFIG, --set and --from; None without CONFIG and --from."""
     files = arguments.config
     init: str = getattr(arguments, "init", "")
@@ -58,7 +58,7 @@ def begun(arguments: argparse.Namespace) -> bool:
     return in_time(lambda: folder.begun, what=f"looking at {folder.path}", seconds=READ_SECONDS)
 
 
-def resumed(arguments: argparse.Namespace) -> Loaded:
+def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
     if arguments.resume:
         if getattr(arguments, "init", ""):
@@ -84,7 +84,7 @@ def resumed(arguments: argparse.Namespace) -> Loaded:
     return loaded
 
 
-def print_plan(loaded: Loaded, *, planning: bool = False, timed: bool = False) -> Arithmetic:
+def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = False) -> Arithmetic:
     """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
 
     Args:

@@ -52,12 +52,12 @@ class Arithmetic:
     config: Config
     facts: ModelFacts | None
     candidates: int
-    preview_units: int
+    explore_units: int
     """Units of the pools, whose candidates are previews or, in one stage, the samples themselves."""
-    preview_forwards: int
+    explore_forwards: int
     samples: int
-    full_units: int
-    full_forwards: int
+    regenerate_units: int
+    regenerate_forwards: int
     padded_images: int
     """Images that fill up the last regeneration micro-batch of each prompt and are thrown away."""
     trained_timesteps: int
@@ -165,7 +165,7 @@ class Arithmetic:
         sampled = (
             f"{rollout.prompts} prompts × {rollout.pool} seeds = {self.candidates:,} candidates "
             f"× {pool.steps} steps ({_sampler(config)}, {pool.tier}) "
-            f"· {self.preview_units} units of {pool.micro_batch}, {self.preview_forwards:,} forwards"
+            f"· {self.explore_units} units of {pool.micro_batch}, {self.explore_forwards:,} forwards"
         )
         half = rollout.keep // 2
         chosen = f"{rollout.keep} of {rollout.pool} seeds a prompt: {half} best and {half} worst"
@@ -179,8 +179,8 @@ class Arithmetic:
             ]
         regenerated = (
             f"{self.samples:,} samples × {rollout.regenerate.steps} steps ({config.model.dtype}) "
-            f"· {self.full_units} units of {rollout.regenerate.micro_batch}, {self.full_forwards:,} forwards"
-            + (f", {self.padded_images} images of padding" if self.padded_images else "")
+            f"· {self.regenerate_units} units of {rollout.regenerate.micro_batch}, {self.regenerate_forwards:,} "
+            "forwards" + (f", {self.padded_images} images of padding" if self.padded_images else "")
         )
         rows = [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
         fidelity = config.fidelity
@@ -309,16 +309,16 @@ def describe(
     slots = learner.world_size * learner.micro_batch
     micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
     backwards = micro_batches * trained_timesteps(config)
-    preview_units = rollout.prompts * (rollout.pool // pool.micro_batch)
+    explore_units = rollout.prompts * (rollout.pool // pool.micro_batch)
     return Arithmetic(
         config=config,
         facts=facts,
         candidates=rollout.prompts * rollout.pool,
-        preview_units=preview_units,
-        preview_forwards=preview_units * pool.steps,
+        explore_units=explore_units,
+        explore_forwards=explore_units * pool.steps,
         samples=samples,
-        full_units=rollout.prompts * units_per_prompt,
-        full_forwards=rollout.prompts * units_per_prompt * rollout.regenerate.steps,
+        regenerate_units=rollout.prompts * units_per_prompt,
+        regenerate_forwards=rollout.prompts * units_per_prompt * rollout.regenerate.steps,
         padded_images=0
         if one_stage
         else rollout.prompts * (units_per_prompt * rollout.regenerate.micro_batch - rollout.keep),

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.objectives import Awm, DanceGrpo, FlowGrpo, share_of
+from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
@@ -122,7 +122,7 @@ def _objective(config: Config) -> Iterator[Problem]:
             f"one of flow_sde, dance_sde or cps, because objective.kind is {objective.kind}, whose ratios need the "
             "transitions of a stochastic sampler",
         )
-    if isinstance(objective, Awm):
+    if isinstance(objective, AwmConfig):
         levels = share_of(rollout.regenerate.steps, objective.timestep_fraction) - objective.skip_first
         if objective.timesteps > levels:
             yield Problem(
@@ -166,7 +166,7 @@ def _sampler(config: Config) -> Iterator[Problem]:
 
 def needs_trajectory(config: Config) -> bool:
     """Whether the objective learns from stored transitions, and not from the clean latents alone."""
-    return isinstance(config.objective, FlowGrpo | DanceGrpo)
+    return isinstance(config.objective, FlowGrpoConfig | DanceGrpoConfig)
 
 
 def _strategy(config: Config) -> Iterator[Problem]:
@@ -190,7 +190,7 @@ def _strategy(config: Config) -> Iterator[Problem]:
             )
 
 
-def lead_problems(config: Config) -> Iterator[Problem]:
+def staleness_problems(config: Config) -> Iterator[Problem]:
     """Why a run may not explore ahead, if it is to."""
     if not config.rollout.max_staleness:
         return
@@ -355,7 +355,7 @@ _RULES = (
     _ranges,
     _rollout,
     _strategy,
-    lead_problems,
+    staleness_problems,
     _sampler,
     _objective,
     _fidelity,

@@ -13,17 +13,33 @@ from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
+FORMAT_FILE, FORMAT = "format", 2
+"""Name and content of the file that says how a run folder is to be read. The number rises when a name or a meaning in
+it changes; a folder without the file is of format 1."""
 
 
 def stored(run_folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if the folder holds none, RunError if its disk hangs."""
+    """The configuration of a run folder. Raises UserError if the folder holds none or is of another format, RunError if
+    its disk hangs."""
 
     def read() -> Config:
         if not (run_folder / FILE).is_file():
             raise UserError(f"{run_folder} is not a run folder: it has no {FILE}.")
+        check_format(run_folder)
         return load([run_folder / FILE])
 
     return in_time(read, what=f"reading {run_folder / FILE}", seconds=READ_SECONDS)
+
+
+def check_format(run_folder: Path) -> None:
+    """Raises UserError if a run folder was written by a version that names things otherwise."""
+    file = run_folder / FORMAT_FILE
+    found = file.read_text().strip() if file.is_file() else "1"
+    if found != str(FORMAT):
+        raise UserError(
+            f"{run_folder} is a run folder of format {found}, and this version reads format {FORMAT}; "
+            "use the version that wrote it."
+        )
 
 
 def origin(path: Path) -> Path | None:

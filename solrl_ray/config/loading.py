@@ -38,7 +38,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedConfig:
     config: Config
     sources: Sources
 
@@ -160,7 +160,7 @@ def _override(tree: _Tree, text: str) -> None:
 
 def load_with_sources(
     files: Sequence[Path], overrides: Sequence[str] = (), options: Mapping[str, tuple[str, Any]] | None = None
-) -> Loaded:
+) -> LoadedConfig:
     """Merge `files` in order, apply `options` and then `overrides` (``key.key=value``), validate; see `load`.
 
     Args:
@@ -181,7 +181,7 @@ def load_with_sources(
         config = Config.model_validate_json(json.dumps(tree.values), strict=True)
     except ValidationError as error:
         raise UserError(problems.sentence(error, tree.values, sources.of, files)) from None
-    return Loaded(config, sources)
+    return LoadedConfig(config, sources)
 
 
 def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:

@@ -7,12 +7,12 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
-from solrl_ray.config.part import AboveZero, AtLeastZero, Part, Positive, Share, by_kind
+from solrl_ray.config.section import AboveZero, AtLeastZero, Positive, Section, Share, by_kind
 
 DEFAULT = "diffusion_nft"
 
 
-class OldDecay(Part):
+class OldDecay(Section):
     """How the sampling policy follows the trained one: old <- d·old + (1 - d)·default after every iteration."""
 
     kind: Literal["copy", "linear"] = "linear"
@@ -21,7 +21,7 @@ class OldDecay(Part):
     cap: float = 0.5
 
 
-class Advantage(Part):
+class Advantage(Section):
     std: Literal["global", "group", "group_unbiased", "none"] = "global"
     """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
     n - 1, or 1."""
@@ -38,7 +38,7 @@ COPY = OldDecay(kind="copy")
 """On-policy methods sample with the policy that they train."""
 
 
-class DiffusionNft(Part):
+class DiffusionNftConfig(Section):
     """DiffusionNFT (arXiv 2509.16117)."""
 
     kind: Literal["diffusion_nft"] = "diffusion_nft"
@@ -52,7 +52,7 @@ class DiffusionNft(Part):
     old_decay: OldDecay = OldDecay()
 
 
-class Anchor(Part):
+class Anchor(Section):
     """A third policy that follows the trained one and holds it back: anchor <- d·anchor + (1 - d)·default."""
 
     weight: AtLeastZero = 1.0
@@ -62,7 +62,7 @@ class Anchor(Part):
     cap: Annotated[float, Field(ge=0, le=1)] = 0.3
 
 
-class Awm(Part):
+class AwmConfig(Section):
     """Advantage-weighted matching (arXiv 2509.25050)."""
 
     kind: Literal["awm"] = "awm"
@@ -86,7 +86,7 @@ class Awm(Part):
     old_decay: ClassVar[OldDecay] = COPY
 
 
-class FlowGrpo(Part):
+class FlowGrpoConfig(Section):
     """Flow-GRPO (arXiv 2505.05470): clipped ratios of the stored transitions; all but the last, or the window's."""
 
     kind: Literal["flow_grpo"] = "flow_grpo"
@@ -98,7 +98,7 @@ class FlowGrpo(Part):
     old_decay: ClassVar[OldDecay] = COPY
 
 
-class DanceGrpo(Part):
+class DanceGrpoConfig(Section):
     """DanceGRPO (arXiv 2505.07818): as Flow-GRPO on a random share of each sample's transitions, without KL."""
 
     kind: Literal["dance_grpo"] = "dance_grpo"
@@ -110,10 +110,10 @@ class DanceGrpo(Part):
     old_decay: ClassVar[OldDecay] = COPY
 
 
-Objective: TypeAlias = Annotated[
-    Annotated[DiffusionNft, Tag("diffusion_nft")]
-    | Annotated[Awm, Tag("awm")]
-    | Annotated[FlowGrpo, Tag("flow_grpo")]
-    | Annotated[DanceGrpo, Tag("dance_grpo")],
+ObjectiveConfig: TypeAlias = Annotated[
+    Annotated[DiffusionNftConfig, Tag("diffusion_nft")]
+    | Annotated[AwmConfig, Tag("awm")]
+    | Annotated[FlowGrpoConfig, Tag("flow_grpo")]
+    | Annotated[DanceGrpoConfig, Tag("dance_grpo")],
     by_kind(DEFAULT),
 ]

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solrl_ray.config.schema import Config, Fleet, OtherExplorers, WorkerPool
+from solrl_ray.config.schema import Config, FleetConfig, OtherExplorers, WorkerPool
 
 
-def explorer_pools(fleet: Fleet) -> dict[str, WorkerPool]:
+def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
     """Those who explore."""
     return {"explorers": fleet.explorers, **{f"explorers_{other.name}": other for other in fleet.other_explorers}}
 
 
-def pools(fleet: Fleet) -> dict[str, WorkerPool]:
+def pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
     return {**explorer_pools(fleet), "regenerators": fleet.regenerators}
 
 
-def explorers_in_all(fleet: Fleet) -> int:
+def explorers_in_all(fleet: FleetConfig) -> int:
     return sum(pool.count for pool in explorer_pools(fleet).values())
 
 
-def key_of(fleet: Fleet, pool: str) -> str:
+def key_of(fleet: FleetConfig, pool: str) -> str:
     """Where the configuration has a pool: ``fleet.explorers``, ``fleet.other_explorers.0``."""
     names = [f"explorers_{other.name}" for other in fleet.other_explorers]
     return f"fleet.other_explorers.{names.index(pool)}" if pool in names else f"fleet.{pool}"
 
 
-def resized(fleet: Fleet, sizes: Mapping[str, int]) -> Fleet:
+def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
     """The fleet with pools of these sizes."""
     alike = {name: {"count": size} for name, size in sizes.items()}
 

@@ -6,12 +6,12 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
-from solrl_ray.config.part import AboveZero, Part, Positive, Share, by_kind
+from solrl_ray.config.section import AboveZero, Positive, Section, Share, by_kind
 
 DEFAULT = "ode"
 
 
-class Window(Part):
+class Window(Section):
     """Noise in a few consecutive steps only; the others are Euler steps. One draw a prompt and iteration."""
 
     size: Positive
@@ -20,13 +20,13 @@ class Window(Part):
     """The window lies in the full schedule's steps low … high - 1; its start is uniform."""
 
 
-class Ode(Part):
+class Ode(Section):
     """Deterministic, with `rollout.solver`."""
 
     kind: Literal["ode"] = "ode"
 
 
-class _Stochastic(Part):
+class _Stochastic(Section):
     window: Window | None = None
     """None: noise in every step."""
     shared_noise: bool = False
@@ -63,7 +63,7 @@ class Cps(_Stochastic):
 
 
 Stochastic: TypeAlias = FlowSde | DanceSde | Cps
-Sampler: TypeAlias = Annotated[
+SamplerConfig: TypeAlias = Annotated[
     Annotated[Ode, Tag("ode")]
     | Annotated[FlowSde, Tag("flow_sde")]
     | Annotated[DanceSde, Tag("dance_sde")]

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from solrl_ray.config.objectives import DiffusionNft, Objective
-from solrl_ray.config.part import Part, Positive
-from solrl_ray.config.samplers import Ode, Sampler
+from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
+from solrl_ray.config.samplers import Ode, SamplerConfig
+from solrl_ray.config.section import Positive, Section
 
 Seconds = Annotated[float, Field(gt=0)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
@@ -19,7 +19,7 @@ Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
 
-class Run(Part):
+class Run(Section):
     name: str = "run"
     """Name of the run; its folder is ``<root>/<name>``."""
     root: str = "runs"
@@ -37,7 +37,7 @@ class Run(Part):
     """LoRA digest of the trained factors in `init`: written down when the run begins; if given, it must hold."""
 
 
-class Lora(Part):
+class Lora(Section):
     rank: Positive = 32
     alpha: float = 64.0
     """LoRA scaling is alpha / rank."""
@@ -45,7 +45,7 @@ class Lora(Part):
     """Module-name suffixes that receive LoRA factors, as in PEFT's `target_modules`."""
 
 
-class QuantizationScope(Part):
+class QuantizationScope(Section):
     skip: list[str] = []
     """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
     min_features: int = 0
@@ -55,7 +55,7 @@ class QuantizationScope(Part):
     counts, `skip` and `min_features` come before it."""
 
 
-class SigmaSchedule(Part):
+class SigmaSchedule(Section):
     kind: Literal["linear", "shift", "flux"]
     """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift."""
     shift: float = 3.0
@@ -68,7 +68,7 @@ class SigmaSchedule(Part):
     max_tokens: Positive = 4096
 
 
-class Decoding(Part):
+class Decoding(Section):
     """How latents become images. Part of what fixes their bits, so never chosen by the memory that is free."""
 
     micro_batch: int = 0
@@ -77,7 +77,7 @@ class Decoding(Part):
     """Decode in overlapping tiles: less memory at high resolutions, with seams blended."""
 
 
-class Model(Part):
+class Model(Section):
     family: str
     """A name in `solrl_ray.models.FAMILIES`."""
     path: str
@@ -98,21 +98,21 @@ class Model(Part):
     decoding: Decoding = Decoding()
 
 
-class Prompts(Part):
+class Prompts(Section):
     train: str
     """Text (one prompt a line) or JSONL (key ``text``); ``builtin:`` paths are inside the package."""
     heldout: str
     """Prompts of the evaluation; must not share a prompt with `train`."""
 
 
-class Normalization(Part):
+class Normalization(Section):
     """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
 
     mean: float
     std: Annotated[float, Field(gt=0)]
 
 
-class Remote(Part):
+class Remote(Section):
     """A reward server; its protocol is in docs/rewards.md."""
 
     url: str
@@ -125,7 +125,7 @@ class Remote(Part):
     """Environment variable, on every machine that scores, that holds the server's bearer token."""
 
 
-class Reward(Part):
+class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
     ``remote``) or a callable ``module:function``."""
@@ -143,7 +143,7 @@ class Reward(Part):
     """Of kind ``remote``: the server."""
 
 
-class ExploreConfig(Part):
+class ExploreConfig(Section):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
@@ -152,14 +152,14 @@ class ExploreConfig(Part):
     """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
 
 
-class RegenerateConfig(Part):
+class RegenerateConfig(Section):
     steps: Positive = 10
     """Solver steps of a regenerated sample."""
     micro_batch: Positive = 24
     """Images of one regeneration forward; the last one of a prompt is padded."""
 
 
-class Rollout(Part):
+class RolloutConfig(Section):
     strategy: Strategy = "two_stage"
     """``two_stage``: low-precision previews rank, the chosen seeds are sampled again in full precision. In one stage,
     with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
@@ -177,12 +177,12 @@ class Rollout(Part):
     while the present one is regenerated and learned from. What is learned from is always of the current revision."""
     solver: Literal["euler", "dpm2"] = "dpm2"
     """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
-    sampler: Sampler = Ode()
+    sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
     regenerate: RegenerateConfig = RegenerateConfig()
 
 
-class FallbackLevel(Part):
+class FallbackLevel(Section):
     """A step of the fallback ladder: what it changes of the previews; the rest stays as on the level before."""
 
     steps: Positive | None = None
@@ -191,7 +191,7 @@ class FallbackLevel(Part):
     """Tier of the explorers from here on; they start anew for it."""
 
 
-class Fidelity(Part):
+class Fidelity(Section):
     """How closely the previews' ranking is watched, and what follows if they rank too badly. Watching alone changes
     neither what is selected nor what is learned."""
 
@@ -210,14 +210,14 @@ class Fidelity(Part):
     {precision: bf16}]``."""
 
 
-class Optimizer(Part):
+class OptimizerConfig(Section):
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-4
 
 
-class Learner(Part):
+class LearnerConfig(Section):
     world_size: Positive = 1
     """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
     zero_stage: Literal[1, 2] = 1
@@ -230,10 +230,10 @@ class Learner(Part):
     gradient_checkpointing: bool = False
     ema_cap: float = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: OptimizerConfig = OptimizerConfig()
 
 
-class Worker(Part):
+class Worker(Section):
     """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
 
     num_cpus: float = 0.0
@@ -278,7 +278,7 @@ class Learners(Worker):
     """Ray's strategies: on as few nodes as possible, on one node, on many nodes, each rank on another node."""
 
 
-class Deadlines(Part):
+class Deadlines(Section):
     """The longest that each named wait may take, seconds."""
 
     resources: float = 0.0
@@ -316,7 +316,7 @@ class Deadlines(Part):
     """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
 
 
-class Fleet(Part):
+class FleetConfig(Section):
     """Who works: pools of actors and the deadlines of waiting for them. Changes no result (design law 3)."""
 
     explorers: WorkerPool = WorkerPool(count=2)
@@ -342,7 +342,7 @@ class Fleet(Part):
     deadlines: Deadlines = Deadlines()
 
 
-class Publish(Part):
+class Publish(Section):
     """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
 
     mode: Literal["packed", "lora", "branch"] = "packed"
@@ -355,7 +355,7 @@ class Publish(Part):
     full precision."""
 
 
-class Evaluation(Part):
+class EvaluationConfig(Section):
     every: int = 0
     """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. Those on the way
     go on beside the next update, unless learners share their GPU."""
@@ -372,7 +372,7 @@ class Evaluation(Part):
     """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
 
 
-class Compile(Part):
+class Compile(Section):
     """How explorers and regenerators compile what they run; part of the score class."""
 
     enabled: bool | None = None
@@ -388,7 +388,7 @@ class Compile(Part):
     """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 
 
-class Checkpoints(Part):
+class Checkpoints(Section):
     keep: Positive = 2
     """Newest checkpoints kept; older ones are removed."""
     every: int = 0
@@ -400,17 +400,17 @@ class Checkpoints(Part):
     """Free space the run folder's disk must have at the start, GB."""
 
 
-class Config(Part):
+class Config(Section):
     run: Run = Run()
     model: Model
     prompts: Prompts
-    rewards: Annotated[list[Reward], Field(min_length=1)]
-    rollout: Rollout = Rollout()
+    rewards: Annotated[list[RewardConfig], Field(min_length=1)]
+    rollout: RolloutConfig = RolloutConfig()
     fidelity: Fidelity = Fidelity()
-    objective: Objective = DiffusionNft()
-    learner: Learner = Learner()
-    fleet: Fleet = Fleet()
+    objective: ObjectiveConfig = DiffusionNftConfig()
+    learner: LearnerConfig = LearnerConfig()
+    fleet: FleetConfig = FleetConfig()
     publish: Publish = Publish()
-    evaluation: Evaluation = Evaluation()
+    evaluation: EvaluationConfig = EvaluationConfig()
     compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()

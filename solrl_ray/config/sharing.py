@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solrl_ray.config.schema import Fleet, Worker
+from solrl_ray.config.schema import FleetConfig, Worker
 
 
 def shares(worker: Worker) -> bool:
@@ -10,6 +10,6 @@ def shares(worker: Worker) -> bool:
     return 0 < worker.num_gpus < 1
 
 
-def takes_turns(fleet: Fleet) -> bool:
+def takes_turns(fleet: FleetConfig) -> bool:
     """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
     return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))

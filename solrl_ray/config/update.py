@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.objectives import Awm, DanceGrpo, DiffusionNft, share_of
+from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, DiffusionNftConfig, share_of
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.sharing import takes_turns
@@ -21,19 +21,19 @@ MOMENTS = 2
 def trained_timesteps(config: Config) -> int:
     """Noise levels or stored transitions on which each sample is trained, one pass each."""
     objective, sampler, steps = config.objective, config.rollout.sampler, config.rollout.regenerate.steps
-    if isinstance(objective, Awm):
+    if isinstance(objective, AwmConfig):
         return objective.timesteps
-    if isinstance(objective, DiffusionNft):
+    if isinstance(objective, DiffusionNftConfig):
         return share_of(steps, objective.timestep_fraction)
     stored = 0 if isinstance(sampler, Ode) else sampler.recorded(steps)
-    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpo) else stored
+    return share_of(stored, objective.timestep_fraction) if isinstance(objective, DanceGrpoConfig) else stored
 
 
 def references(config: Config) -> list[str]:
     """Policies whose velocities are taken without gradient, in whatever optimiser step."""
     objective = config.objective
     names = ["reference"] * (objective.kl != 0)
-    names += ["anchor"] * (isinstance(objective, Awm) and objective.anchor.weight != 0)
+    names += ["anchor"] * (isinstance(objective, AwmConfig) and objective.anchor.weight != 0)
     return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
 
 
@@ -68,7 +68,7 @@ def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
     the velocities of the policies that are compared with, `old` among them unless it is a copy.
     """
     objective = config.objective
-    copied = isinstance(objective, DiffusionNft | Awm) and config.fleet.learners.num_gpus > 0
+    copied = isinstance(objective, DiffusionNftConfig | AwmConfig) and config.fleet.learners.num_gpus > 0
     compared = sum(name != "old" for name in references(config)) + (objective.old_decay.kind != "copy")
     latents = latents_a_sample(config) + copied + trained_timesteps(config) * (2 + compared)
     samples = _prepared(config) * config.learner.micro_batch

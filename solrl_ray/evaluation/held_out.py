@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from solrl_ray.config.schema import Config, Reward
+from solrl_ray.config.schema import Config, RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
@@ -19,24 +19,24 @@ from solrl_ray.records import Address, Prompt, WorkUnit
 from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
 
-HOLDERS: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
+EVAL_POLICIES: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
 """Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
 
 
-HELD_AS = {"real": "real", "base": "old", "ema": "ema"}
+UNIT_POLICY = {"real": "real", "base": "old", "ema": "ema"}
 """What a run's evaluations score → the policy of their units, which differ between any two that are made after as many
 updates: a late answer of one is then no answer to the other. The sampling policy's revision 0 is the base."""
 
 
 def policy_factors(state: LearnerState, policy: str) -> Tensors:
-    """The factors of a policy in `HOLDERS`; the base's have B = 0."""
+    """The factors of a policy in `EVAL_POLICIES`; the base's have B = 0."""
     if policy == "base":
         return base_factors(state.default)
-    factors: Tensors = getattr(state, HOLDERS[policy])
+    factors: Tensors = getattr(state, EVAL_POLICIES[policy])
     return factors
 
 
-def reward_names(rewards: Sequence[Reward]) -> list[str]:
+def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
     """A short name for each reward, all of them different: its kind, with path and place where that is not enough."""
     names: list[str] = []
     for position, reward in enumerate(rewards):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from solrl_ray.config.continuation import first_difference
-from solrl_ray.config.loading import Loaded, load_with_sources
-from solrl_ray.config.schema import Config, Reward
+from solrl_ray.config.loading import LoadedConfig, load_with_sources
+from solrl_ray.config.schema import Config, RewardConfig
 from solrl_ray.errors import UserError
-from solrl_ray.evaluation.held_out import HOLDERS
+from solrl_ray.evaluation.held_out import EVAL_POLICIES
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
 
-def evaluation_config(loaded: Loaded, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> Config:
+def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> Config:
     """The run's configuration with the rewards of the files, if any, and no more pictures than prompts.
 
     Args:
@@ -25,7 +25,7 @@ def evaluation_config(loaded: Loaded, run_file: Path, rewards: list[Path], *, al
     Raises:
         UserError: a rewards file sets anything else.
     """
-    config, columns = loaded.config, list[Reward]()
+    config, columns = loaded.config, list[RewardConfig]()
     was = load_with_sources([run_file]).config
     for file in rewards:
         given = load_with_sources([run_file, file]).config
@@ -61,11 +61,12 @@ def obstacle(config: Config, run: Config) -> str:
 
 
 def policies_of(text: str) -> tuple[str, ...]:
-    """The policies in a comma-separated list, each once, in the order of `HOLDERS`. Raises `UserError` for others."""
+    """The policies in a comma-separated list, each once, in the order of `EVAL_POLICIES`. Raises `UserError` for
+    others."""
     asked = {name.strip() for name in text.split(",")}
-    if unknown := sorted(asked - HOLDERS.keys()):
-        raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(HOLDERS)}.")
-    return tuple(name for name in HOLDERS if name in asked)
+    if unknown := sorted(asked - EVAL_POLICIES.keys()):
+        raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(EVAL_POLICIES)}.")
+    return tuple(name for name in EVAL_POLICIES if name in asked)
 
 
 def state_of(run: Path, updates: int | None) -> LearnerState:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config.schema import Learner
+from solrl_ray.config.schema import LearnerConfig
 from solrl_ray.errors import RunError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -148,7 +148,7 @@ class Engine:
     @classmethod
     def build(
         cls,
-        config: Learner,
+        config: LearnerConfig,
         factors: Sequence[torch.nn.Parameter],
         velocity: Callable[..., torch.Tensor],
     ) -> Engine:
@@ -249,7 +249,7 @@ class Engine:
         return whole[rank * size : (rank + 1) * size]
 
 
-def deepspeed_config(config: Learner, *, numel: int) -> dict[str, Any]:
+def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
     """DeepSpeed's own configuration; a bucket of `numel` trained elements makes one reduction of all."""
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch,

@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 
 from solrl_ray import objectives
 from solrl_ray.config.checks import needs_trajectory
-from solrl_ray.config.objectives import Awm
+from solrl_ray.config.objectives import AwmConfig
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
-from solrl_ray.learning.open_update import OpenUpdate, Part, Prepared, Sums
+from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare, Sums
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models import attention
@@ -201,7 +201,7 @@ class Learner:
         yield
         self._failed = False
 
-    def _step(self, update: OpenUpdate, part: Part) -> tuple[Sums, float]:
+    def _step(self, update: OpenUpdate, part: StepShare) -> tuple[Sums, float]:
         """One optimiser step: sums over all ranks and the gradient norm."""
         self._advance(update, part, final=True)
         sums = part.sums
@@ -213,12 +213,12 @@ class Learner:
         gradient_norm = self._engine.step()
         self._steps += 1
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
-        if self._anchored and isinstance(self._config.objective, Awm):
+        if self._anchored and isinstance(self._config.objective, AwmConfig):
             decay = anchor_decay(self._config.objective.anchor, self._steps)
             adapters.decay_(self._model.transformer, decay, "anchor")
         return sums, gradient_norm
 
-    def _advance(self, update: OpenUpdate, part: Part, *, final: bool) -> None:
+    def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
         """Forward and backward passes of this rank over a part's samples, as far as they are there.
 
         Args:
@@ -241,7 +241,7 @@ class Learner:
             else:
                 break
 
-    def _prepare(self, update: OpenUpdate, part: Part, slots: Slots) -> Prepared:
+    def _prepare(self, update: OpenUpdate, part: StepShare, slots: Slots) -> Prepared:
         """A micro-batch's passes without gradient: never between a forward and its backward, and all of a
         micro-batch's at once, which is one change of adapters instead of one a pass."""
         batch = gather(update.samples, slots)
@@ -251,7 +251,7 @@ class Learner:
         return Prepared(slots, batch, passes, references)
 
     def _learn(
-        self, update: OpenUpdate, part: Part, one: Prepared, advantages: NDArray[np.float64], *, last: bool
+        self, update: OpenUpdate, part: StepShare, one: Prepared, advantages: NDArray[np.float64], *, last: bool
     ) -> None:
         """The gradient of a micro-batch.
 

@@ -81,7 +81,7 @@ def _moved(value: Any, device: torch.device | str, there: dict[int, torch.Tensor
 
 
 @dataclass(slots=True)
-class Part:
+class StepShare:
     """One optimiser step's share of the samples, on one rank."""
 
     samples: range
@@ -120,7 +120,7 @@ class OpenUpdate:
         self.seconds = 0.0
         """Spent on it."""
         self.parts = [
-            Part(
+            StepShare(
                 part,
                 deque(rank_slots(part, micro_batch=micro_batch, rank=rank, world_size=world_size)),
                 Sums.zero(device),

@@ -18,8 +18,8 @@ class IterationMetrics:
     """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
     ``learn``, ``publish`` (of the iteration's revision, until a worker that proved it had work), ``checkpoint`` (of the
     state that the iteration began with, written while others are at work), ``total`` (from the update before to this
-    one). With lead, ``explore`` is what of it came after regenerators had the iteration's revision, and ``ahead`` what
-    before."""
+    one). With staleness, ``explore`` is what of it came after regenerators had the iteration's revision, and ``ahead``
+    what before."""
     busy_seconds: dict[str, float]
     """Summed seconds that workers spent computing, by stage."""
     candidates: int
@@ -45,7 +45,7 @@ class IterationMetrics:
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
     selection_digest: str
     lora_digest: str
-    lead: int = 0
+    staleness: int = 0
     """How many revisions behind `revision` the explorers were."""
     passes: int = 0
     """Forward and backward passes of learner rank 0."""

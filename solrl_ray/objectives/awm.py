@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.config.objectives import Awm as Section
-from solrl_ray.config.objectives import share_of
+from solrl_ray.config.objectives import AwmConfig, share_of
 from solrl_ray.objectives.base import Loss, Reference, Velocities, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.objectives.surrogate import clipped_surrogate
@@ -26,7 +25,7 @@ _FLOOR = 1e-10
 
 
 class Awm(ForwardProcess):
-    def __init__(self, config: Section, *, grid: Tensor, run_seed: int) -> None:
+    def __init__(self, config: AwmConfig, *, grid: Tensor, run_seed: int) -> None:
         super().__init__(grid=grid, run_seed=run_seed)
         self._config = config
         base: tuple[Reference, ...] = ("base",) if config.kl != 0 else ()

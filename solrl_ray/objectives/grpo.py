@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.config.objectives import DanceGrpo as DanceSection
-from solrl_ray.config.objectives import FlowGrpo as FlowSection
-from solrl_ray.config.objectives import share_of
+from solrl_ray.config.objectives import DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.samplers import Stochastic
 from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean
 from solrl_ray.objectives.surrogate import clipped_surrogate
@@ -37,7 +35,7 @@ class TransitionPass(Pass):
 class Grpo(Objective[TransitionPass]):
     """Clipped ratios of transitions, and their divergence from the reference."""
 
-    def __init__(self, config: FlowSection | DanceSection, sampler: Stochastic, *, grid: Tensor) -> None:
+    def __init__(self, config: FlowGrpoConfig | DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor) -> None:
         """`grid`: noise levels of the full schedule, float64 [steps + 1]."""
         self._config = config
         self._grid: list[float] = grid.tolist()
@@ -95,7 +93,7 @@ class FlowGrpo(Grpo):
 class DanceGrpo(Grpo):
     """DanceGRPO (arXiv 2505.07818): each sample on the front of its own permutation of its transitions."""
 
-    def __init__(self, config: DanceSection, sampler: Stochastic, *, grid: Tensor, run_seed: int) -> None:
+    def __init__(self, config: DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor, run_seed: int) -> None:
         super().__init__(config, sampler, grid=grid)
         self._run_seed = run_seed
         self._count = share_of(self._stored, config.timestep_fraction)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.config.objectives import DiffusionNft as Section
+from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.objectives.base import Loss, Velocities, mean, per_sample
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.objectives.timesteps import timesteps_for
@@ -36,7 +36,7 @@ class NftLoss(Loss):
 class DiffusionNft(ForwardProcess):
     """The objective on samples; see `diffusion_nft_loss`."""
 
-    def __init__(self, config: Section, *, grid: Tensor, run_seed: int) -> None:
+    def __init__(self, config: DiffusionNftConfig, *, grid: Tensor, run_seed: int) -> None:
         super().__init__(grid=grid, run_seed=run_seed)
         self._config = config
         self.references = ("base",) if config.kl != 0 else ()

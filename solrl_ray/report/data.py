@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from solrl_ray.common.files import read_json
 from solrl_ray.config import yaml12
+from solrl_ray.config.continuation import check_format
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
@@ -50,7 +51,8 @@ def read_run(folder: Path) -> RunData:
     """Reads a run folder, finished or not.
 
     Raises:
-        UserError: `folder` is no run folder, or one of its files is damaged; the message names it.
+        UserError: `folder` is no run folder, is of another format, or one of its files is damaged; the message names
+        it.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
@@ -58,6 +60,7 @@ def read_run(folder: Path) -> RunData:
     missing = [path.name for path in (folder / CONFIG_FILE, places.metrics) if not path.is_file()]
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
+    check_format(folder)
     config_text = (folder / CONFIG_FILE).read_text()
     iterations, evaluations = _read_metrics(places)
     for path in sorted(places.evaluations.glob("*.json")):

@@ -17,15 +17,15 @@ from solrl_ray.policy.digest import lora_digest
 from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
-from solrl_ray.scheduling.iteration_state import Closed
-from solrl_ray.scheduling.staleness import lag
+from solrl_ray.scheduling.iteration_state import IterationSummary
+from solrl_ray.scheduling.staleness import staleness_of
 
 
 def iteration_metrics(
     config: Config,
     *,
     iteration: int,
-    closed: Closed,
+    closed: IterationSummary,
     rewards: Sequence[tuple[float, ...]],
     update: UpdateMetrics,
     seconds: dict[str, float],
@@ -50,7 +50,7 @@ def iteration_metrics(
     return IterationMetrics(
         iteration=iteration,
         revision=iteration,
-        lead=lag(iteration, rollout.max_staleness),
+        staleness=staleness_of(iteration, rollout.max_staleness),
         seconds=seconds,
         busy_seconds=busy_seconds,
         candidates=counts.candidates,
@@ -102,6 +102,6 @@ def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dic
     return {kind: rank_fidelity(proxies[of == kind], full[of == kind]).spearman for kind in dict.fromkeys(kinds)}
 
 
-def _proxies(closed: Closed) -> np.ndarray:
+def _proxies(closed: IterationSummary) -> np.ndarray:
     """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
     return np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)

@@ -19,9 +19,9 @@ from solrl_ray.errors import UserError
 
 FILE = "spans.jsonl"
 UNIT_STAGES = {
-    "preview": "explore",
+    "explore": "explore",
     "sample": "explore",
-    "full": "regenerate",
+    "regenerate": "regenerate",
     "audit": "audit",
     "evaluate": "evaluate",
 }
@@ -36,7 +36,7 @@ class Span:
     name: str
     """Unit id, or what the controller said it was doing."""
     stage: str
-    """``preview``, ``full``, ``evaluate`` of a unit; ``learn``, ``publish``, … of the controller."""
+    """``explore``, ``regenerate``, ``evaluate`` of a unit; ``learn``, ``publish``, … of the controller."""
     iteration: int
     started: float
     """Seconds since 1970."""

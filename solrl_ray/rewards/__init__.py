@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable

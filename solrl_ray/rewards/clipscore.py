@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.rewards.base import Keys
 from solrl_ray.rewards.clip import CLIPReward, image_size, read_preprocessing
 from solrl_ray.rewards.preprocessing import Preprocessing

@@ -19,7 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from solrl_ray.config.schema import Remote as RemoteConfig
-from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits

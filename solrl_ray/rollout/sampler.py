@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from solrl_ray.config.samplers import Ode, Stochastic
-from solrl_ray.config.samplers import Sampler as SamplerSection
+from solrl_ray.config.samplers import Ode, SamplerConfig, Stochastic
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import Address, Prompt, PromptEmbedding, Trajectory, UnitResult, WorkUnit
@@ -45,11 +44,11 @@ class Sampled:
     """Of a sampler that records; on the CPU."""
 
 
-def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerSection = ODE) -> list[Address]:
+def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
     """Where the initial noise of a unit's samples comes from.
 
-    Preview and full share it: that is what makes a regenerated image the previewed one, in full. Evaluation noise is
-    the same in every iteration.
+    Explored and regenerated ones share it: that is what makes a regenerated image the previewed one, in full.
+    Evaluation noise is the same in every iteration.
     """
     made = [
         initial_address(sampler, run_seed=run_seed, iteration=unit.iteration, prompt_id=unit.prompt_id, index=index)
@@ -71,7 +70,7 @@ class Sampler:
         *,
         steps: int,
         micro_batch: int,
-        sampler: SamplerSection | None = None,
+        sampler: SamplerConfig | None = None,
         record: bool = False,
     ) -> None:
         """`sampler` is `rollout.sampler` unless another is given; `record`: keep the transitions that can be trained
@@ -85,8 +84,8 @@ class Sampler:
         self._steps = steps
         self._record = record
         self._schedule = config.model.schedule
-        self._full_steps = config.rollout.regenerate.steps
-        if record and (isinstance(self._sampler, Ode) or steps != self._full_steps):
+        self._regenerate_steps = config.rollout.regenerate.steps
+        if record and (isinstance(self._sampler, Ode) or steps != self._regenerate_steps):
             raise ValueError("only full trajectories of a stochastic sampler have transitions to record")
 
     @torch.no_grad()
@@ -151,7 +150,7 @@ class Sampler:
     def _sigmas(self, part: WorkUnit) -> Tensor:
         """Noise levels. With a stochastic sampler a preview's are part of the full grid, else each has the published
         grid of its steps."""
-        steps = (part.steps or self._steps) if isinstance(self._sampler, Ode) else self._full_steps
+        steps = (part.steps or self._steps) if isinstance(self._sampler, Ode) else self._regenerate_steps
         return sigmas(self._schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:

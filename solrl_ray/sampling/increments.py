@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from solrl_ray.config.samplers import Ode, Sampler, Stochastic
+from solrl_ray.config.samplers import Ode, SamplerConfig, Stochastic
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import uniform
 
 
-def initial_address(sampler: Sampler, *, run_seed: int, iteration: int, prompt_id: str, index: int) -> Address:
+def initial_address(sampler: SamplerConfig, *, run_seed: int, iteration: int, prompt_id: str, index: int) -> Address:
     """Initial noise of a candidate: without its index if the prompt's candidates share it."""
     shared = not isinstance(sampler, Ode) and sampler.shared_noise
     return Address(

@@ -1,9 +1,9 @@
-"""The book of one iteration: units, candidates, selections and finished sample groups. Pure.
+"""The state of one iteration: units, candidates, selections and finished sample groups. Pure.
 
 Per prompt, in two stages and in one::
 
-    preview units ──fold──► all in? ──► Selection ──► one full unit, sampled ──fold_full──► finished
-    sample units ───fold──► all in? ──► Selection ──► one full unit, of kept samples ──fold_full──► finished
+    explore units ──record──► all in? ──► Selection ──► one regenerate unit, sampled ──record_group──► finished
+    sample units ───record──► all in? ──► Selection ──► one regenerate unit, of kept samples ──record_group──► finished
          ▲                                  │
          └─────── those chosen are lost ────┘   after a node's loss or a resume; to the same bytes
 
@@ -37,7 +37,7 @@ class IterationPlan:
     iteration: int
     revision: int
     """With which the chosen seeds are sampled again, and learned from."""
-    lead: int = 0
+    staleness: int = 0
     """How many revisions the explorers are behind it (`scheduling.staleness`)."""
     prompt_ids: tuple[str, ...]
     pool: int
@@ -61,7 +61,7 @@ class IterationPlan:
     @property
     def exploring_revision(self) -> int:
         """With which the pools are sampled."""
-        return self.revision - self.lead
+        return self.revision - self.staleness
 
     @property
     def audited_prompts(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class IterationPlan:
     def pool_units_of(self, prompt_id: str) -> list[WorkUnit]:
         return [
             WorkUnit(
-                stage="sample" if self.one_stage else "preview",
+                stage="sample" if self.one_stage else "explore",
                 iteration=self.iteration,
                 revision=self.exploring_revision,
                 prompt_id=prompt_id,
@@ -97,7 +97,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closed:
+class IterationSummary:
     """An iteration's end."""
 
     selections: tuple[Selection, ...]
@@ -125,26 +125,26 @@ def group_digest(group: SampleGroup) -> str:
     return digest.hexdigest()
 
 
-class IterationBook:
+class IterationState:
     def __init__(self, plan: IterationPlan) -> None:
         self.plan = plan
         self.explore = Ledger()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         for unit in plan.pool_units():
             self.explore.add(unit, self._kinds.get(unit.prompt_id, ""))
-        self.full = Ledger()
+        self.regenerate = Ledger()
         self.audit = Ledger()
         self.selections: dict[str, Selection] = {}
         self._audited = plan.audited_prompts
         self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
         self._kept: set[str] = set()
         """Units whose samples are in the object store."""
-        self._full_rewards: dict[str, tuple[float, ...]] = {}
+        self._group_rewards: dict[str, tuple[float, ...]] = {}
         self._audits: dict[str, UnitResult] = {}
         self._violations: list[str] = []
         self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
 
-    def fold(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
+    def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
         """Take an explorer's answer; the prompt's Selection comes back once, with its last unit.
 
         Of a plan in one stage, the unit's samples are there from now on, until `lose`.
@@ -171,7 +171,7 @@ class IterationBook:
         return outcome, self._select(result.unit.prompt_id)
 
     def ready(self, prompt_id: str) -> WorkUnit | None:
-        """The full unit of a prompt once it can be done; asks again for chosen samples that are lost.
+        """The regenerate unit of a prompt once it can be done; asks again for chosen samples that are lost.
 
         In two stages it can be once the selection is there; in one, once all it chose is kept.
         """
@@ -181,7 +181,7 @@ class IterationBook:
         lost = [unit for unit in self.sources(prompt_id) if unit.id not in self._kept]
         for unit in lost:
             self.explore.redo(unit.id)
-        return None if lost else self.full_unit(selection)
+        return None if lost else self.regenerate_unit(selection)
 
     def sources(self, prompt_id: str) -> list[WorkUnit]:
         """The pool units whose kept samples a selected prompt's group is made of; none in two stages."""
@@ -196,26 +196,26 @@ class IterationBook:
 
     def holds(self, group: SampleGroup) -> bool:
         """Whether a group is the one that was accepted."""
-        unit = self.full_unit(self.selections[group.prompt_id])
+        unit = self.regenerate_unit(self.selections[group.prompt_id])
         same = (group.indices, group.revision) == (unit.indices, unit.revision)
-        return same and self.full_digest(group.prompt_id) == group_digest(group)
+        return same and self.group_digest_of(group.prompt_id) == group_digest(group)
 
-    def full_digest(self, prompt_id: str) -> str:
+    def group_digest_of(self, prompt_id: str) -> str:
         """`group_digest` of a prompt's accepted group; empty if it is not there."""
-        return self.full.digest(self.full_unit(self.selections[prompt_id]).id)
+        return self.regenerate.digest(self.regenerate_unit(self.selections[prompt_id]).id)
 
     def has_group(self, prompt_id: str) -> bool:
         """Whether a prompt's group was accepted."""
-        return prompt_id in self.selections and bool(self.full_digest(prompt_id))
+        return prompt_id in self.selections and bool(self.group_digest_of(prompt_id))
 
     def has_lost(self, prompt_id: str) -> bool:
         """Whether a prompt's group was accepted, is gone, and is to be made again."""
         selection = self.selections.get(prompt_id)
-        return selection is not None and self.full.wants_again(self.full_unit(selection).id)
+        return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
 
     def lose_group(self, prompt_id: str) -> None:
         """Note that an accepted group is gone, and have it made again."""
-        self.full.redo(self.full_unit(self.selections[prompt_id]).id)
+        self.regenerate.redo(self.regenerate_unit(self.selections[prompt_id]).id)
         if self.plan.one_stage:
             self.lose(prompt_id)
 
@@ -223,15 +223,15 @@ class IterationBook:
         """Note that no samples are kept any more, as after a replayed journal; asks again for what is chosen."""
         self._kept.clear()
         for prompt_id, selection in self.selections.items():
-            if not self.full.has(self.full_unit(selection).id):
+            if not self.regenerate.has(self.regenerate_unit(selection).id):
                 self.ready(prompt_id)
 
-    def fold_full(self, group: SampleGroup) -> Outcome:
-        """Take the group of a prompt's full unit. Raises ValueError if it is not what the selection asked for."""
+    def record_group(self, group: SampleGroup) -> Outcome:
+        """Take the group of a prompt's regenerate unit. Raises ValueError if it is not what the selection asked for."""
         selection = self.selections.get(group.prompt_id)
         if selection is None:
             raise ValueError(f"group of prompt {group.prompt_id} came before its selection")
-        unit = self.full_unit(selection)
+        unit = self.regenerate_unit(selection)
         if group.indices != unit.indices or group.revision != unit.revision:
             raise ValueError(
                 f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
@@ -239,24 +239,24 @@ class IterationBook:
             )
         if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(group.latents.numpy()).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
-        self.full.add(unit)
-        outcome = self._finish(self.full, unit, group_digest(group), group.worker)
+        self.regenerate.add(unit)
+        outcome = self._finish(self.regenerate, unit, group_digest(group), group.worker)
         if outcome is Outcome.ACCEPTED:
-            self._full_rewards[group.prompt_id] = group.rewards
+            self._group_rewards[group.prompt_id] = group.rewards
         return outcome
 
-    def fold_audit(self, result: UnitResult) -> Outcome:
-        """Take the answer to an audit unit. Raises as `fold` does."""
+    def record_audit(self, result: UnitResult) -> Outcome:
+        """Take the answer to an audit unit. Raises as `record` does."""
         self._refuse_nonsense(result, self.plan.revision)
         outcome = self._finish(self.audit, result.unit, rewards_digest(result.rewards), result.worker)
         if outcome is Outcome.ACCEPTED:
             self._audits[result.unit.prompt_id] = result
         return outcome
 
-    def full_unit(self, selection: Selection) -> WorkUnit:
+    def regenerate_unit(self, selection: Selection) -> WorkUnit:
         """A selection, as a unit."""
         return WorkUnit(
-            stage="full",
+            stage="regenerate",
             iteration=self.plan.iteration,
             revision=self.plan.revision,
             prompt_id=selection.prompt_id,
@@ -271,7 +271,7 @@ class IterationBook:
     @property
     def complete(self) -> bool:
         """Every prompt has its group, every audited one its audit."""
-        groups = self.explore.complete and self.full.done == len(self.plan.prompt_ids)
+        groups = self.explore.complete and self.regenerate.done == len(self.plan.prompt_ids)
         return groups and len(self._audits) == len(self._audited)
 
     @property
@@ -283,17 +283,17 @@ class IterationBook:
         return Counts(
             candidates=self.explore.done * self.plan.micro_batch,
             selections=len(self.selections),
-            groups=self.full.done,
+            groups=self.regenerate.done,
             requeued=sum(ledger.requeued for ledger in self._ledgers),
             duplicates=sum(ledger.duplicates for ledger in self._ledgers),
             violations=sum(ledger.violations for ledger in self._ledgers),
         )
 
-    def close(self) -> Closed:
+    def close(self) -> IterationSummary:
         """What the iteration came to. Raises RunError if it is not complete."""
         if not self.complete:
             raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
-        return Closed(
+        return IterationSummary(
             selections=self.ordered_selections(),
             proxy_mean=self.proxy_mean,
             counts=self.counts(),
@@ -316,7 +316,7 @@ class IterationBook:
         )
         self.selections[prompt_id] = selection
         if not self.plan.one_stage:
-            self.full.add(self.full_unit(selection))
+            self.regenerate.add(self.regenerate_unit(selection))
         if prompt_id in self._audited:
             self.audit.add(self._audit_unit(selection))
         return selection
@@ -335,12 +335,12 @@ class IterationBook:
 
     @property
     def _ledgers(self) -> tuple[Ledger, ...]:
-        return self.explore, self.full, self.audit
+        return self.explore, self.regenerate, self.audit
 
     def _audit_unit(self, selection: Selection) -> WorkUnit:
         """Seeds of a pool that were not selected, as a unit."""
         assert self.plan.audit is not None
-        plan, full = self.plan, self.full_unit(selection)
+        plan, full = self.plan, self.regenerate_unit(selection)
         indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, full.indices)
         return replace(full, stage="audit", indices=indices)
 
@@ -348,8 +348,8 @@ class IterationBook:
         result = self._audits[prompt_id]
         return AuditedPool(
             proxies=tuple(self._proxy[prompt_id].tolist()),
-            chosen=self.full_unit(self.selections[prompt_id]).indices,
-            chosen_rewards=self._full_rewards[prompt_id],
+            chosen=self.regenerate_unit(self.selections[prompt_id]).indices,
+            chosen_rewards=self._group_rewards[prompt_id],
             audited=result.unit.indices,
             audited_rewards=result.rewards,
         )

@@ -12,12 +12,12 @@ is lost; a unit that is DONE never changes its result, not even when it is done 
 a duplicate, and a duplicate with other bytes is a counted violation.
 
 >>> from solrl_ray.records import WorkUnit
->>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> ledger = Ledger([unit])
 >>> ledger.lease("explorer-0").id
-'preview/0/p/0-1'
+'explore/0/p/0-1'
 >>> ledger.release("explorer-0")
-('preview/0/p/0-1',)
+('explore/0/p/0-1',)
 >>> ledger.finish(unit.id, "digest")
 <Outcome.ACCEPTED: 'accepted'>
 >>> ledger.complete

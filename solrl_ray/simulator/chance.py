@@ -45,7 +45,7 @@ class Chance:
             address = self._address("simulated-seconds", unit.iteration, prompt_id=unit.prompt_id)
             normals = standard_normal(address, (units + 1,)).tolist()
             factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
-        position = units if unit.stage == "full" else unit.indices[0] // scenario.micro_batch
+        position = units if unit.stage == "regenerate" else unit.indices[0] // scenario.micro_batch
         return factors[unit.prompt_id][position]
 
     def rewards(self, unit: WorkUnit) -> list[float]:

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, replace
 
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.config.checks import lead_problems
+from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, pools
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
@@ -34,7 +34,7 @@ WORTHWHILE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """The same run with more GPUs, or with a lead."""
+    """The same run with more GPUs, or with staleness."""
 
     text: str
     gpus: int
@@ -233,7 +233,7 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
 def _ahead(config: Config) -> list[tuple[Config, str]]:
     """The same GPUs with `rollout.max_staleness` 1, where it is another run and allowed."""
     ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
-    if config.rollout.max_staleness or any(lead_problems(ahead)):
+    if config.rollout.max_staleness or any(staleness_problems(ahead)):
         return []
     return [(ahead, "exploring one iteration ahead (rollout.max_staleness 1)")]
 

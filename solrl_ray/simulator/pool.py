@@ -9,7 +9,7 @@ from solrl_ray.scheduling.worker_state import State
 
 
 @dataclass(slots=True)
-class Member:
+class SimulatedWorker:
     name: str
     device: str
     node: int
@@ -20,15 +20,15 @@ class Member:
 
 
 @dataclass(slots=True)
-class Pool:
+class SimulatedPool:
     role: str
     revision: int = 0
     """The one that it was sent last."""
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, SimulatedWorker] = field(default_factory=dict)
     free: list[tuple[int, str]] = field(default_factory=list)
     """A heap of (units held, name), with outdated entries in it."""
 
-    def settle(self, member: Member, max_inflight: int) -> None:
+    def settle(self, member: SimulatedWorker, max_inflight: int) -> None:
         """Note a member whose state or units have changed."""
         if member.state is State.READY and member.units < max_inflight:
             heapq.heappush(self.free, (member.units, member.name))

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from solrl_ray.config import yaml12
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
-from solrl_ray.config.part import AboveZero, Part, Positive, Share
 from solrl_ray.config.schema import Config
+from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.simulator.scenario import Network, Orchestration, Stages
@@ -29,10 +29,10 @@ SCALABLE = 8.0
 DELTA_SHARE = 0.07
 """Assumed size of a compressed delta between packed revisions, of the whole."""
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=Section)
 
 
-class Figure(Part):
+class Figure(Section):
     ms: AboveZero
     measured: bool
     source: str
@@ -45,7 +45,7 @@ class Figure(Part):
         return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
 
 
-class ModelCosts(Part):
+class ModelCosts(Section):
     """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
 
     family: str
@@ -68,14 +68,14 @@ class ModelCosts(Part):
     checkpoint: Figure
 
 
-class PriceList(Part):
+class PriceList(Section):
     gpu: str
     fastest: str
     """Tier that ``rollout.explore.precision: auto`` means on this card."""
     models: list[ModelCosts]
 
 
-class Cluster(Part):
+class Cluster(Section):
     """What the forecast must know of the machines; how many workers there are is the configuration's."""
 
     gpu: str
@@ -93,7 +93,7 @@ class Cluster(Part):
     """From a worker's loss to its replacement's first revision."""
 
 
-class OrchestrationCosts(Part):
+class OrchestrationCosts(Section):
     """Milliseconds of the controller; fields as in `scenario.Orchestration`."""
 
     conditions: str
@@ -104,7 +104,7 @@ class OrchestrationCosts(Part):
     answer: float
     ask: float
     commit: float
-    fold: float
+    record: float
     candidate: float
     store: float
     write: float
@@ -214,8 +214,8 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
     stages = Stages(
-        preview=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
-        full=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
+        explore=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
+        regenerate=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,
         publication=costs.publication.ms / 1000,

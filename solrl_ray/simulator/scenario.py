@@ -10,9 +10,9 @@ from dataclasses import dataclass
 class Stages:
     """Seconds of the work itself, on a worker of usual speed."""
 
-    preview: float
+    explore: float
     """One unit of a prompt's pool: previews or, in one stage, the samples themselves."""
-    full: float
+    regenerate: float
     """Regeneration of one prompt."""
     update: float
     """One learner update, all ranks at work."""
@@ -41,12 +41,12 @@ class Orchestration:
     """One question to the selector and its answer."""
     commit: float = 0.0
     """The selector's wait for the disk, once for all that is brought together."""
-    fold: float = 0.0
+    record: float = 0.0
     """The selector's own work for one result of a pool's unit among many."""
     candidate: float = 0.0
     """The same for each reward in it."""
     store: float = 0.0
-    """As `fold`, for a sample group."""
+    """As `record`, for a sample group."""
     write: float = 0.0
     """A group's file, which the selector has written while it goes on; many at a time."""
     hop: float = 0.0
@@ -54,7 +54,7 @@ class Orchestration:
     gap: float = 0.0
     """What a worker needs between two units beside their work."""
     iteration: float = 0.0
-    """Once an iteration: what is neither a unit's nor a revision's message, such as opening the book, the questions to
+    """Once an iteration: what is neither a unit's nor a revision's message, such as opening it, the questions to
     the learner group, metrics."""
 
 

@@ -1,11 +1,12 @@
-"""A run in virtual time: the real ledger, book, selection and worker states; stages and messages that only cost time.
+"""A run in virtual time: the real ledger, iteration state, selection and worker states; stages and messages that only
+cost time.
 
 ::
 
     publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
             └► checkpoint                             └─►
 
-The same goes on during update and the making of a revision: with lead, the next iteration is explored then.
+The same goes on during update and the making of a revision: with staleness, the next iteration is explored then.
 
 One clock is the controller's, who does one thing at a time as `actors.dispatch.rollout` does: what it spends on a
 message delays the next. Workers run what they were handed in order, `max_inflight` units deep. Results come from no
@@ -27,11 +28,11 @@ import torch
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import Closed, IterationBook, IterationPlan
-from solrl_ray.scheduling.staleness import lag, may_explore
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
+from solrl_ray.scheduling.staleness import may_explore, staleness_of
 from solrl_ray.scheduling.worker_state import State, advance, replacement_name, role_of
 from solrl_ray.simulator.chance import Chance
-from solrl_ray.simulator.pool import Member, Pool
+from solrl_ray.simulator.pool import SimulatedPool, SimulatedWorker
 from solrl_ray.simulator.scenario import Scenario
 
 ROLES = ("explorer", "regenerator")
@@ -56,14 +57,14 @@ class SimulatedIteration:
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
     lost: int
-    closed: Closed
+    closed: IterationSummary
 
 
 @dataclass(slots=True)
 class _Open:
     """An iteration under way."""
 
-    book: IterationBook
+    state: IterationState
     waiting: dict[str, bool]
     """Role → whether it may have units for it."""
     explored: float
@@ -84,7 +85,7 @@ class Simulation:
     """One run.
 
     >>> from solrl_ray.simulator.scenario import Stages
-    >>> stages = Stages(preview=1.0, full=1.0, update=1.0)
+    >>> stages = Stages(explore=1.0, regenerate=1.0, update=1.0)
     >>> scenario = Scenario(
     ...     prompts=2, pool=4, keep=2, micro_batch=4, explorers=1, regenerators=1, stages=stages
     ... )
@@ -105,9 +106,9 @@ class Simulation:
         self._lost = 0
         self._heap: list[tuple[float, int, _Event]] = []
         self._device_free: dict[str, float] = {}
-        self._pools = {role: Pool(role) for role in ROLES}
+        self._pools = {role: SimulatedPool(role) for role in ROLES}
         self._working = ROLES[:1] if scenario.one_stage else ROLES
-        self._books: dict[int, _Open] = {}
+        self._open_iterations: dict[int, _Open] = {}
         for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
             for index in range(count):
                 member = self._open(role, f"{role}-{index}")
@@ -127,16 +128,16 @@ class Simulation:
         self._busy = dict.fromkeys(ROLES, 0.0)
         self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
-        if lag(present, scenario.max_staleness) == 0:
+        if staleness_of(present, scenario.max_staleness) == 0:
             self._publish("explorer", present)
-        if present not in self._books:
+        if present not in self._open_iterations:
             self._begin(present)
             self._serve()
         self._publish("regenerator", present)
         opened, self._controller = self._now, 0.0
-        saved, this = opened + scenario.stages.checkpoint, self._books[present]
+        saved, this = opened + scenario.stages.checkpoint, self._open_iterations[present]
         self._explore_ahead()
-        while not this.book.complete:
+        while not this.state.complete:
             self._hand_out()
             self._take_all(self._arrived())
         rolled, controller = self._now, self._controller
@@ -144,7 +145,7 @@ class Simulation:
         self._update()
         self._now = max(self._now, self._written)
         self._iteration += 1
-        del self._books[present]
+        del self._open_iterations[present]
         self._chance.forget(present)
         return SimulatedIteration(
             seconds=self._now - began,
@@ -154,7 +155,7 @@ class Simulation:
             update=self._now - rolled,
             busy=self._busy | {"controller": controller},
             lost=self._lost - lost,
-            closed=this.book.close(),
+            closed=this.state.close(),
         )
 
     def _begin(self, iteration: int) -> None:
@@ -162,23 +163,25 @@ class Simulation:
         plan = IterationPlan(
             iteration=iteration,
             revision=iteration,
-            lead=lag(iteration, scenario.max_staleness),
+            staleness=staleness_of(iteration, scenario.max_staleness),
             prompt_ids=tuple(f"{number:016x}" for number in range(scenario.prompts)),
             pool=scenario.pool,
             keep=scenario.keep,
             micro_batch=scenario.micro_batch,
             one_stage=scenario.one_stage,
         )
-        self._books[iteration] = _Open(IterationBook(plan), dict.fromkeys(self._working, True), explored=self._now)
+        self._open_iterations[iteration] = _Open(
+            IterationState(plan), dict.fromkeys(self._working, True), explored=self._now
+        )
 
     # What the controller does
 
     def _explore_ahead(self) -> None:
         """The explorers go on with the next iteration, if they may."""
-        following, explored = self._iteration + 1, self._books[self._iteration].book.explore.complete
-        lead, iterations = self._scenario.max_staleness, self._iteration + 2
-        if following not in self._books and may_explore(
-            following, present=self._iteration, explored=explored, max_staleness=lead, iterations=iterations
+        following, explored = self._iteration + 1, self._open_iterations[self._iteration].state.explore.complete
+        staleness, iterations = self._scenario.max_staleness, self._iteration + 2
+        if following not in self._open_iterations and may_explore(
+            following, present=self._iteration, explored=explored, max_staleness=staleness, iterations=iterations
         ):
             if self._pools["explorer"].revision != self._iteration:
                 self._publish("explorer", self._iteration)
@@ -196,7 +199,7 @@ class Simulation:
 
     def _hand_out(self, max_inflight: int | None = None) -> None:
         """Fill free slots; `max_inflight`: units that a worker may have, if not all that it may at other times."""
-        for iteration, this in self._books.items():
+        for iteration, this in self._open_iterations.items():
             regenerated = self._pools["regenerator"].revision == iteration == self._iteration
             for role in self._working if regenerated else ROLES[:1]:
                 self._hand_out_stage(this, role, max_inflight or self._scenario.max_inflight)
@@ -207,7 +210,7 @@ class Simulation:
         if worker is None:
             return
         self._spend(self._costs.ask)
-        ledger = this.book.explore if role == "explorer" else this.book.full
+        ledger = this.state.explore if role == "explorer" else this.state.regenerate
         while worker is not None:
             unit = ledger.lease(worker)
             if unit is None:
@@ -218,7 +221,7 @@ class Simulation:
             worker = pool.slot(max_inflight)
 
     def _serve(self) -> None:
-        """As `Rollout.serve`."""
+        """As `Rollout.fill_workers`."""
         for max_inflight in (1, 1, None):
             if self._heap and self._heap[0][0] <= self._now:
                 self._take_all(self._arrived())
@@ -248,12 +251,12 @@ class Simulation:
         for event in events:
             if event.kind != "lost":
                 self._settle(event)
-        explored = [event for event in events if event.unit is not None and event.unit.stage != "full"]
-        stored = [event.unit for event in events if event.unit is not None and event.unit.stage == "full"]
+        explored = [event for event in events if event.unit is not None and event.unit.stage != "regenerate"]
+        stored = [event.unit for event in events if event.unit is not None and event.unit.stage == "regenerate"]
         if explored:
-            self._bring(len(explored), self._costs.fold + self._costs.candidate * self._scenario.micro_batch)
+            self._bring(len(explored), self._costs.record + self._costs.candidate * self._scenario.micro_batch)
             for event in explored:
-                self._fold(event)
+                self._record(event)
         if stored:
             if explored:
                 self._hand_out()
@@ -283,10 +286,10 @@ class Simulation:
         """The selector takes so many at a time; groups are written while it and the controller go on."""
         self._spend(self._costs.ask + self._costs.commit + count * cost)
 
-    def _fold(self, event: _Event) -> None:
+    def _record(self, event: _Event) -> None:
         unit = event.unit
         assert unit is not None
-        this, rewards = self._books[unit.iteration], self._chance.rewards(unit)
+        this, rewards = self._open_iterations[unit.iteration], self._chance.rewards(unit)
         result = UnitResult(
             unit=unit,
             rewards=tuple(rewards[index] for index in unit.indices),
@@ -294,9 +297,9 @@ class Simulation:
             score_class="simulated",
             seconds=event.seconds,
         )
-        this.book.fold(result)
+        this.state.record(result)
         this.explored = self._now
-        full = this.book.ready(unit.prompt_id)
+        full = this.state.ready(unit.prompt_id)
         if full is not None and self._scenario.one_stage:  # put together one by one
             self._bring(1, self._costs.store)
             self._store(full)
@@ -315,7 +318,7 @@ class Simulation:
             rewards=tuple(rewards[index] for index in unit.indices),
             latents=torch.zeros(len(unit.indices), 1),
         )
-        self._books[unit.iteration].book.fold_full(group)
+        self._open_iterations[unit.iteration].state.record_group(group)
         self._written = max(self._written, self._now) + self._costs.write
 
     def _replace(self, worker: str) -> None:
@@ -325,9 +328,9 @@ class Simulation:
         member.state = advance(member.state, "lost")
         del pool.members[member.name]
         self._lose()
-        for this in self._books.values():
-            this.book.explore.release(member.name)
-            this.book.full.release(member.name)
+        for this in self._open_iterations.values():
+            this.state.explore.release(member.name)
+            this.state.regenerate.release(member.name)
             this.waiting = dict.fromkeys(self._working, True)
         if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
             self._device_free[member.device] = self._now
@@ -359,10 +362,10 @@ class Simulation:
 
     # What the workers do
 
-    def _open(self, role: str, name: str) -> Member:
+    def _open(self, role: str, name: str) -> SimulatedWorker:
         slot = int(name.partition(".")[0].partition("-")[2])
         dies = self._now + self._chance.life(name)
-        member = Member(
+        member = SimulatedWorker(
             name=name,
             device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
             node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
@@ -375,9 +378,9 @@ class Simulation:
             heapq.heappush(self._heap, (dies, self._sequence, _Event("lost", name)))
         return member
 
-    def _give(self, pool: Pool, member: Member, unit: WorkUnit) -> None:
+    def _give(self, pool: SimulatedPool, member: SimulatedWorker, unit: WorkUnit) -> None:
         stages = self._scenario.stages
-        usual = stages.full if unit.stage == "full" else stages.preview
+        usual = stages.regenerate if unit.stage == "regenerate" else stages.explore
         seconds = usual * member.factor * self._chance.factor(unit)
         begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
         self._device_free[member.device] = begins + seconds + self._costs.gap
@@ -385,7 +388,7 @@ class Simulation:
         pool.settle(member, self._scenario.max_inflight)
         self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))
 
-    def _load(self, member: Member) -> None:
+    def _load(self, member: SimulatedWorker) -> None:
         """The revision travels and is proved; the worker's pool sits on nodes of its own unless colocated."""
         network, arrives = self._scenario.network, self._now + self._costs.hop
         if network is not None:
@@ -400,7 +403,7 @@ class Simulation:
         event = _Event("loaded", member.name, publication=self._pools[role_of(member.name)].revision)
         self._push(arrives + self._scenario.stages.load + self._costs.hop, member, event)
 
-    def _push(self, time: float, member: Member, event: _Event) -> None:
+    def _push(self, time: float, member: SimulatedWorker, event: _Event) -> None:
         """Something will arrive, unless the worker is dead by then."""
         if time < member.dies:
             self._sequence += 1

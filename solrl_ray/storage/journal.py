@@ -2,7 +2,7 @@
 
 One JSON object a line, preceded by the CRC-32 of its text::
 
-    5f3c0a11 {"kind":"preview","unit":"preview/3/9f…/0-23",…}
+    5f3c0a11 {"kind":"explore","unit":"explore/3/9f…/0-23",…}
 
 A line counts once it is complete and its checksum holds. Reading stops at the first line that does not; the rest
 was never acknowledged to anybody, so its work is simply done again. Appending first truncates such a tail.

@@ -13,8 +13,8 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
 def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Of an iteration that is explored ahead: what was explored, and what followed from its last ``revision``."""
     revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
-    explored = [entry for entry in entries if entry["kind"] == "preview"]
-    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "preview"] if revisions else []
+    explored = [entry for entry in entries if entry["kind"] == "explore"]
+    made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "explore"] if revisions else []
     return explored, made
 
 
@@ -29,7 +29,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "policy_digest": plan.policy_digest,
         "score_class": plan.score_class,
         **({"kinds": list(plan.kinds)} if plan.kinds else {}),
-        **({"lead": plan.lead} if plan.lead else {}),
+        **({"staleness": plan.staleness} if plan.staleness else {}),
         **({"one_stage": True} if plan.one_stage else {}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
         **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),

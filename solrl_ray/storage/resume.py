@@ -29,13 +29,13 @@ class ResumePoint:
     """What the user should know: checkpoints that were passed over because they are damaged."""
 
 
-def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: int = 0) -> ResumePoint:
+def resume_point(folder: RunFolder, *, iterations: int, init: str = "", staleness: int = 0) -> ResumePoint:
     """Find it, and drop what lies beyond it. A new run begins at 0.
 
     Args:
         iterations: how many the run shall have.
         init: what the run was warm-started from: then it has a checkpoint of 0 updates.
-        lead: `rollout.max_staleness`.
+        staleness: `rollout.max_staleness`.
 
     Raises:
         UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing
@@ -48,7 +48,7 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", lead: in
         raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
-    folder.drop_beyond(updates, lead=lead)
+    folder.drop_beyond(updates, staleness=staleness)
     seconds = measured_seconds(measured, evaluations)
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes

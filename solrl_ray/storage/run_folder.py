@@ -25,6 +25,7 @@ from solrl_ray.common.files import (
     replace_file,
     sync_folder,
 )
+from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
@@ -73,7 +74,8 @@ class RunFolder:
     # Who may write
 
     def create(self, config: Config, *, resume: bool, first: LearnerState | None = None) -> None:
-        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`.
+        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`
+        and the number of its format.
 
         A run counts as begun once something was journaled or trained; what an attempt left that ended before is
         cleared away, so that the corrected command can be given again.
@@ -83,11 +85,13 @@ class RunFolder:
 
         Raises:
             UserError: a new run into a folder that has one, a resume of a folder that has none or has more updates
-                than `run.iterations`, a folder in use, one that cannot be written, or less free disk space than
-                `checkpoints.min_free_gb`.
+                than `run.iterations`, one of another format, a folder in use, one that cannot be written, or less free
+                disk space than `checkpoints.min_free_gb`.
         """
         if resume and not (self.path / "config.yaml").exists():
             raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
+        if resume:
+            check_format(self.path)
         try:
             self._check_space(config.checkpoints.min_free_gb)
             make_folder(self.path)
@@ -97,6 +101,7 @@ class RunFolder:
             else:
                 self._start_over(config)
             remove_partial(self.path)
+            replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
             if first is not None:
                 first.save(self.checkpoint(0))
@@ -260,14 +265,14 @@ class RunFolder:
             if iteration < oldest:
                 shutil.rmtree(folder)
 
-    def drop_beyond(self, updates: int, *, lead: int = 0) -> None:
+    def drop_beyond(self, updates: int, *, staleness: int = 0) -> None:
         """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
 
         The journal and the samples of iteration `updates` stay: the run goes on inside that iteration. A checkpoint
         beyond is one that could not be read; it is renamed to ``….damaged``.
 
         Args:
-            lead: iterations beyond whose journals stay as well: they are explored with revisions that are there.
+            staleness: iterations beyond whose journals stay as well: they are explored with revisions that are there.
         """
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:
@@ -276,7 +281,7 @@ class RunFolder:
         for name in ("journal", "samples", "revisions", "evaluations"):
             for path in sorted((self.path / name).glob("*")):
                 number = _NUMBERED.fullmatch(path.name)
-                if number and int(number[1]) > updates + (lead if name == "journal" else 0):
+                if number and int(number[1]) > updates + (staleness if name == "journal" else 0):
                     _remove(path)
 
     # Samples

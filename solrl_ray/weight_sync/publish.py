@@ -28,7 +28,7 @@ from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part(Portable):
+class RevisionShard(Portable):
     """One rank's share of a revision: some of the touched modules."""
 
     revision: int
@@ -100,7 +100,7 @@ class Publisher:
         policy: Policy = "old",
         rank: int = 0,
         world_size: int = 1,
-    ) -> Part:
+    ) -> RevisionShard:
         """What `rank` contributes to a revision of `policy` after `revision` updates, from its float32 factors.
 
         Only the sampling policy (``old``) is packed: no explorer takes another one.
@@ -140,7 +140,7 @@ class Publisher:
                     amax[module] = fitting
                     bumped += [module] if fitting != self._frozen_amax[module] else []
         own = sorted(f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B"))
-        return Part(
+        return RevisionShard(
             revision=revision,
             policy=policy,
             base={f"{module}.weight": self._base_stamp(module) for module in modules},
@@ -193,7 +193,7 @@ class Publisher:
                 raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
 
-def assemble(parts: Sequence[Part], lora: Lora) -> Revision:
+def assemble(parts: Sequence[RevisionShard], lora: Lora) -> Revision:
     """A revision from the parts of all ranks; the same bytes however many made them.
 
     Raises:

@@ -13,12 +13,12 @@ from typing import Any
 
 import ray
 
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
-from actors.workers.text_encoder import Encoder
+from actors.workers.text_encoder import TextEncoder
 from solrl_ray.config.schema import Config
 from tests.chaos.notes import Note
 
@@ -47,7 +47,7 @@ def noted(before: str, method: Callable[..., Any], after: str) -> Any:
     return noting
 
 
-class NotingEncoder(Encoder):
+class NotingEncoder(TextEncoder):
     def __init__(self, config: Config, folder: Path) -> None:
         super().__init__(config, folder)
         self._notes = Path(config.run.root, "notes.jsonl")
@@ -55,7 +55,7 @@ class NotingEncoder(Encoder):
     def _note(self, doing: str) -> None:
         write(self._notes, "encoder", doing)
 
-    start = noted("starting", Encoder.start, "idle")
+    start = noted("starting", TextEncoder.start, "idle")
 
 
 class NotingExplorer(Explorer):
@@ -92,11 +92,11 @@ class NotingSelector(Selector):
         write(self._folder.path.parent / "notes.jsonl", ray.get_runtime_context().get_actor_name() or "", doing)
 
     open = noted("opening", Selector.open, "open")
-    fold = noted("folding", Selector.fold, "open")
+    record = noted("recording", Selector.record, "open")
     store = noted("storing", Selector.store, "open")
 
 
-ROLES = Roles(
+ROLES = ActorClasses(
     encoder=NotingEncoder,
     explorer=NotingExplorer,
     regenerator=NotingRegenerator,

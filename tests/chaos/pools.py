@@ -94,4 +94,4 @@ def settle(pool: Pool, events: int) -> list[Event]:
 
 
 def units(count: int) -> list[WorkUnit]:
-    return [WorkUnit(stage="preview", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(count)]
+    return [WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(count)]

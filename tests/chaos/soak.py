@@ -84,7 +84,7 @@ KINDS = (
     Kind("regenerator, in a unit", "regenerator", ("working",), 2),
     Kind("regenerator, loading a revision", "regenerator", ("loading",), 1),
     Kind("selector, idle", "selector", ("open",), 1),
-    Kind("selector, taking a result", "selector", ("folding", "storing"), 2),
+    Kind("selector, taking a result", "selector", ("recording", "storing"), 2),
     Kind("learner rank, idle", "learner", ("joined", "loaded", "updated"), 1),
     Kind("learner rank, in an update", "learner", ("updating",), 2),
     Kind("encoder", "encoder", ("idle",), 1),

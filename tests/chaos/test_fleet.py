@@ -74,7 +74,7 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
     lost = fleet.refuse("explorer-0", second, "NaN")
     assert lost == Lost("explorer-0", "strike 2: NaN", "explorer-0.1")
     assert fleet.refuse("explorer-0", second, "NaN") is None  # it has gone already
-    with pytest.raises(RunError, match=r"preview/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
+    with pytest.raises(RunError, match=r"explore/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
         fleet.refuse("explorer-0.1", first, "NaN")
 
 

@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import remove_placement_group
 
 from actors.cluster.wait import InputGone
-from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.fleet.budget import Budget
 from actors.training.learner_group import LearnerGroup
 from actors.workers.learner_rank import LearnerRank
@@ -146,7 +146,7 @@ def test_a_group_of_which_a_rank_hangs_is_rebuilt_when_its_update_is_late(tmp_pa
     assert said == [f"the learner group is rebuilt from the checkpoint after 3 updates ({late})"]
 
 
-def light_group(settings: Config, cast: Cast, said: list[str]) -> LearnerGroup:
+def light_group(settings: Config, cast: ActorFactory, said: list[str]) -> LearnerGroup:
     return LearnerGroup(
         cast.learner,
         settings,
@@ -164,7 +164,7 @@ def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_ther
 ) -> None:
     fleet = {"learners": {"threads": 1, "num_cpus": share}, "deadlines": {"start": 60.0}}
     settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
-    cast = Cast(settings, tmp_path, Roles(learner=Light))
+    cast = ActorFactory(settings, tmp_path, ActorClasses(learner=Light))
     said: list[str] = []
     learners = light_group(settings, cast, said)
     learners.start(None)
@@ -187,7 +187,7 @@ def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_ther
 def test_ranks_without_room_together_end_the_run_with_what_they_asked_for(tmp_path: Path) -> None:
     fleet = {"learners": {"num_cpus": 1.5}, "deadlines": {"resources": 0.5, "start": 0.5}}  # there are two CPUs
     settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
-    cast = Cast(settings, tmp_path, Roles(learner=Light))
+    cast = ActorFactory(settings, tmp_path, ActorClasses(learner=Light))
     wanted = r"2 learner ranks \(1\.5 CPU each, fleet\.learners\.placement PACK\)"
     with pytest.raises(RunError, match=rf"^{wanted} found no room together within 1 s \(fleet\.deadlines\.resources"):
         light_group(settings, cast, [])

@@ -22,11 +22,11 @@ ALLOWED_SHARE = 0.05
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("lead", [0, 1])
-def test_memory_does_not_grow_over_200_iterations(tmp_path: Path, lead: int) -> None:
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_memory_does_not_grow_over_200_iterations(tmp_path: Path, staleness: int) -> None:
     out = tmp_path / "memory.json"
     command = [sys.executable, "-m", "tests.chaos.memory", "--iterations", str(ITERATIONS), "--json", str(out)]
-    command += ["--set", f"rollout.max_staleness={lead}"]
+    command += ["--set", f"rollout.max_staleness={staleness}"]
     subprocess.run(command, env=memory.environment(), check=True, timeout=1200, stdout=subprocess.DEVNULL)
     actors = json.loads(out.read_text())["actors"]
     print(json.dumps(actors))

@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
 from actors.cluster.capacity import draining
-from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from tests.chaos.test_learners import Light, light_group
@@ -147,7 +147,7 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
     settings = learner_config(folder, learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
     said: list[str] = []
-    learners = light_group(settings, Cast(settings, folder, Roles(learner=Light)), said)
+    learners = light_group(settings, ActorFactory(settings, folder, ActorClasses(learner=Light)), said)
     learners.start(None)
     learners.saved()
     (old,) = learners._nodes
@@ -180,7 +180,7 @@ def one_of_each_kind_on_a_card(address: str, root: str) -> None:
     shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
     settings = learner_config(folder, learner={"world_size": 2}, fleet=shares)
     ray.init(address=address, log_to_driver=False)
-    cast = Cast(settings, folder, Roles(learner=Light, explorer=Light, regenerator=Light))
+    cast = ActorFactory(settings, folder, ActorClasses(learner=Light, explorer=Light, regenerator=Light))
     assert cast.seat_learners(60.0)
     kinds = [
         [cast.explorer(f"explorer-{n}") for n in range(2)],

@@ -47,7 +47,7 @@ def test_a_worker_that_cannot_get_its_inputs_is_replaced() -> None:
 class Rests(Worker):
     """Gives memory back, unless it is the second one, which hangs."""
 
-    def rest(self) -> int:
+    def release_gpu_cache(self) -> int:
         if self._name == "explorer-1":
             time.sleep(3600.0)
         return 7
@@ -57,15 +57,15 @@ def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None
     pool = pool_of(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=5.0))
     pool.open("explorer-0")
     pool.open("explorer-1")
-    pool.rest()  # nobody has started, so there is nothing to give back
+    pool.release_gpu_cache()  # nobody has started, so there is nothing to give back
     assert not pool.resting
     settle(pool, 2)
-    pool.rest()
+    pool.release_gpu_cache()
     assert pool.resting
     rested, lost = settle(pool, 2)
     assert rested == Rested("explorer-0", 7)
     assert isinstance(lost, Lost)
-    assert (lost.worker, lost.reason) == ("explorer-1", "rest passed its deadline of 5 s")
+    assert (lost.worker, lost.reason) == ("explorer-1", "release_gpu_cache passed its deadline of 5 s")
     assert not pool.resting
 
 

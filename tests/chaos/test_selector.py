@@ -14,12 +14,12 @@ import ray
 import torch
 
 from actors.dispatch.selector_client import SelectorClient
-from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.fleet.budget import Budget
-from actors.workers.selector import Selector, Taken
+from actors.workers.selector import Ack, Selector
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import Closed, IterationPlan, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.small import small_config
@@ -27,7 +27,7 @@ from tests.support.small import small_config
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
-AHEAD = replace(PLAN, iteration=5, revision=5, lead=1)
+AHEAD = replace(PLAN, iteration=5, revision=5, staleness=1)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
 
 
@@ -56,15 +56,15 @@ class Killed(Selector):
         super().__init__(folder)
         self._folder = Stuck(folder)
 
-    def close(self, iteration: int) -> Closed:
+    def close(self, iteration: int) -> IterationSummary:
         die_once(self._folder.path, "closing")
         return super().close(iteration)
 
-    def fold(self, result: UnitResult) -> WorkUnit | None:
+    def record(self, result: UnitResult) -> WorkUnit | None:
         if result.unit.prompt_id == "cafe":
             die_once(self._folder.path, "before")
-        ready = super().fold(result)
-        die_once(self._folder.path, "folded")
+        ready = super().record(result)
+        die_once(self._folder.path, "recorded")
         return ready
 
     def store(self, group: SampleGroup) -> Outcome:
@@ -113,7 +113,7 @@ def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away
     full = [unit for _, unit in selector.ask("lease", 4, "regenerate", ["regenerator-0"] * 3)]
     assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
     for unit in full:
-        assert selector.take_groups(4, [ray.put(group_of(unit))]) == [Taken()]
+        assert selector.take_groups(4, [ray.put(group_of(unit))]) == [Ack()]
     closed = selector.ask("close", 4)
     assert selector.restarts == 4
     assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
@@ -156,7 +156,7 @@ def test_a_selector_that_hangs_is_restarted_and_asked_again(tmp_path: Path) -> N
 
 
 def test_a_strict_run_ends_with_a_result_that_comes_again_with_other_bytes(tmp_path: Path) -> None:
-    cast = Cast(small_config(tmp_path, "strict", "fleet.strict=true"), tmp_path, Roles())
+    cast = ActorFactory(small_config(tmp_path, "strict", "fleet.strict=true"), tmp_path, ActorClasses())
     selector = SelectorClient(cast.selector, seconds=60.0, budget=Budget(0), held=list, tell=lambda _: None)
     selector.open(PLAN)
     [(_, unit)] = selector.ask("lease", 4, "explore", ["explorer-0"])

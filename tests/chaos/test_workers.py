@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError
 
 from actors.client import launch
 from actors.cluster import wait
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, GroupReport, Regenerator
@@ -155,8 +155,8 @@ class MortalRegenerator(Regenerator):
 class MortalSelector(Selector):
     """Killed between journal and acknowledgement; and once it loses a group on its way here, as a dead node does."""
 
-    def fold(self, result: UnitResult) -> WorkUnit | None:
-        ready = super().fold(result)
+    def record(self, result: UnitResult) -> WorkUnit | None:
+        ready = super().record(result)
         if result.unit.iteration == 1:
             once(self._folder.path.parent, "selector journaled")
         return ready
@@ -222,12 +222,12 @@ DEATHS = {
 SAID = (
     r"explorer-\d\S* was lost \(its worker is gone: .*\); explorer-\d\S* takes its place",
     r"\d units of explorer-\d\S* go to others",
-    r"explorer-\d\S* was lost \(preview/2/\S+ passed its deadline of \d+ s\)",
+    r"explorer-\d\S* was lost \(explore/2/\S+ passed its deadline of \d+ s\)",
     r"regenerator-0 was lost \(its worker is gone: .*\); regenerator-0\.1 takes its place",
     r"regenerator-0\.1 was lost \(its worker is gone: .*\); regenerator-0\.2 takes its place",
     r"regenerator-0\.2 was lost \(its worker is gone: .*\); regenerator-0\.3 takes its place",
     r"the selector is restarted and replays its journal \(the selector's answer to \w+ failed: its worker is gone: ",
-    r"full/2/\S+ is done again \(",
+    r"regenerate/2/\S+ is done again \(",
     r"the samples of iteration 1 are taken from the run folder \(",
     r"the stored group of prompt \S+ is damaged: it is made again",
     r"the learner group is rebuilt from the last checkpoint \(update of the learner group failed: its worker is gone: ",
@@ -242,7 +242,7 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.explore=8")
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
-    roles = Roles(
+    roles = ActorClasses(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
     launch.train(config, live=False, roles=roles)
@@ -273,7 +273,7 @@ class Dies(Explorer):
 def test_a_fleet_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
     config = small_config(tmp_path, "dying", "fleet.max_replacements=1")
     with pytest.raises(RunError) as caught:
-        launch.train(config, live=False, roles=Roles(explorer=Dies))
+        launch.train(config, live=False, roles=ActorClasses(explorer=Dies))
     message = str(caught.value)
     assert message.startswith("explorer-0.1 was lost (its worker is gone: The actor is dead because its worker process")
     assert "killed by the OOM killer" in message

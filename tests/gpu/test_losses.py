@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from tests.chaos.test_workers import (
     DEATHS,
     SAID,
@@ -45,7 +45,7 @@ def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
     launch.train(calm, live=False)
     losses = ("fleet.max_replacements=20", "fleet.deadlines.explore=20")
     config = small_config(tmp_path, "killed", *ALL_ON_ONE, *losses)
-    roles = Roles(
+    roles = ActorClasses(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
     launch.train(config, live=False, roles=roles)

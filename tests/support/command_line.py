@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.cli import main
+from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import load, to_yaml
 
 
@@ -27,4 +28,5 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def begin(folder: Path, config_file: Path, *overrides: str) -> None:
     """Leave behind what a run leaves behind when it has just begun."""
     folder.mkdir(parents=True)
+    (folder / FORMAT_FILE).write_text(str(FORMAT))
     (folder / "config.yaml").write_text(to_yaml(load([config_file], overrides)))

@@ -23,7 +23,7 @@ class Gated(Explorer):
 def train(address: str, file: str) -> None:
     """On the cluster at `address`, as `file` says."""
     from actors.client import launch
-    from actors.fleet.actor_factory import Roles
+    from actors.fleet.actor_factory import ActorClasses
     from solrl_ray.config.loading import load
 
-    launch.train(load([Path(file)]), address=address, live=False, roles=Roles(explorer=Gated))
+    launch.train(load([Path(file)]), address=address, live=False, roles=ActorClasses(explorer=Gated))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import yaml
 
+from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
@@ -139,6 +140,7 @@ def write_run(
     made = evaluations(done) if evaluated is None else evaluated
     chosen = config(of)
     records = [iteration(number) for number in range(done)]
+    (folder / FORMAT_FILE).write_text(str(FORMAT))
     (folder / "config.yaml").write_text(yaml.safe_dump(chosen.model_dump(mode="json")))
     (folder / "attestations.json").write_text(json.dumps([asdict(record) for record in attestations()]))
     write_metrics(folder, [*made[:2], *records, *made[2:]])

@@ -14,7 +14,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 from ray.autoscaler.v2.sdk import get_cluster_status
 
 from actors.cluster.capacity import await_resources, node_of
-from actors.fleet.actor_factory import Cast, Roles
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from tests.chaos.test_learners import Light
 from tests.chaos.test_nodes import elsewhere
 from tests.support.heads import head
@@ -73,7 +73,7 @@ def wait_and_work(address: str, root: str) -> None:
 
     # Later an actor that waits is demand by itself, with its second choice where there can be no node of its first.
     explorers |= {"labels": {"role": "spare"}, "fallback_labels": [{"role": "explorer"}]}
-    cast = Cast(learner_config(folder, fleet={"explorers": explorers}), folder, Roles(explorer=Light))
+    cast = ActorFactory(learner_config(folder, fleet={"explorers": explorers}), folder, ActorClasses(explorer=Light))
     workers = [cast.explorer(f"explorer-{n}") for n in range(3)]
     assert len(set(ray.get([worker.__ray_call__.remote(node_of) for worker in workers], timeout=SECONDS))) == 2
     assert roles() == ["explorer", "explorer"]

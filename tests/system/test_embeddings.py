@@ -8,7 +8,7 @@ import time
 import pytest
 import ray
 
-from actors.dispatch.prompt_embeddings import Embeddings
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding
@@ -41,7 +41,7 @@ def prompts(ids: str) -> list[Prompt]:
 
 def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does() -> None:
     encoder = ray.remote(Asked).options(num_cpus=0).remote()
-    embeddings = Embeddings(encoder, Deadlines())
+    embeddings = PromptEmbeddings(encoder, Deadlines())
 
     def of(ids: str) -> str:
         """Which of them the encoder was asked for, now or ahead."""
@@ -66,7 +66,7 @@ class Hangs(Asked):
 
 def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> None:
     encoder = ray.remote(Hangs).options(num_cpus=0).remote()
-    embeddings = Embeddings(encoder, Deadlines(start=1.0, encode=0.5))
+    embeddings = PromptEmbeddings(encoder, Deadlines(start=1.0, encode=0.5))
     with pytest.raises(RunError, match=r"^the start of the encoder failed: no answer within its deadline of 1 s$"):
         embeddings.await_encoder()
     with pytest.raises(RunError, match=r"^encoding 3 prompts failed: no answer within its deadline of 1\.5 s$"):
@@ -75,7 +75,7 @@ def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> No
 
 def test_an_encoder_that_is_gone_is_named_with_what_it_was_asked_for() -> None:
     encoder = ray.remote(Asked).options(num_cpus=0).remote()
-    embeddings = Embeddings(encoder, Deadlines())
+    embeddings = PromptEmbeddings(encoder, Deadlines())
     embeddings.await_encoder()
     known = embeddings.of(prompts("a"))
     encoder.__ray_call__.remote(lambda _: os._exit(1))

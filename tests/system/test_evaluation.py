@@ -37,6 +37,7 @@ def config(tmp_path: Path) -> Config:
     config = small_config(tmp_path, "made", "evaluation.prompts=2", "fleet.deadlines.start=900")
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
+    (run.path / "format").write_text("2\n")
     (run.path / "config.yaml").write_text(to_yaml(config))
     parts = {name: factors(config, seed) for seed, name in enumerate(("default", "old", "ema", "exp_avg"))}
     replace(state(3), **parts, exp_avg_sq=factors(config, 9)).save(run.checkpoint(3))
@@ -87,4 +88,4 @@ def test_an_evaluation_alone_has_the_oracles_scores_for_every_policy_and_reward(
     assert found["scores"]["lora"] != found["scores"]["ema"]
     assert len(list((out / "ema").glob("*.png"))) == config.evaluation.samples  # of one prompt
     assert "tests.system.rewards:brightness" in (out / "evaluation.txt").read_text()
-    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "embeddings"]
+    assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "embeddings", "format"]

@@ -14,7 +14,7 @@ from actors.client import launch
 from actors.cluster.wait import WorkerGone
 from actors.evaluation.finished_run import Request
 from actors.evaluation.on_live_run import RunEnded, _Borrower
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
@@ -45,7 +45,7 @@ def test_a_live_run_lends_its_regenerator_and_changes_by_no_byte(
     config = small_config(tmp_path, "live", f"fleet.deadlines.explore={PATIENCE}")
     folder = RunFolder.of(config)
     train = threading.Thread(
-        target=launch.train, args=(config,), kwargs={"live": False, "roles": Roles(explorer=Gated)}, daemon=True
+        target=launch.train, args=(config,), kwargs={"live": False, "roles": ActorClasses(explorer=Gated)}, daemon=True
     )
     train.start()
     deadline = time.monotonic() + PATIENCE

@@ -13,9 +13,9 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.client.controller_actor import NAME, ControllerActor, namespace
 from actors.client.launch import located
-from actors.fleet.actor_factory import Roles, on_this_node
+from actors.fleet.actor_factory import ActorClasses, on_this_node
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.instruments import INSTRUMENTS, table
 from solrl_ray.report.trace import read_spans
@@ -55,8 +55,8 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(ControllerFront, NAME, namespace(run.path), max_concurrency=4)
-    handle = controller.remote(located(config), run.path, Roles())
+    controller = on_this_node(ControllerActor, NAME, namespace(run.path), max_concurrency=4)
+    handle = controller.remote(located(config), run.path, ActorClasses())
     ray.get(handle.run.remote(), timeout=200)
     yield config
     ray.kill(handle)
@@ -113,5 +113,5 @@ def test_the_timeline_has_every_unit_once_and_adds_up_to_the_measured_seconds(wa
         assert all(one.ended <= next_one.started + 0.001 for one, next_one in pairwise(ordered))
     lines = (folder(watched) / "metrics.jsonl").read_text().splitlines()
     (measured,) = (record for line in lines if (record := json.loads(line))["event"] == "iteration")
-    for stage, name in (("preview", "explore"), ("full", "regenerate")):
-        assert sum(s.seconds for s in units if s.stage == stage) == pytest.approx(measured["busy_seconds"][name])
+    for stage in ("explore", "regenerate"):
+        assert sum(s.seconds for s in units if s.stage == stage) == pytest.approx(measured["busy_seconds"][stage])

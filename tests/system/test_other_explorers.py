@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.config.pools import kinds_of_prompts
 from solrl_ray.config.schema import Config
@@ -30,7 +30,7 @@ def brought(config: Config) -> list[tuple[str, str, str]]:
     for iteration in range(config.run.iterations):
         header, *entries = RunFolder.of(config).journal(iteration).entries()
         kinds = dict(zip(header["plan"]["prompts"], header["plan"]["kinds"], strict=True))
-        previews = [e for e in entries if e["kind"] == "preview"]
+        previews = [e for e in entries if e["kind"] == "explore"]
         assert {kind_of(e["worker"]) for e in previews} == {"", "other"}
         assert all(kind_of(e["worker"]) == kinds[e["prompt"]] for e in previews)
         found += [(e["prompt"], kinds[e["prompt"]], e["score_class"]) for e in previews]
@@ -70,7 +70,7 @@ def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they
 
     both = ("fleet.explorers.count=2", "run.iterations=2")
     more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), *both)
-    launch.train(more, live=False, roles=Roles(explorer=Killed))
+    launch.train(more, live=False, roles=ActorClasses(explorer=Killed))
     assert summary(more)["requeued_units"] >= 1
     assert sorted(brought(more)) == sorted(brought(one))
     assert digests(more) == digests(one)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
-from actors.workers.base_packer import Packer
+from actors.fleet.actor_factory import ActorClasses
+from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from solrl_ray import models
 from solrl_ray.config.schema import Config
@@ -59,7 +59,7 @@ def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
     mode: str, role: type, snapshots: list[int], calm: Config, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path, mode, f"publish.mode={mode}")
-    launch.train(config, live=False, roles=Roles(explorer=role))
+    launch.train(config, live=False, roles=ActorClasses(explorer=role))
     assert digests(config) == digests(calm)
     found = publications(config)
     assert [one["resyncs"] for one in found] == [1, 1, 1]
@@ -68,9 +68,9 @@ def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
 
 def test_an_explorer_from_the_base_pack_proves_the_revision_of_one_from_the_checkpoint(tmp_path: Path) -> None:
     config = small_config(tmp_path, "pack", "publish.base=pack")
-    first = Packer().pack(config, tmp_path)
+    first = BasePacker().pack(config, tmp_path)
     written = (tmp_path / "base" / "base.safetensors").stat().st_mtime_ns
-    again = Packer().pack(config, tmp_path)
+    again = BasePacker().pack(config, tmp_path)
     assert np.array_equal(first, again)
     assert (tmp_path / "base" / "base.safetensors").stat().st_mtime_ns == written
     model = models.load(config.model, "cpu", components={"transformer", "text"})

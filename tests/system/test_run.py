@@ -14,7 +14,7 @@ from ray.util.placement_group import placement_group_table
 
 from actors.client import launch
 from actors.client.controller_actor import namespace
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
     root = folder(calm)
     for name in (
+        "format",
         "config.yaml",
         "prompts.json",
         "metrics.jsonl",
@@ -66,8 +67,8 @@ def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
 
 def test_a_prompt_is_regenerated_while_others_are_still_explored(calm: Config) -> None:
     units = [span for span in read_spans(folder(calm)) if span.kind == "unit"]
-    explored = {span.iteration: span.ended for span in units if span.stage == "preview"}  # of each its last
-    assert any(span.started < explored[span.iteration] for span in units if span.stage == "full")
+    explored = {span.iteration: span.ended for span in units if span.stage == "explore"}  # of each its last
+    assert any(span.started < explored[span.iteration] for span in units if span.stage == "regenerate")
 
 
 class Troubled(Explorer):
@@ -99,10 +100,10 @@ class Troubled(Explorer):
 SAID = (
     r"(?s)is done again; strike 1 of 2 for explorer-1: .*is done again; strike 2 of 2 for explorer-1: ",
     r"refused a result of explorer-1: ",
-    r"explorer-1 was given preview/\S+ and answered WorkUnit",
+    r"explorer-1 was given explore/\S+ and answered WorkUnit",
     r"explorer-1 was lost \(strike 2: .*\); explorer-1\.1 takes its place",
-    r"preview/2/\S+ takes long; explorer-\d(\.1)? does it as well",
-    r"explorer-\d(\.1)? brought other bytes for preview/2/\S+ than explorer-\d(\.1)?; the first result counts",
+    r"explore/2/\S+ takes long; explorer-\d(\.1)? does it as well",
+    r"explorer-\d(\.1)? brought other bytes for explore/2/\S+ than explorer-\d(\.1)?; the first result counts",
 )
 
 
@@ -112,7 +113,7 @@ def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_s
     sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.explore=1800", "fleet.strikes=2")
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
-    launch.train(config, live=False, roles=Roles(explorer=Troubled))
+    launch.train(config, live=False, roles=ActorClasses(explorer=Troubled))
     assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
     assert digests(config) == digests(calm)
@@ -150,7 +151,7 @@ class Poisoned(Explorer):
 
 def test_quantised_samples_and_their_rewards_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "poisoned")
-    launch.train(config, live=False, roles=Roles(explorer=Poisoned))
+    launch.train(config, live=False, roles=ActorClasses(explorer=Poisoned))
     assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
     assert summary(config)["selection_digest"] != summary(calm)["selection_digest"]  # it contains proxy rewards
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors.client.controller_actor import NAME, ControllerFront, namespace
+from actors.client.controller_actor import NAME, ControllerActor, namespace
 from actors.client.launch import located
-from actors.fleet.actor_factory import Roles, on_this_node
+from actors.fleet.actor_factory import ActorClasses, on_this_node
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import Progress
@@ -48,23 +48,23 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(ControllerFront, NAME, namespace(run.path), max_concurrency=4)
-    handle = controller.remote(located(config), run.path, Roles(explorer=Gated))
+    controller = on_this_node(ControllerActor, NAME, namespace(run.path), max_concurrency=4)
+    handle = controller.remote(located(config), run.path, ActorClasses(explorer=Gated))
     done = handle.run.remote()
 
     # From 1 to 4 in iteration 1, while explorer-0 is at work.
-    wait_for(handle, lambda p: "preview" in explorers(p).get("explorer-0", "") and p.iteration == 1)
+    wait_for(handle, lambda p: "explore/" in explorers(p).get("explorer-0", "") and p.iteration == 1)
     asked = [handle.scale.remote(sizes) for sizes in ({"explorers": 4}, {"regenerators": 1})]  # both at once
     said = ray.get(asked, timeout=60)
     assert said[0].startswith("explorers go from 1 to 4")
     assert json.loads((run.path / "pools.json").read_text()) == {"explorers": 4, "regenerators": 1}
-    at_work = wait_for(handle, lambda p: sum("preview" in state for state in explorers(p).values()) >= 3)
+    at_work = wait_for(handle, lambda p: sum("explore/" in state for state in explorers(p).values()) >= 3)
     assert set(explorers(at_work)) == {f"explorer-{n}" for n in range(4)}
     assert {sentence for answer in said for sentence in answer.splitlines()} <= set(at_work.messages)
     (tmp_path / "gate-1").touch()
 
     # From 4 to 2 in iteration 2, by the command line: who has units finishes them, then leaves.
-    wait_for(handle, lambda p: sum("preview" in state for state in explorers(p).values()) >= 3 and p.iteration == 2)
+    wait_for(handle, lambda p: sum("explore/" in state for state in explorers(p).values()) >= 3 and p.iteration == 2)
     address = ray.get_runtime_context().gcs_address
     assert main(["pool", "scale", str(run.path), "--explorers", "2", "--address", address]) == 0
     assert capsys.readouterr().out == "explorers go from 4 to 2: the newest finish what they hold and leave\n"

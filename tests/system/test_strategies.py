@@ -12,7 +12,7 @@ import torch
 from ray.exceptions import ObjectLostError
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.selector import Selector
@@ -40,7 +40,7 @@ class Records(LearnerRank):
                 RunFolder(Path(self._config.run.root) / "learned").save_group(group)
 
 
-def train(root: Path, name: str, *overrides: str, roles: Roles | None = None) -> Config:
+def train(root: Path, name: str, *overrides: str, roles: ActorClasses | None = None) -> Config:
     config = small_config(root, name, *overrides)
     launch.train(config, live=False, roles=roles)
     return config
@@ -48,7 +48,7 @@ def train(root: Path, name: str, *overrides: str, roles: Roles | None = None) ->
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Config:
-    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=Roles(learner=Records))
+    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=ActorClasses(learner=Records))
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_scaled_learns_from_the_extremes_of_the_pool_as_regenerating_them_gives_
         embedding = PromptEmbedding(prompt_id=prompt.id, tensors=model.encode([prompt.text])[0], digest="")
 
         def draw(*indices: int, prompt: Prompt = prompt, embedding: PromptEmbedding = embedding) -> Any:
-            unit = WorkUnit(stage="full", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
+            unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=indices)
             return sample(unit, prompt, embedding)
 
         pool = draw(*range(8)).rewards.tolist()
@@ -112,7 +112,7 @@ class LosesSamples(Selector):
 
 @pytest.mark.slow
 def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
-    roles = Roles(explorer=DiesOnce, selector=LosesSamples)
+    roles = ActorClasses(explorer=DiesOnce, selector=LosesSamples)
     disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"shot", "lost"}
     assert summary(disturbed)["requeued_units"] >= 2

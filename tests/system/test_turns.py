@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from actors.client import launch
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers import devices
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
@@ -40,17 +40,17 @@ class OnCpu:
 
 
 class SharingExplorer(OnCpu, NotingExplorer):
-    rest = noted("resting", Explorer.rest, "rested")
+    release_gpu_cache = noted("resting", Explorer.release_gpu_cache, "rested")
 
 
 class SharingRegenerator(OnCpu, NotingRegenerator):
-    rest = noted("resting", Regenerator.rest, "rested")
+    release_gpu_cache = noted("resting", Regenerator.release_gpu_cache, "rested")
 
 
 class SharingLearner(OnCpu, NotingLearner):
     offer = noted("taking", LearnerRank.offer, "taken")
     part = noted("merging", LearnerRank.part, "merged")
-    rest = noted("resting", LearnerRank.rest, "rested")
+    release_gpu_cache = noted("resting", LearnerRank.release_gpu_cache, "rested")
 
 
 @pytest.mark.faults
@@ -59,7 +59,7 @@ def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
 ) -> None:
     config = small_config(tmp_path, "shared", *SHARES)
     monkeypatch.setattr(launch, "with_tier", lambda config: config)  # it would look for that GPU
-    roles = Roles(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
+    roles = ActorClasses(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
     launch.train(config, live=False, roles=roles)
     assert digests(config) == digests(calm)
     reader = Reader(tmp_path / "notes.jsonl")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actors.workers.devices import prepare, settle_tier
-from solrl_ray.config.schema import Fidelity, Fleet, Worker
+from solrl_ray.config.schema import Fidelity, FleetConfig, Worker
 from solrl_ray.config.sharing import takes_turns
 from solrl_ray.errors import UserError
 from tests.support import made_runs
@@ -37,7 +37,7 @@ def test_learners_take_turns_with_workers_that_hold_a_share_of_a_gpu(
     learners: float, explorers: float, regenerators: float, expected: bool
 ) -> None:
     shares = {"explorers": explorers, "regenerators": regenerators, "learners": learners}
-    fleet = Fleet.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
+    fleet = FleetConfig.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
     assert takes_turns(fleet) is expected
 
 

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from actors.evaluation.schedule import HeldOut
+from actors.evaluation.schedule import EvaluationSchedule
 from solrl_ray.config.loading import load
 from tests.support.small import CONFIGS
 
 SHARED = "fleet={regenerators: {num_gpus: 0.5}, learners: {num_gpus: 0.5}}"
 
 
-def held_out(*overrides: str, evaluated: tuple[int, ...] = ()) -> HeldOut:
+def held_out(*overrides: str, evaluated: tuple[int, ...] = ()) -> EvaluationSchedule:
     config = load([CONFIGS / "demo.yaml"], ["run.iterations=9", "evaluation.every=3", *overrides])
     found = [SimpleNamespace(policy="ema", iteration=updates) for updates in evaluated]
     unused: Any = None
-    return HeldOut(config, (), unused, unused, unused, SimpleNamespace(evaluations=found))  # type: ignore[arg-type]
+    return EvaluationSchedule(config, (), unused, unused, unused, SimpleNamespace(evaluations=found))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actors.dispatch.open_iteration import OpenIteration, RolledOut, StageClock
+from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
 from actors.workers.selector import Opened
 from solrl_ray.records import Prompt
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
 
 @pytest.mark.parametrize(
-    ("lead", "regenerated", "expected"),
+    ("staleness", "regenerated", "expected"),
     [
         (0, 14.0, {"explore": 10.0, "regenerate": 6.0}),
         (1, 14.0, {"ahead": 4.0, "explore": 6.0, "regenerate": 6.0}),  # the revision came while it was explored
@@ -21,11 +21,11 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
     ],
 )
 def test_what_was_explored_before_the_iterations_revision_was_there_is_told_apart(
-    lead: int, regenerated: float | None, expected: dict[str, float]
+    staleness: int, regenerated: float | None, expected: dict[str, float]
 ) -> None:
     end = regenerated + 6.0 if regenerated is not None else 0.0
     clocks = {"explore": StageClock(10.0, 20.0), "regenerate": StageClock(regenerated, end)}
-    assert RolledOut([], [], [], clocks, lead=lead).walls == pytest.approx(expected)
+    assert RolloutResult([], [], [], clocks, staleness=staleness).walls == pytest.approx(expected)
 
 
 def test_groups_are_offered_in_prompt_order_and_once_as_far_as_none_is_missing() -> None:

@@ -31,9 +31,11 @@ def work(folder: Path) -> Selector:
     assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * 3):
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        full = selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
-        if full is not None:
-            regenerate(selector, full)
+        ready = selector.record(
+            UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
+        )
+        if ready is not None:
+            regenerate(selector, ready)
     return selector
 
 
@@ -66,7 +68,7 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert opened.groups[0].indices == (1, 0)
     assert opened.candidates == 6
     assert opened.message == ""
-    assert [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 3)] == ["preview/4/cafe/2-3"]
+    assert [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 3)] == ["explore/4/cafe/2-3"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
     opened = again.open(PLAN)
     assert (opened.groups, opened.candidates) == ((), 6)
     [(_, unit)] = again.lease(4, "regenerate", ["regenerator-0"])
-    assert unit.id == "full/4/beef/1-0"
+    assert unit.id == "regenerate/4/beef/1-0"
     regenerate(again, unit)
     assert path.read_bytes() == whole
 
@@ -98,12 +100,12 @@ def test_a_stored_group_that_is_not_whole_when_it_is_asked_for_is_made_again(tmp
     assert selector.stored(4, "beef") == (False, None)
     assert selector.stored(4, "beef") == (False, None)
     [(_, unit)] = selector.lease(4, "regenerate", ["regenerator-0"] * 2)
-    assert unit.id == "full/4/beef/1-0"
+    assert unit.id == "regenerate/4/beef/1-0"
     assert regenerate(selector, unit) is Outcome.RESTORED
     assert path.read_bytes() == whole
     assert selector.stored(4, "beef")[0]
     assert regenerate(selector, unit) is Outcome.DUPLICATE
-    assert [entry["kind"] for entry in selector._of(4).journal.entries()].count("full") == 1
+    assert [entry["kind"] for entry in selector._of(4).journal.entries()].count("regenerate") == 1
 
 
 def test_a_lost_group_that_comes_back_with_other_bytes_ends_the_run(tmp_path: Path) -> None:
@@ -158,11 +160,16 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     selector.open(plan)
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4):
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
+        selector.record(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
     leased = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
-    assert [unit.stage for unit in leased] == ["full", "full", "audit", "audit"]  # what is learned from goes first
+    assert [unit.stage for unit in leased] == [
+        "regenerate",
+        "regenerate",
+        "audit",
+        "audit",
+    ]  # what is learned from goes first
     done, lost = leased[2:]
-    selector.fold_audit(UnitResult(unit=done, rewards=(0.5, 0.4), worker="r", score_class="c", seconds=0.1))
+    selector.record_audit(UnitResult(unit=done, rewards=(0.5, 0.4), worker="r", score_class="c", seconds=0.1))
     again = Selector(tmp_path)
     assert again.open(plan).audits == (done.prompt_id,)
     waiting = [unit for _, unit in again.lease(4, "regenerate", ["regenerator-0"] * 4)]
@@ -171,7 +178,7 @@ def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path)
     again.hold([("regenerator-0", lost)])  # it is at work already
     assert "audit" not in [unit.stage for _, unit in again.lease(4, "regenerate", ["regenerator-1"] * 4)]
     with pytest.raises(RunError, match="refused an audit of r"):
-        again.fold_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
+        again.record_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
 
 
 def result(unit: WorkUnit, worker: str, shift: float = 0.0) -> UnitResult:
@@ -184,17 +191,17 @@ def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_
         selector = Selector(tmp_path / str(strict), strict)
         selector.open(PLAN)
         ((_, unit),) = selector.lease(4, "explore", ["explorer-0"])
-        selector.fold(result(unit, "explorer-0"))
+        selector.record(result(unit, "explorer-0"))
         sentence = f"explorer-1 brought other bytes for {unit.id} than explorer-0"
         if strict:
             with pytest.raises(RunError, match=sentence + ", and fleet.strict is true"):
-                selector.fold(result(unit, "explorer-1", shift=1.0))
+                selector.record(result(unit, "explorer-1", shift=1.0))
             continue
-        assert selector.fold(result(unit, "explorer-1", shift=1.0)) is None
+        assert selector.record(result(unit, "explorer-1", shift=1.0)) is None
         for _, left in selector.lease(4, "explore", ["explorer-0"] * 3):
-            selector.fold(result(left, "explorer-0"))
-        for _, full in selector.lease(4, "regenerate", ["regenerator-0"] * 2):
-            made = replace(regenerated(full), worker="regenerator-0")
+            selector.record(result(left, "explorer-0"))
+        for _, ready in selector.lease(4, "regenerate", ["regenerator-0"] * 2):
+            made = replace(regenerated(ready), worker="regenerator-0")
             assert selector.store(made) is Outcome.ACCEPTED
             assert selector.store(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
         closed = selector.close(4)
@@ -215,7 +222,7 @@ def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_p
     )
     for answer in wrong:
         with pytest.raises(NonsenseError, match="refused a result of explorer-0"):
-            selector.fold(answer)
+            selector.record(answer)
     selector.requeue(leased[1], "explorer-0")
     assert selector.lease(4, "explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]
 
@@ -225,13 +232,13 @@ def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as
     alone.open(PLAN)
     together.open(PLAN)
     results = [result(unit, "explorer-0") for _, unit in together.lease(4, "explore", ["explorer-0"] * 4)]
-    full = [alone.fold(each) for each in results]
+    ready = [alone.record(each) for each in results]
     wrong = replace(results[2], rewards=(0.5, float("nan")))
     taken = together.take([*results[:2], wrong, *results[2:], results[0]])
-    assert [each.full for each in taken] == [*full[:2], None, *full[2:], None]
+    assert [each.regenerate for each in taken] == [*ready[:2], None, *ready[2:], None]
     assert [bool(each.refused) for each in taken] == [False, False, True, False, False, False]
     assert "refused a result of explorer-0" in taken[2].refused
-    groups = [regenerated(unit) for unit in full if unit is not None]
+    groups = [regenerated(unit) for unit in ready if unit is not None]
     for group in groups:
         alone.store(group)
     stray = replace(groups[0], indices=(3, 2))
@@ -272,19 +279,19 @@ def test_groups_are_written_when_those_that_came_with_them_are_judged(tmp_path: 
     selector = Judging(tmp_path)
     selector.open(PLAN)
     taken = selector.take([result(unit, "explorer-0") for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4)])
-    selector.take_groups(*[regenerated(each.full) for each in taken if each.full is not None])
+    selector.take_groups(*[regenerated(each.regenerate) for each in taken if each.regenerate is not None])
     selector.close(4)
     assert selector.happened == ["judged", "judged", "written", "written"]
 
 
-AHEAD = replace(PLAN, lead=1)
+AHEAD = replace(PLAN, staleness=1)
 
 
 def preview(selector: Selector, count: int) -> None:
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
         assert unit.revision == 3
         rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        selector.fold(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
+        selector.record(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
 
 
 def regenerated(unit: WorkUnit, latents: float = 1.0) -> SampleGroup:
@@ -303,17 +310,17 @@ def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> Non
     selector.open(replace(PLAN, iteration=3, revision=3))
     selector.open(AHEAD)
     (_, of_three), (_, of_four) = (selector.lease(i, "explore", ["explorer-0"])[0] for i in (3, 4))
-    assert (of_three.id, of_three.revision) == ("preview/3/beef/0-1", 3)
-    assert (of_four.id, of_four.revision) == ("preview/4/beef/0-1", 3)
+    assert (of_three.id, of_three.revision) == ("explore/3/beef/0-1", 3)
+    assert (of_four.id, of_four.revision) == ("explore/4/beef/0-1", 3)
     assert selector.release("explorer-0") == (of_three.id, of_four.id)
     selector.hold([("explorer-0", of_three)])
-    assert selector.lease(3, "explore", ["explorer-1"])[0][1].id == "preview/3/beef/2-3"
+    assert selector.lease(3, "explore", ["explorer-1"])[0][1].id == "explore/3/beef/2-3"
     assert selector.lease(4, "explore", ["explorer-1"])[0][1].id == of_four.id
     selector.drop(3)
     with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
         selector.close(3)
     with pytest.raises(RunError, match="made a group of iteration 3, which is not open"):
-        selector.store(regenerated(replace(of_three, stage="full")))
+        selector.store(regenerated(replace(of_three, stage="regenerate")))
 
 
 def test_what_was_explored_ahead_is_kept_and_what_was_regenerated_only_of_the_same_policy(tmp_path: Path) -> None:
@@ -321,21 +328,21 @@ def test_what_was_explored_ahead_is_kept_and_what_was_regenerated_only_of_the_sa
     first.open(AHEAD)
     preview(first, 4)
     first.revise(4, "bb")
-    (_, full), (_, unfinished) = first.lease(4, "regenerate", ["regenerator-0"] * 2)
-    assert (full.revision, unfinished.revision) == (4, 4)
-    stored(first, regenerated(full))
+    (_, ready), (_, unfinished) = first.lease(4, "regenerate", ["regenerator-0"] * 2)
+    assert (ready.revision, unfinished.revision) == (4, 4)
+    stored(first, regenerated(ready))
 
     same = Selector(tmp_path)
     opened = same.open(AHEAD)
     assert (opened.candidates, opened.groups) == (8, ())  # not before it is known what they are regenerated with
-    assert [group.prompt_id for group in same.revise(4, "bb").groups] == [full.prompt_id]
+    assert [group.prompt_id for group in same.revise(4, "bb").groups] == [ready.prompt_id]
     assert [unit for _, unit in same.lease(4, "regenerate", ["regenerator-0"] * 2)] == [unfinished]
 
     other = Selector(tmp_path)
     assert other.open(AHEAD).candidates == 8
     assert other.revise(4, "cc").groups == ()
-    assert [unit for _, unit in other.lease(4, "regenerate", ["regenerator-0"] * 2)] == [full, unfinished]
-    stored(other, regenerated(full, latents=2.0))
+    assert [unit for _, unit in other.lease(4, "regenerate", ["regenerator-0"] * 2)] == [ready, unfinished]
+    stored(other, regenerated(ready, latents=2.0))
 
     again = Selector(tmp_path)
     again.open(AHEAD)
@@ -348,13 +355,13 @@ def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_re
     (_, unit), *_ = selector.lease(4, "explore", ["explorer-0"])
     newest = replace(unit, revision=4)
     with pytest.raises(NonsenseError, match="revision 4; expected 4, 3"):
-        selector.fold(UnitResult(unit=newest, rewards=(0.1, 0.2), worker="e", score_class="c", seconds=0.1))
+        selector.record(UnitResult(unit=newest, rewards=(0.1, 0.2), worker="e", score_class="c", seconds=0.1))
     selector.requeue(unit, "explorer-0")
     preview(selector, 4)
     selector.revise(4, "bb")
     units = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
-    assert [(unit.stage, unit.revision) for unit in units] == [("full", 4)] * 2 + [("audit", 4)] * 2
-    selector.fold_audit(UnitResult(unit=units[2], rewards=(0.1, 0.2), worker="r", score_class="c", seconds=0.1))
+    assert [(unit.stage, unit.revision) for unit in units] == [("regenerate", 4)] * 2 + [("audit", 4)] * 2
+    selector.record_audit(UnitResult(unit=units[2], rewards=(0.1, 0.2), worker="r", score_class="c", seconds=0.1))
     again = Selector(tmp_path)
     assert again.open(replace(AHEAD, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))).audits == ()
     assert again.revise(4, "bb").audits == (units[2].prompt_id,)

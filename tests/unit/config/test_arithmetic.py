@@ -41,10 +41,10 @@ def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_the_published_iteration_has_4608_candidates_and_1152_samples(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(configure("objective.timestep_fraction=0.4"), FLUX)
     assert numbers.candidates == 48 * 96 == 4608
-    assert numbers.preview_units == 48 * 4 == 192
-    assert numbers.preview_forwards == 192 * 6 == 1152
+    assert numbers.explore_units == 48 * 4 == 192
+    assert numbers.explore_forwards == 192 * 6 == 1152
     assert numbers.samples == 48 * 24 == 1152
-    assert (numbers.full_units, numbers.full_forwards, numbers.padded_images) == (48, 480, 0)
+    assert (numbers.regenerate_units, numbers.regenerate_forwards, numbers.padded_images) == (48, 480, 0)
     assert numbers.trained_timesteps == 4
     assert (numbers.micro_batches, numbers.backwards, numbers.forwards_without_gradient) == (96, 384, 768)
     assert numbers.latents_bytes == 1152 * 1024 * 64 * 4 == 301_989_888
@@ -126,7 +126,7 @@ def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> No
     numbers = describe(
         configure("rollout.prompts=5", "rollout.keep=10", "rollout.regenerate.micro_batch=4", "learner.micro_batch=12")
     )
-    assert (numbers.full_units, numbers.padded_images) == (15, 10)
+    assert (numbers.regenerate_units, numbers.padded_images) == (15, 10)
     assert (numbers.micro_batches, numbers.padded_samples) == (5, 10)
 
 

@@ -12,10 +12,10 @@ import pytest
 from actors.client.controller_actor import namespace
 from actors.evaluation.evaluator import Evaluator, collect
 from actors.fleet.events import Done
-from actors.monitoring.disk_watchdog import Disk
+from actors.monitoring.disk_watchdog import DiskWatchdog
 from actors.workers.regenerator import Evaluated
 from solrl_ray.errors import RunError
-from solrl_ray.evaluation.held_out import HELD_AS, HOLDERS, evaluation_units
+from solrl_ray.evaluation.held_out import EVAL_POLICIES, UNIT_POLICY, evaluation_units
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.storage.run_folder import RunFolder
@@ -26,10 +26,10 @@ PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green
 
 def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
     """Real pictures, the base and, after a warm start, the average are scored one after the other at 0 updates."""
-    made = [set(evaluation_units(made_runs.config(), PROMPTS, updates=0, policy=HELD_AS[p])) for p in HELD_AS]
+    made = [set(evaluation_units(made_runs.config(), PROMPTS, updates=0, policy=UNIT_POLICY[p])) for p in UNIT_POLICY]
     assert all(len(units) == 2 for units in made)
     assert all(one.isdisjoint(other) for one, other in combinations(made, 2))
-    assert len(set(HOLDERS.values())) == len(HOLDERS)
+    assert len(set(EVAL_POLICIES.values())) == len(EVAL_POLICIES)
 
 
 def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ class Two:
 
     def __init__(self) -> None:
         self.regenerators, self.given, self.said = self, list[tuple[str, WorkUnit]](), list[str]()
-        self.disk = Disk(Path(), seconds=60.0)
+        self.disk = DiskWatchdog(Path(), seconds=60.0)
 
     def slots(self) -> list[str]:
         return ["regenerator-0"] * 2

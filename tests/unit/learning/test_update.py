@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from solrl_ray import models
-from solrl_ray.config.schema import Config
-from solrl_ray.config.schema import Learner as LearnerConfig
+from solrl_ray.config.schema import Config, LearnerConfig
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.batches import gather, rank_slots, rewards_and_groups
 from solrl_ray.learning.engine import Engine, free_port, leave_process_group, process_group

@@ -109,7 +109,7 @@ def test_after_the_warm_ups_of_an_explorer_neither_its_revision_nor_its_units_co
         Publications(config.publish).publish(revision).payload("explorer"), embedding, True
     )
     assert isinstance(receipt, Receipt)
-    unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1, 2, 3))
+    unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1, 2, 3))
     explorer.explore(unit, Prompt(id="p", text="a red circle"), embedding)
     assert counter.frame_count == known
 

@@ -31,7 +31,7 @@ def velocity(seed: int) -> torch.Tensor:
 
 
 def awm(**keys: Any) -> Awm:
-    return Awm(sections.Awm(**{"kl": 0.0, "anchor": sections.Anchor(weight=0.0), **keys}), grid=GRID, run_seed=1)
+    return Awm(sections.AwmConfig(**{"kl": 0.0, "anchor": sections.Anchor(weight=0.0), **keys}), grid=GRID, run_seed=1)
 
 
 def gradient(loss: Loss, v: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_on_policy_its_gradient_is_that_of_the_likelihood_times_the_scaled_advan
 def test_on_policy_nft_is_advantage_weighted_matching_with_another_weighting() -> None:
     # At v_old its error is t (v - (eps - x0)), so L+ = t l / mean |v - (eps - x0)| with the divisor held fixed.
     one, v = a_pass(), velocity(5).requires_grad_()
-    nft = DiffusionNft(sections.DiffusionNft(beta=0.3, kl=0.0), grid=GRID, run_seed=1)
+    nft = DiffusionNft(sections.DiffusionNftConfig(beta=0.3, kl=0.0), grid=GRID, run_seed=1)
     found = gradient(nft.loss(one, Velocities(theta=v, old=v.detach()), GAINS), v)
     error = v - (one.eps - one.x0)
     weighted = one.t * error.square().mean(dim=(1, 2)) / error.detach().abs().mean(dim=(1, 2))
@@ -116,7 +116,7 @@ def test_one_step_comes_from_each_slice(first: int, end: int, count: int) -> Non
 
 
 def test_the_published_schedule_of_14_steps() -> None:
-    objective = Awm(sections.Awm(skip_first=True), grid=GRID, run_seed=1)
+    objective = Awm(sections.AwmConfig(skip_first=True), grid=GRID, run_seed=1)
     steps = objective.steps(0, "p", 0)
     assert len(steps) == 6
     assert 1 <= steps.min() <= steps.max() < 12

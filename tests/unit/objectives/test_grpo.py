@@ -54,7 +54,7 @@ def a_pass(sampler: Stochastic, step: int = 3) -> TransitionPass:
 def test_the_ratio_of_an_unchanged_policy_is_exactly_one_and_its_gradient_is_reinforce(sampler: Stochastic) -> None:
     v = noise(3, 4, 2, seed=3).requires_grad_()
     one, gains = a_pass(sampler), torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64)
-    loss = FlowGrpo(sections.FlowGrpo(), sampler, grid=GRID).loss(one, Velocities(theta=v, old=v.detach()), gains)
+    loss = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).loss(one, Velocities(theta=v, old=v.detach()), gains)
     assert loss.ratio is not None
     assert loss.clipped is not None
     assert loss.ratio.tolist() == [1.0, 1.0, 1.0]
@@ -69,7 +69,7 @@ def test_the_ratio_of_an_unchanged_policy_is_exactly_one_and_its_gradient_is_rei
 def test_the_ratio_is_that_of_mean_log_densities(sampler: Stochastic) -> None:
     one, v, v_old = a_pass(sampler), noise(3, 4, 2, seed=3), noise(3, 4, 2, seed=4)
     given = Velocities(theta=v, old=v_old)
-    loss = FlowGrpo(sections.FlowGrpo(), sampler, grid=GRID).loss(one, given, torch.ones(3, dtype=torch.float64))
+    loss = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).loss(one, given, torch.ones(3, dtype=torch.float64))
     move = sde.transition(sampler, GRID.tolist(), 3)
     expected = []
     for b in range(3):
@@ -97,7 +97,7 @@ def test_beyond_the_clip_a_sample_pulls_no_further() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.kind)
 def test_the_kl_is_zero_at_the_reference_and_pulls_back_from_elsewhere(sampler: Stochastic) -> None:
-    objective, one = FlowGrpo(sections.FlowGrpo(kl=0.5), sampler, grid=GRID), a_pass(sampler)
+    objective, one = FlowGrpo(sections.FlowGrpoConfig(kl=0.5), sampler, grid=GRID), a_pass(sampler)
     v, nothing = noise(3, 4, 2, seed=3).requires_grad_(), torch.zeros(3, dtype=torch.float64)
     at = objective.loss(one, Velocities(theta=v, old=v.detach(), base=v.detach()), nothing)
     assert at.kl.tolist() == [0.0, 0.0, 0.0]
@@ -116,14 +116,14 @@ def test_the_kl_is_zero_at_the_reference_and_pulls_back_from_elsewhere(sampler: 
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     v = noise(3, 4, 2, seed=3).requires_grad_()
-    objective = FlowGrpo(sections.FlowGrpo(), FlowSde(), grid=GRID)
+    objective = FlowGrpo(sections.FlowGrpoConfig(), FlowSde(), grid=GRID)
     given = Velocities(theta=v, old=noise(3, 4, 2, seed=4))
     loss = objective.loss(a_pass(FlowSde()), given, torch.zeros(3, dtype=torch.float64))
     assert not torch.autograd.grad(loss.total.sum(), v)[0].any()
 
 
 def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
-    passes = FlowGrpo(sections.FlowGrpo(), FlowSde(), grid=GRID).passes(batch(7), CPU, 0)
+    passes = FlowGrpo(sections.FlowGrpoConfig(), FlowSde(), grid=GRID).passes(batch(7), CPU, 0)
     assert len(passes) == 7
     for k, one in enumerate(passes):
         assert one.x_t[:, 0, 0].tolist() == [k, 100 + k, 200 + k]
@@ -133,7 +133,7 @@ def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
 
 def test_with_windows_each_sample_stands_in_its_own() -> None:
     sampler = FlowSde(window=Window(size=2, range=(0, 5)))
-    passes = FlowGrpo(sections.FlowGrpo(), sampler, grid=GRID).passes(batch(2, (1, 1, 3)), CPU, 0)
+    passes = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).passes(batch(2, (1, 1, 3)), CPU, 0)
     assert [one.t.tolist() for one in passes] == [[1 - 1 / 8, 1 - 1 / 8, 1 - 3 / 8], [1 - 2 / 8, 1 - 2 / 8, 1 - 4 / 8]]
     for k, one in enumerate(passes):
         wanted = [sde.transition(sampler, GRID.tolist(), first + k) for first in (1, 1, 3)]
@@ -141,7 +141,7 @@ def test_with_windows_each_sample_stands_in_its_own() -> None:
 
 
 def dance(**keys: Any) -> DanceGrpo:
-    return DanceGrpo(sections.DanceGrpo(**keys), DanceSde(), grid=GRID, run_seed=5)
+    return DanceGrpo(sections.DanceGrpoConfig(**keys), DanceSde(), grid=GRID, run_seed=5)
 
 
 def test_dance_trains_each_sample_on_a_share_of_its_own_transitions() -> None:
@@ -160,7 +160,7 @@ def test_dance_trains_each_sample_on_a_share_of_its_own_transitions() -> None:
 def test_dance_is_flow_grpo_on_the_same_transitions() -> None:
     one, v, old = a_pass(DanceSde()), noise(3, 4, 2, seed=3), noise(3, 4, 2, seed=4)
     gains = torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64)
-    flow = FlowGrpo(sections.FlowGrpo(), DanceSde(), grid=GRID)
+    flow = FlowGrpo(sections.FlowGrpoConfig(), DanceSde(), grid=GRID)
     found, expected = (o.loss(one, Velocities(theta=v, old=old), gains) for o in (dance(), flow))
     assert torch.equal(found.total, expected.total)
 

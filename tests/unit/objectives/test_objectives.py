@@ -110,7 +110,7 @@ class Bench:
 
     def draw(self, sampler: Sampler, iteration: int, prompt: Prompt, indices: Sequence[int]) -> Any:
         unit = WorkUnit(
-            stage="full", iteration=iteration, revision=iteration, prompt_id=prompt.id, indices=tuple(indices)
+            stage="regenerate", iteration=iteration, revision=iteration, prompt_id=prompt.id, indices=tuple(indices)
         )
         with adapters.using(self.model.transformer, "old"):
             return sampler(unit, prompt, self.embeddings[prompt.id])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.client import launch
-from actors.client.controller_actor import ControllerFront
+from actors.client.controller_actor import ControllerActor
 from solrl_ray.common.lazy_imports import import_large
 from tests.support import made_runs
 
@@ -43,15 +43,15 @@ def test_commands_that_compute_nothing_do_without_torch() -> None:
 
 
 def test_asking_a_run_how_it_is_and_scaling_it_do_without_torch(tmp_path: Path) -> None:
-    """Also who finds it live: what Ray imports for its controller is the module of `ControllerFront`."""
+    """Also who finds it live: what Ray imports for its controller is the module of `ControllerActor`."""
     run = made_runs.write_run(tmp_path / "ended")
     found = modules_after(
         f"from solrl_ray.cli import main\n"
         f"assert main(['status', {str(run)!r}]) == 0\n"
         f"assert main(['pool', 'scale', {str(run)!r}, '--explorers', '2']) == 2"
     )
-    assert {"ray", ControllerFront.__module__} <= found
-    assert launch.ControllerFront is ControllerFront
+    assert {"ray", ControllerActor.__module__} <= found
+    assert launch.ControllerActor is ControllerActor
     assert not found & {"torch", *HEAVY}
 
 

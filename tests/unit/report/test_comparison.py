@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from solrl_ray.config.loading import load_with_sources, to_yaml
-from solrl_ray.config.schema import Reward
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation.held_out import evaluation_metrics, reward_names
 from solrl_ray.evaluation.request import evaluation_config, free_folder, obstacle, policies_of, state_of
@@ -75,15 +75,20 @@ def test_the_page_shows_every_policy_at_the_same_seeds(tmp_path: Path) -> None:
 
 
 def test_rewards_of_one_kind_have_names_of_their_own() -> None:
-    rewards = [Reward(kind="clipscore", path="a/large"), Reward(kind="m:f"), Reward(kind="clipscore", path="b/small")]
+    rewards = [
+        RewardConfig(kind="clipscore", path="a/large"),
+        RewardConfig(kind="m:f"),
+        RewardConfig(kind="clipscore", path="b/small"),
+    ]
     assert reward_names(rewards) == ["clipscore large", "m:f", "clipscore small"]
-    assert reward_names([Reward(kind="m:f"), Reward(kind="m:f")]) == ["m:f", "m:f 2"]
+    assert reward_names([RewardConfig(kind="m:f"), RewardConfig(kind="m:f")]) == ["m:f", "m:f 2"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
+    (folder / "format").write_text("2\n")
     (folder / "config.yaml").write_text(to_yaml(made_runs.config()))
     return folder
 

@@ -9,7 +9,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Candidate, Selection
 from solrl_ray.report.iteration_metrics import iteration_metrics
-from solrl_ray.scheduling.iteration_state import Closed, Counts
+from solrl_ray.scheduling.iteration_state import Counts, IterationSummary
 from tests.support import made_runs
 
 
@@ -20,7 +20,7 @@ def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
 
 def record(passes: int) -> IterationMetrics:
     counts = Counts(candidates=288, selections=2, groups=2, requeued=1, duplicates=0, violations=0)
-    closed = Closed(
+    closed = IterationSummary(
         selections=(selection("aa", (0.9, 0.1)), selection("bb", (0.6, 0.2))), proxy_mean=0.25, counts=counts
     )
     update = UpdateMetrics(

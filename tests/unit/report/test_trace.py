@@ -27,11 +27,11 @@ def unit(stage: str, iteration: int, worker: str, started: float, seconds: float
 
 SPANS = (
     Span(kind="stage", name="learning", stage="learn", iteration=0, started=NOON + 6, seconds=2.0),
-    unit("preview", 0, "explorer-0", 0.0, 2.0),
-    unit("preview", 0, "explorer-1", 0.5, 3.0),
-    unit("preview", 0, "explorer-0", 2.25, 1.0),
-    unit("full", 0, "regenerator-0", 3.0, 2.5),
-    unit("preview", 1, "explorer-0", 9.0, 2.0),
+    unit("explore", 0, "explorer-0", 0.0, 2.0),
+    unit("explore", 0, "explorer-1", 0.5, 3.0),
+    unit("explore", 0, "explorer-0", 2.25, 1.0),
+    unit("regenerate", 0, "regenerator-0", 3.0, 2.5),
+    unit("explore", 1, "explorer-0", 9.0, 2.0),
     unit("evaluate", 0, "regenerator-0", 12.0, 1.0),
 )
 
@@ -59,7 +59,7 @@ def test_each_worker_and_each_stage_has_a_track_that_counts_from_the_first_span(
 
 
 def test_a_clock_that_was_set_back_does_not_make_units_of_one_worker_overlap() -> None:
-    spans = [unit("preview", 0, "explorer-0", 0.0, 1.0), unit("preview", 0, "explorer-0", 0.75, 1.0)]
+    spans = [unit("explore", 0, "explorer-0", 0.0, 1.0), unit("explore", 0, "explorer-0", 0.75, 1.0)]
     assert tracks(spans)["explorer-0"] == [(0.0, 0.75), (0.75, 1.0)]
 
 

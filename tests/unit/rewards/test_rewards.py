@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import Reward as RewardConfig
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.clipscore import CLIPScore

@@ -1,4 +1,4 @@
-"""The book, ledger and selector of strategies that learn from the pool's own samples."""
+"""The state, ledger and selector of strategies that learn from the pool's own samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actors.workers.selector import Selector
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
-from solrl_ray.scheduling.iteration_state import IterationBook, IterationPlan, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 
 PLAN = IterationPlan(
@@ -49,42 +49,42 @@ def result(unit: WorkUnit, shift: float = 0.0) -> UnitResult:
     )
 
 
-def ids(book: IterationBook) -> list[str]:
+def ids(state: IterationState) -> list[str]:
     """Every unit that waits, in order; they are leased by that."""
-    leased = iter(lambda: book.explore.lease("explorer-9"), None)
+    leased = iter(lambda: state.explore.lease("explorer-9"), None)
     return [unit.id for unit in leased]
 
 
-def folded(plan: IterationPlan = PLAN) -> IterationBook:
-    book = IterationBook(plan)
-    ids(book)
+def explored(plan: IterationPlan = PLAN) -> IterationState:
+    state = IterationState(plan)
+    ids(state)
     for unit in plan.pool_units():
-        book.fold(result(unit))
-    return book
+        state.record(result(unit))
+    return state
 
 
 def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -> None:
-    book = folded()
-    unit = book.ready("cafe")
+    state = explored()
+    unit = state.ready("cafe")
     assert unit is not None
-    assert (unit.stage, unit.indices) == ("full", (3, 4))
-    assert [source.id for source in book.sources("cafe")] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
-    group = assemble(unit, [sampled(source) for source in book.sources("cafe")])
+    assert (unit.stage, unit.indices) == ("regenerate", (3, 4))
+    assert [source.id for source in state.sources("cafe")] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
+    group = assemble(unit, [sampled(source) for source in state.sources("cafe")])
     assert group.rewards == (1.0, 0.0)
     assert group.latents.tolist() == [[30.0, 3.0], [40.0, 4.0]]
     assert group.worker == "explorer-1, explorer-2"
-    assert book.fold_full(group) is Outcome.ACCEPTED
+    assert state.record_group(group) is Outcome.ACCEPTED
 
 
 def test_no_group_is_handed_to_a_regenerator() -> None:
-    book = folded()
-    assert book.full.lease("regenerator-0") is None
-    assert not book.complete
+    state = explored()
+    assert state.regenerate.lease("regenerator-0") is None
+    assert not state.complete
     for prompt_id in PLAN.prompt_ids:
-        unit = book.ready(prompt_id)
+        unit = state.ready(prompt_id)
         assert unit is not None
-        book.fold_full(assemble(unit, [sampled(source) for source in book.sources(prompt_id)]))
-    assert [s.prompt_id for s in book.close().selections] == ["beef", "cafe"]
+        state.record_group(assemble(unit, [sampled(source) for source in state.sources(prompt_id)]))
+    assert [s.prompt_id for s in state.close().selections] == ["beef", "cafe"]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,44 +92,44 @@ def test_order_losses_and_duplicates_change_no_byte_of_a_group(seed: int) -> Non
     chance = random.Random(seed)
     arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
-    book = IterationBook(PLAN)
-    ids(book)
+    state = IterationState(PLAN)
+    ids(state)
     for unit in arrivals:
-        book.fold(result(unit))
-    book.lose(chance.choice(PLAN.prompt_ids))
-    for unit_id in ids(book):
+        state.record(result(unit))
+    state.lose(chance.choice(PLAN.prompt_ids))
+    for unit_id in ids(state):
         unit = next(unit for unit in PLAN.pool_units() if unit.id == unit_id)
-        assert book.fold(result(unit)) == (Outcome.RESTORED, None)
+        assert state.record(result(unit)) == (Outcome.RESTORED, None)
     for prompt_id in PLAN.prompt_ids:
-        unit, calm = book.ready(prompt_id), folded()
+        unit, calm = state.ready(prompt_id), explored()
         assert unit is not None
-        parts = [sampled(source) for source in book.sources(prompt_id)]
+        parts = [sampled(source) for source in state.sources(prompt_id)]
         chance.shuffle(parts)
         group = assemble(unit, parts)
         expected = assemble(calm.ready(prompt_id), [sampled(u) for u in PLAN.pool_units_of(prompt_id)])  # type: ignore[arg-type]
         assert group_digest(group) == group_digest(expected)
-    assert book.explore.duplicates == 6
+    assert state.explore.duplicates == 6
 
 
 def test_lost_samples_are_made_again_and_only_those_that_were_chosen() -> None:
-    book = folded()
-    book.lose("beef")
-    assert book.ready("beef") is None
-    assert book.ready("cafe") is not None
-    assert ids(book) == ["sample/4/beef/0-1"]
+    state = explored()
+    state.lose("beef")
+    assert state.ready("beef") is None
+    assert state.ready("cafe") is not None
+    assert ids(state) == ["sample/4/beef/0-1"]
     first = PLAN.pool_units()[0]
-    assert book.fold(result(first)) == (Outcome.RESTORED, None)
-    assert book.ready("beef") is not None
-    assert ids(book) == []
-    assert book.counts().candidates == 12
-    assert (book.counts().requeued, book.counts().duplicates) == (1, 0)
+    assert state.record(result(first)) == (Outcome.RESTORED, None)
+    assert state.ready("beef") is not None
+    assert ids(state) == []
+    assert state.counts().candidates == 12
+    assert (state.counts().requeued, state.counts().duplicates) == (1, 0)
 
 
 def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> None:
-    book = folded()
-    book.lose("beef")
-    assert book.fold(result(PLAN.pool_units()[0], shift=1.0)) == (Outcome.VIOLATION, None)
-    assert book.ready("beef") is None
+    state = explored()
+    state.lose("beef")
+    assert state.record(result(PLAN.pool_units()[0], shift=1.0)) == (Outcome.VIOLATION, None)
+    assert state.ready("beef") is None
 
 
 def test_a_worker_lost_while_it_makes_a_unit_again_gives_it_back() -> None:
@@ -150,18 +150,18 @@ def test_a_worker_lost_while_it_makes_a_unit_again_gives_it_back() -> None:
 
 
 def test_samples_of_another_unit_make_no_group() -> None:
-    unit = folded().ready("cafe")
+    unit = explored().ready("cafe")
     assert unit is not None
     first, second, third = (sampled(source) for source in PLAN.pool_units_of("cafe"))
     with pytest.raises(ValueError, match=r"samples \[4\] of prompt cafe are in none of the 2 parts"):
         assemble(unit, [first, second])
     for stranger in (replace(third, revision=3), sampled(PLAN.pool_units()[2])):
-        with pytest.raises(ValueError, match="came for unit full/4/cafe/3-4"):
+        with pytest.raises(ValueError, match="came for unit regenerate/4/cafe/3-4"):
             assemble(unit, [second, stranger])
 
 
 def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
-    unit = folded().ready("cafe")
+    unit = explored().ready("cafe")
     assert unit is not None
 
     def recorded(source: WorkUnit, first_step: int = 2) -> SampleGroup:
@@ -184,10 +184,10 @@ def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
     made = {}
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
         made[unit.id] = sampled(unit)
-        full = selector.fold(result(unit))
-        if full is not None:
-            prompt = [part for part in made.values() if part.prompt_id == full.prompt_id]
-            rewards, group = selector.assemble(full, *prompt)
+        ready = selector.record(result(unit))
+        if ready is not None:
+            prompt = [part for part in made.values() if part.prompt_id == ready.prompt_id]
+            rewards, group = selector.assemble(ready, *prompt)
             assert group.rewards == rewards
     return made
 
@@ -198,7 +198,7 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
     assert len(explore(first, 3)) == 3
     first._of(4).settle(wait=True)  # beef's group is stored
     for _, unit in first.lease(4, "explore", ["explorer-0"] * 2):
-        first.fold(result(unit))  # two units of cafe are known; their samples go down with the process
+        first.record(result(unit))  # two units of cafe are known; their samples go down with the process
 
     again = Selector(tmp_path)
     opened = again.open(PLAN)
@@ -207,13 +207,13 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
     assert opened.candidates == 10
     (_, last), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
     assert (last.id, rest) == ("sample/4/cafe/4-5", [])
-    assert again.fold(result(last)) is None  # selected, but one chosen sample is lost
+    assert again.record(result(last)) is None  # selected, but one chosen sample is lost
     (_, lost), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
     assert (lost.id, rest) == ("sample/4/cafe/2-3", [])
-    full = again.fold(result(lost))
-    assert full is not None
-    assert full.indices == (3, 4)
-    assert again.assemble(full, sampled(lost), sampled(last))[0] == (1.0, 0.0)
+    ready = again.record(result(lost))
+    assert ready is not None
+    assert ready.indices == (3, 4)
+    assert again.assemble(ready, sampled(lost), sampled(last))[0] == (1.0, 0.0)
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
     entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
     assert [e["kind"] for e in entries].count("sample") == 6
@@ -223,7 +223,7 @@ def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_p
     first = Selector(tmp_path)
     first.open(PLAN)
     for _, unit in first.lease(4, "explore", ["explorer-0"] * 6):
-        first.fold(result(unit))
+        first.record(result(unit))
     again = Selector(tmp_path)
     assert again.open(PLAN).candidates == 12
     waiting = [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 9)]
@@ -231,7 +231,7 @@ def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_p
     with pytest.raises(
         RunError, match="brought other bytes for sample/4/beef/0-1 than explorer-0, whose samples are lost"
     ):
-        again.fold(result(PLAN.pool_units()[0], shift=1.0))
+        again.record(result(PLAN.pool_units()[0], shift=1.0))
 
 
 def test_a_journal_of_the_other_kind_of_strategy_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from actors.fleet.events import Done
 from actors.fleet.member import Member
 from actors.fleet.pool import Pool
 from actors.workers.regenerator import GroupReport
-from actors.workers.selector import Opened, Selector, Taken
+from actors.workers.selector import Ack, Opened, Selector
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
@@ -33,7 +33,7 @@ class Near(Selector):
     def ask(self, method: str, *arguments: Any) -> Any:
         return getattr(self, method)(*arguments)
 
-    def take_groups(self, iteration: int, groups: Sequence[SampleGroup]) -> list[Taken]:  # type: ignore[override]
+    def take_groups(self, iteration: int, groups: Sequence[SampleGroup]) -> list[Ack]:  # type: ignore[override]
         return super().take_groups(*groups)
 
     def stored(self, iteration: int, prompt_id: str) -> Any:
@@ -99,9 +99,9 @@ def test_a_damaged_group_is_made_again_also_for_an_update_that_was_done_before(t
     workers.events = workers.regenerators.events  # type: ignore[method-assign]
     selector.open(PLAN)
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * 2):
-        full = selector.fold(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
-        assert full is not None
-        selector.store(regenerated(full))
+        ready = selector.record(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
+        assert ready is not None
+        selector.store(regenerated(ready))
     rollout = Rollout(workers, selector, Quiet())  # type: ignore[arg-type]
     prompts = [Prompt(id=prompt_id, text="") for prompt_id in PLAN.prompt_ids]
     this = OpenIteration(PLAN, prompts, dict.fromkeys(PLAN.prompt_ids), Opened(groups=(), candidates=4))
@@ -133,8 +133,8 @@ def test_groups_are_offered_to_the_learners_while_others_are_still_made(tmp_path
     rollout.open(plan, prompts, {prompt_id: f"of {prompt_id}" for prompt_id in plan.prompt_ids})
     this = rollout._open[4]
     for _, unit in selector.lease(4, "explore", ["explorer-0"] * 3):
-        selector.fold(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
-        this.folded(unit, 0.1)
+        selector.record(UnitResult(unit=unit, rewards=(0.1, 0.6), worker="", score_class="c", seconds=0.1))
+        this.recorded(unit, 0.1)
     rollout.regenerate(4, policy_digest="d")
     seen = []
 

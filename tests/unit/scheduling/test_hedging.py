@@ -2,7 +2,7 @@ from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.hedging import ENOUGH, FLOOR, Hedging, Out
 
 
-def unit(number: int, stage: str = "preview") -> WorkUnit:
+def unit(number: int, stage: str = "explore") -> WorkUnit:
     return WorkUnit(stage=stage, iteration=1, revision=1, prompt_id=f"p{number}", indices=(0, 1))
 
 
@@ -21,7 +21,7 @@ def test_a_unit_is_late_after_so_many_medians_of_its_stage() -> None:
     hedging = measured()
     assert hedging.pairs(["e-2"], [out("e-0", 29.0, unit(0)), out("e-1", 30.0, unit(1))]) == []
     assert hedging.pairs(["e-2"], [out("e-0", 29.0, unit(0)), out("e-1", 31.0, unit(1))]) == [("e-2", unit(1))]
-    assert hedging.pairs(["r-1"], [out("r-0", 999.0, unit(0, stage="full"))]) == []  # nothing known of that stage
+    assert hedging.pairs(["r-1"], [out("r-0", 999.0, unit(0, stage="regenerate"))]) == []  # nothing known of that stage
 
 
 def test_what_waits_behind_a_late_unit_is_late_and_who_is_out_longest_goes_first() -> None:

@@ -8,7 +8,7 @@ import torch
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
-from solrl_ray.scheduling.iteration_state import IterationBook, IterationPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, micro_batch=2)
@@ -34,44 +34,44 @@ def group(selection: Selection, shift: float = 0.0) -> SampleGroup:
 
 
 def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> None:
-    book = IterationBook(replace(PLAN, kinds=("", "l40s")))
+    state = IterationState(replace(PLAN, kinds=("", "l40s")))
     beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
     for unit, worker in ((beef, "explorer_l40s-0"), (cafe, "explorer-0")):
         with pytest.raises(ValueError, match=f"{worker} answered unit {unit.id}, which is for explorers of kind"):
-            book.fold(result(unit, worker))
+            state.record(result(unit, worker))
     for unit, worker in ((beef, "explorer-0.1"), (cafe, "explorer_l40s-0.1")):
-        assert book.fold(result(unit, worker))[0] is Outcome.ACCEPTED
+        assert state.record(result(unit, worker))[0] is Outcome.ACCEPTED
 
 
 def test_the_plan_covers_every_candidate_once_prompt_by_prompt() -> None:
     units = PLAN.pool_units()
     assert [u.prompt_id for u in units] == ["beef"] * 3 + ["cafe"] * 3
     assert list(itertools.chain(*(u.indices for u in units[:3]))) == list(range(6))
-    assert units[1].id == "preview/4/beef/2-3"
+    assert units[1].id == "explore/4/beef/2-3"
 
 
 def test_units_on_a_level_say_their_steps_and_nothing_else_changes() -> None:
     higher = replace(PLAN, fallback_level=1, steps=9)
     assert higher.pool_units() == [replace(unit, steps=9) for unit in PLAN.pool_units()]
     assert [unit.id for unit in higher.pool_units()] == [unit.id for unit in PLAN.pool_units()]
-    book = IterationBook(higher)
+    state = IterationState(higher)
     for unit in higher.pool_units():
-        _, selection = book.fold(result(unit))
+        _, selection = state.record(result(unit))
     assert selection is not None
-    assert book.full_unit(selection).steps is None  # regenerated as ever
+    assert state.regenerate_unit(selection).steps is None  # regenerated as ever
 
 
 def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> None:
-    book = IterationBook(PLAN)
+    state = IterationState(PLAN)
     first, second, third, *_ = PLAN.pool_units()
-    assert book.fold(result(third)) == (Outcome.ACCEPTED, None)
-    assert book.fold(result(first)) == (Outcome.ACCEPTED, None)
-    outcome, selection = book.fold(result(second))
+    assert state.record(result(third)) == (Outcome.ACCEPTED, None)
+    assert state.record(result(first)) == (Outcome.ACCEPTED, None)
+    outcome, selection = state.record(result(second))
     assert outcome is Outcome.ACCEPTED
     assert [c.index for c in selection.best] == [1, 3]
     assert [c.index for c in selection.worst] == [0, 4]
-    assert book.full.lease("regenerator-0").indices == (1, 3, 0, 4)
-    assert not book.complete
+    assert state.regenerate.lease("regenerator-0").indices == (1, 3, 0, 4)
+    assert not state.complete
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -79,51 +79,51 @@ def test_arrival_order_and_duplicates_do_not_change_what_comes_out(seed: int) ->
     chance = random.Random(seed)
     arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
-    book, calm = IterationBook(PLAN), IterationBook(PLAN)
+    state, calm = IterationState(PLAN), IterationState(PLAN)
     for number, unit in enumerate(arrivals):
-        book.fold(result(unit, worker=f"explorer-{number % 3}"))
+        state.record(result(unit, worker=f"explorer-{number % 3}"))
     for unit in PLAN.pool_units():
-        calm.fold(result(unit))
-    assert book.ordered_selections() == calm.ordered_selections()
-    assert book.proxy_mean == calm.proxy_mean
-    assert book.explore.duplicates == 6
-    assert [len({c.index for c in s.chosen}) for s in book.ordered_selections()] == [4, 4]
+        calm.record(result(unit))
+    assert state.ordered_selections() == calm.ordered_selections()
+    assert state.proxy_mean == calm.proxy_mean
+    assert state.explore.duplicates == 6
+    assert [len({c.index for c in s.chosen}) for s in state.ordered_selections()] == [4, 4]
 
 
 def test_an_iteration_is_complete_when_every_group_is_regenerated() -> None:
-    book = IterationBook(PLAN)
+    state = IterationState(PLAN)
     for unit in PLAN.pool_units():
-        book.fold(result(unit))
+        state.record(result(unit))
     with pytest.raises(RunError, match="closed before it was complete"):
-        book.close()
-    for selection in book.ordered_selections():
-        assert book.fold_full(group(selection)) is Outcome.ACCEPTED
-        assert book.fold_full(group(selection)) is Outcome.DUPLICATE
-        assert book.fold_full(group(selection, shift=1.0)) is Outcome.VIOLATION
-    closed = book.close()
+        state.close()
+    for selection in state.ordered_selections():
+        assert state.record_group(group(selection)) is Outcome.ACCEPTED
+        assert state.record_group(group(selection)) is Outcome.DUPLICATE
+        assert state.record_group(group(selection, shift=1.0)) is Outcome.VIOLATION
+    closed = state.close()
     assert [s.prompt_id for s in closed.selections] == ["beef", "cafe"]
     assert closed.counts.candidates == 12
     assert closed.proxy_mean == pytest.approx((2.1 + 3.0) / 12)
 
 
 def test_nonsense_is_refused_by_name() -> None:
-    book = IterationBook(PLAN)
+    state = IterationState(PLAN)
     unit = PLAN.pool_units()[0]
-    stale = WorkUnit(stage="preview", iteration=4, revision=3, prompt_id="beef", indices=(0, 1))
+    stale = WorkUnit(stage="explore", iteration=4, revision=3, prompt_id="beef", indices=(0, 1))
     with pytest.raises(ValueError, match="revision 3; expected 4, 4"):
-        book.fold(result(stale))
+        state.record(result(stale))
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
-        with pytest.raises(ValueError, match="explorer-1 answered unit preview/4/beef/0-1 with rewards"):
-            book.fold(bad)
-    assert book.explore.done == 0
+        with pytest.raises(ValueError, match="explorer-1 answered unit explore/4/beef/0-1 with rewards"):
+            state.record(bad)
+    assert state.explore.done == 0
 
 
 def test_samples_that_were_not_asked_for_are_refused() -> None:
-    book = IterationBook(PLAN)
+    state = IterationState(PLAN)
     for unit in PLAN.pool_units():
-        book.fold(result(unit))
-    selection = book.selections["beef"]
+        state.record(result(unit))
+    selection = state.selections["beef"]
     reversed_group = SampleGroup(
         iteration=4,
         revision=4,
@@ -133,54 +133,54 @@ def test_samples_that_were_not_asked_for_are_refused() -> None:
         latents=torch.zeros(4, 1),
     )
     with pytest.raises(ValueError, match=r"expected \(1, 3, 0, 4\) of revision 4"):
-        book.fold_full(reversed_group)
+        state.record_group(reversed_group)
     with pytest.raises(ValueError, match="not finite"):
-        book.fold_full(group(selection, shift=float("nan")))
+        state.record_group(group(selection, shift=float("nan")))
 
 
 AUDITED = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=1, seeds=2))
 
 
-def audit_result(book: IterationBook, rewards: tuple[float, ...] = (0.7, 0.8)) -> UnitResult:
-    unit = book.audit.lease("regenerator-0")
+def audit_result(state: IterationState, rewards: tuple[float, ...] = (0.7, 0.8)) -> UnitResult:
+    unit = state.audit.lease("regenerator-0")
     return UnitResult(unit=unit, rewards=rewards, worker="regenerator-0", score_class="c", seconds=0.1)
 
 
 def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() -> None:
-    book = IterationBook(AUDITED)
-    assert book.audit.lease("regenerator-0") is None
+    state = IterationState(AUDITED)
+    assert state.audit.lease("regenerator-0") is None
     for unit in AUDITED.pool_units():
-        book.fold(result(unit))
-    for selection in book.ordered_selections():
-        book.fold_full(group(selection))
+        state.record(result(unit))
+    for selection in state.ordered_selections():
+        state.record_group(group(selection))
     (prompt_id,) = AUDITED.audited_prompts
-    chosen = tuple(c.index for c in book.selections[prompt_id].chosen)
-    found = audit_result(book)
+    chosen = tuple(c.index for c in state.selections[prompt_id].chosen)
+    found = audit_result(state)
     assert (found.unit.stage, found.unit.prompt_id) == ("audit", prompt_id)
     assert sorted(found.unit.indices + chosen) == list(range(6))
-    assert not book.complete
-    assert book.fold_audit(found) is Outcome.ACCEPTED
-    assert book.fold_audit(found) is Outcome.DUPLICATE
-    assert book.fold_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
-    (pool,) = book.close().audited
+    assert not state.complete
+    assert state.record_audit(found) is Outcome.ACCEPTED
+    assert state.record_audit(found) is Outcome.DUPLICATE
+    assert state.record_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
+    (pool,) = state.close().audited
     assert pool.proxies == pytest.approx(REWARDS[prompt_id])
     assert (pool.chosen, pool.audited, pool.audited_rewards) == (chosen, found.unit.indices, (0.7, 0.8))
     assert pool.chosen_rewards == tuple(REWARDS[prompt_id][i] for i in chosen)
 
 
-def test_an_audit_changes_neither_selections_nor_full_units() -> None:
-    plain, audited = IterationBook(PLAN), IterationBook(AUDITED)
-    for book in (plain, audited):
+def test_an_audit_changes_neither_selections_nor_regenerate_units() -> None:
+    plain, audited = IterationState(PLAN), IterationState(AUDITED)
+    for state in (plain, audited):
         for unit in PLAN.pool_units():
-            book.fold(result(unit))
+            state.record(result(unit))
     assert plain.ordered_selections() == audited.ordered_selections()
-    assert [plain.full.lease("r") for _ in range(3)] == [audited.full.lease("r") for _ in range(3)]
+    assert [plain.regenerate.lease("r") for _ in range(3)] == [audited.regenerate.lease("r") for _ in range(3)]
 
 
 def test_an_audit_that_answers_nonsense_is_refused() -> None:
-    book = IterationBook(AUDITED)
+    state = IterationState(AUDITED)
     for unit in AUDITED.pool_units():
-        book.fold(result(unit))
-    found = audit_result(book, rewards=(0.7, float("nan")))
+        state.record(result(unit))
+    found = audit_result(state, rewards=(0.7, float("nan")))
     with pytest.raises(ValueError, match="regenerator-0 answered unit audit/4/"):
-        book.fold_audit(found)
+        state.record_audit(found)

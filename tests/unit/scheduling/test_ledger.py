@@ -7,7 +7,7 @@ from solrl_ray.scheduling.ledger import Ledger, Outcome
 
 
 def unit(number: int) -> WorkUnit:
-    return WorkUnit(stage="preview", iteration=1, revision=1, prompt_id=f"p{number}", indices=(0, 1))
+    return WorkUnit(stage="explore", iteration=1, revision=1, prompt_id=f"p{number}", indices=(0, 1))
 
 
 def test_units_are_leased_in_the_order_they_were_planned() -> None:
@@ -111,7 +111,7 @@ def test_whatever_dies_every_unit_is_done_exactly_once(seed: int) -> None:
 def test_a_unit_that_is_at_work_is_not_handed_out_again_until_its_worker_is_lost() -> None:
     ledger = Ledger([unit(0), unit(1)])
     ledger.hold("a", unit(1).id)
-    ledger.hold("a", "preview/1/unknown/0-1")
+    ledger.hold("a", "explore/1/unknown/0-1")
     ledger.hold("c", unit(1).id)  # as a hedge
     assert [ledger.lease("b"), ledger.lease("b")] == [unit(0), None]
     assert ledger.release("a") == ()

@@ -64,8 +64,8 @@ def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
     stages = stages_of(configure("learner.world_size=8"), "h200").stages
-    assert stages.preview == pytest.approx(24 * (6 * 0.0575 + 0.0397))
-    assert stages.full == pytest.approx(24 * (10 * 0.0634 + 0.0397))
+    assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0397))
+    assert stages.regenerate == pytest.approx(24 * (10 * 0.0634 + 0.0397))
     # 36 micro-batches of 4 a rank, each at 6 timesteps: one backward, two forwards (reference and old policy). Then
     # 1152 samples of 16 × 128 × 128 floats at 2 GB/s; one node, so no gradient travels.
     passes = 36 * 6 * 4 * (0.210 + 2 * 0.089)
@@ -104,7 +104,7 @@ def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configu
     assert (option.gpus, option.seconds) == (present.gpus, pytest.approx(ahead.seconds))
     # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
     stages = present.priced.stages
-    exploring, regenerating = 48 * 4 / 8 * stages.preview, 48 / 8 * stages.full
+    exploring, regenerating = 48 * 4 / 8 * stages.explore, 48 / 8 * stages.regenerate
     others = stages.publication + stages.load + regenerating + stages.update
     assert ahead.seconds == pytest.approx(max(exploring, others), rel=0.02)
     assert ahead.seconds < 0.9 * present.seconds

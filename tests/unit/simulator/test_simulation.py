@@ -13,7 +13,7 @@ from solrl_ray.simulator.simulation import SimulatedIteration, Simulation
 
 
 def scenario(explorers: int = 1, regenerators: int | None = None, **changes: object) -> Scenario:
-    """8 prompts × 2 preview units, stages of 1 s."""
+    """8 prompts × 2 explore units, stages of 1 s."""
     made = Scenario(
         prompts=8,
         pool=8,
@@ -21,7 +21,7 @@ def scenario(explorers: int = 1, regenerators: int | None = None, **changes: obj
         micro_batch=4,
         explorers=explorers,
         regenerators=regenerators or explorers,
-        stages=Stages(preview=1.0, full=1.0, update=1.0),
+        stages=Stages(explore=1.0, regenerate=1.0, update=1.0),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def test_the_selection_does_not_depend_on_the_fleet_nor_on_failures() -> None:
             5,
             2,
             disturbances=Disturbances(spread=0.5, slow_share=0.4, slow_factor=3.0, mtbf=5.0, restart=1.0),
-            stages=Stages(preview=1.0, full=1.0, update=0.1),
+            stages=Stages(explore=1.0, regenerate=1.0, update=0.1),
         ),
         2,
     )
@@ -80,12 +80,12 @@ def test_equal_scenarios_give_equal_times_and_another_seed_another_time() -> Non
 
 
 def test_workers_are_busy_for_as_long_as_their_units_take() -> None:
-    busy = simulate(scenario(3, 2, stages=Stages(preview=0.5, full=2.0, update=1.0)))[0].busy
+    busy = simulate(scenario(3, 2, stages=Stages(explore=0.5, regenerate=2.0, update=1.0)))[0].busy
     assert (busy["explorer"], busy["regenerator"]) == (pytest.approx(16 * 0.5), pytest.approx(8 * 2.0))
 
 
 def test_the_parts_of_an_iteration_make_up_its_seconds() -> None:
-    stages = Stages(preview=1.0, full=1.0, update=1.0, checkpoint=0.25, publication=0.5, load=2.0)
+    stages = Stages(explore=1.0, regenerate=1.0, update=1.0, checkpoint=0.25, publication=0.5, load=2.0)
     iteration = simulate(scenario(4, stages=stages))[0]
     assert iteration.publish == pytest.approx(0.5)  # the checkpoint is written while the fleet is at work
     assert iteration.rollout == pytest.approx(2.0 + 4.0 + 1.0)
@@ -99,9 +99,9 @@ def test_a_fleet_of_stragglers_takes_their_factor_longer() -> None:
 
 
 def test_a_controller_that_takes_a_second_a_result_sets_the_pace() -> None:
-    # 16 explorers answer at once after 1 s; 16 × 1 s of folding is then all that counts, but for the last
+    # 16 explorers answer at once after 1 s; 16 × 1 s of recording is then all that counts, but for the last
     # prompt's regeneration and the update.
-    made = scenario(16, orchestration=Orchestration(fold=1.0))
+    made = scenario(16, orchestration=Orchestration(record=1.0))
     iteration = simulate(made)[0]
     assert iteration.explored == pytest.approx(1 + 16)
     assert iteration.busy["controller"] == pytest.approx(16)
@@ -121,7 +121,7 @@ def test_who_proves_its_revision_while_others_are_given_units_has_one_before_the
     # A message takes 1 s. Both are sent the revision by 2 s, when the first one's proof is there. It is given a unit by
     # 3 s, when the other one's proof is there, and the other one by 4 s: that one ends its two of 10 s at 24.5 s.
     costs = Orchestration(load=1.0, call=1.0, hop=0.5)
-    made = scenario(2, prompts=2, stages=Stages(preview=10.0, full=10.0, update=10.0), orchestration=costs)
+    made = scenario(2, prompts=2, stages=Stages(explore=10.0, regenerate=10.0, update=10.0), orchestration=costs)
     iteration = simulate(made)[0]
     assert iteration.publish == pytest.approx(2 + 4 + 2)  # first units, second ones, and the revision to regenerators
     assert iteration.publish + iteration.explored == pytest.approx(24.5 + 0.5)
@@ -132,7 +132,7 @@ def test_what_a_worker_needs_between_units_is_added_to_each_but_the_last() -> No
 
 
 def test_a_result_costs_the_selector_by_its_candidates() -> None:
-    costs = Orchestration(fold=0.5, candidate=0.125)
+    costs = Orchestration(record=0.5, candidate=0.125)
     assert simulate(scenario(16, orchestration=costs))[0].explored == pytest.approx(1 + 16 * (0.5 + 4 * 0.125))
 
 
@@ -177,21 +177,23 @@ def test_more_workers_than_units_do_no_harm() -> None:
 def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
     preview: float, update: float, without: float, ahead: float
 ) -> None:
-    stages = Stages(preview=preview, full=1.0, update=update)
-    for lead, seconds in ((0, without), (1, ahead)):
-        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=lead)
+    stages = Stages(explore=preview, regenerate=1.0, update=update)
+    for staleness, seconds in ((0, without), (1, ahead)):
+        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=staleness)
         iterations = list(Simulation(made).run(4))
         assert [i.seconds for i in iterations[2:]] == [seconds, seconds]
         assert all(i.closed.counts.candidates == 8 for i in iterations)
 
 
-def test_with_a_lead_regenerators_wait_for_their_revision() -> None:
-    stages = Stages(preview=1.0, full=1.0, update=1.0, publication=5.0, load=2.0)
+def test_with_staleness_regenerators_wait_for_their_revision() -> None:
+    stages = Stages(explore=1.0, regenerate=1.0, update=1.0, publication=5.0, load=2.0)
     made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=1)
     assert [i.seconds for i in Simulation(made).run(4)][2:] == [10.0, 10.0]  # revision, load, two prompts, update
 
 
-def test_a_lead_does_not_change_what_is_selected() -> None:
-    closed = [[i.closed.selections for i in Simulation(scenario(max_staleness=lead)).run(3)] for lead in (0, 1)]
+def test_staleness_does_not_change_what_is_selected() -> None:
+    closed = [
+        [i.closed.selections for i in Simulation(scenario(max_staleness=staleness)).run(3)] for staleness in (0, 1)
+    ]
     chosen = [[[c.index for c in s.chosen] for made in run for s in made] for run in closed]
     assert chosen[0] == chosen[1]  # rewards are of no model here

@@ -62,6 +62,7 @@ def begun(root: Path, updates: int) -> RunFolder:
     """A run folder with `updates` measured iterations and no checkpoint yet."""
     run = RunFolder(root / "small")
     run.path.mkdir(parents=True)
+    (run.path / "format").write_text("2\n")
     (run.path / "config.yaml").write_text("run: {name: small}\n")
     (run.path / "prompts.json").write_text("{}")
     for number in range(updates):
@@ -137,14 +138,15 @@ def test_the_manifest_is_copied_last(tmp_path: Path, memory: MemoryFileSystem, m
     state(1).save(run.checkpoint(1))
     copies.submit(run.checkpoint(1))
     copies.close(seconds=DEADLINE)
-    assert sorted(order[:5]) == [
+    assert sorted(order[:6]) == [
         "config.yaml",
+        "format",
         "metrics.jsonl",
         "optimizer.safetensors",
         "policy.safetensors",
         "prompts.json",
     ]
-    assert order[5:] == ["state.json", *checkpoints.BESIDE]  # which are copied once more at the end
+    assert order[6:] == ["state.json", *checkpoints.BESIDE]  # which are copied once more at the end
 
 
 def test_a_copy_that_fails_is_a_message_and_the_next_one_is_made(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_what_lies_beyond_the_checkpoint_is_dropped(folder: RunFolder) -> None:
 
 def test_the_journal_of_what_was_explored_ahead_stays_and_nothing_else(folder: RunFolder) -> None:
     damage(folder, 4)
-    assert resume_point(folder, iterations=9, lead=1).updates == 3
+    assert resume_point(folder, iterations=9, staleness=1).updates == 3
     assert present(folder, 4) == [name.startswith("journal") for name in NAMES]
     assert not (folder.path / "journal" / "iteration-000005.jsonl.stale").exists()
 

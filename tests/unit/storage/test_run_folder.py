@@ -10,10 +10,12 @@ from threading import Barrier
 import pytest
 import torch
 
+from solrl_ray.config import continuation
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
 from solrl_ray.records import SampleGroup, Trajectory
+from solrl_ray.report.data import read_run
 from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
@@ -188,7 +190,7 @@ def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Pat
     corrected = small(tmp_path, "run.seed=5")
     RunFolder(path).create(corrected, resume=False)
     assert load([path / "config.yaml"]) == corrected
-    assert sorted(p.name for p in path.rglob("*")) == ["config.yaml", "embeddings", "lock", "mine.txt"]
+    assert sorted(p.name for p in path.rglob("*")) == ["config.yaml", "embeddings", "format", "lock", "mine.txt"]
 
 
 def test_a_folder_that_is_not_a_runs_is_written_into_but_nothing_is_removed(tmp_path: Path) -> None:
@@ -201,6 +203,30 @@ def test_there_is_nothing_to_resume_where_no_run_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is nothing to resume"):
         RunFolder(tmp_path / "small").create(small(tmp_path), resume=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("content", "found"), [(None, "1"), ("1\n", "1"), ("3\n", "3")])
+def test_a_folder_of_another_format_is_refused_by_whoever_reads_it(
+    tmp_path: Path, content: str | None, found: str
+) -> None:
+    path = begun(tmp_path, "a checkpoint")
+    assert (path / "format").read_text() == "2\n"
+    (path / "metrics.jsonl").touch()
+    (path / "format").unlink()
+    if content is not None:
+        (path / "format").write_text(content)
+    before = sorted(path.rglob("*"))
+    said = (
+        rf"small is a run folder of format {found}, and this version reads format 2; use the version that wrote it\.$"
+    )
+    for read in (
+        lambda: RunFolder(path).create(small(tmp_path), resume=True),
+        lambda: continuation.stored(path),
+        lambda: read_run(path),
+    ):
+        with pytest.raises(UserError, match=said):
+            read()
+    assert sorted(path.rglob("*")) == before
 
 
 def test_a_resumed_run_cannot_be_shorter_than_what_was_trained(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from solrl_ray import models
 from solrl_ray.cli import main
 from solrl_ray.config import continuation
+from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -44,6 +45,7 @@ def source(tmp_path: Path) -> Config:
     config = small_config(tmp_path, "source")
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
+    (run.path / FORMAT_FILE).write_text(str(FORMAT))
     (run.path / "config.yaml").write_text(to_yaml(config))
     for updates in (1, 2):
         state(config, updates).save(run.checkpoint(updates))
@@ -115,6 +117,7 @@ def test_what_is_no_policy_is_one_sentence(source: Config, tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"nowhere' \(default\), which is not there; it must be a run folder"):
         warm_start(forked(source, tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / FORMAT_FILE).write_text(str(FORMAT))
     (tmp_path / "empty" / "config.yaml").write_text(to_yaml(source))
     with pytest.raises(UserError, match="a run that has no checkpoint yet"):
         warm_start(forked(source, tmp_path / "empty"))

@@ -13,7 +13,7 @@ from diffusers import FluxPipeline
 from safetensors import safe_open
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import Reward
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.records import Address
 from solrl_ray.testbed import captions, flow_matching, world
 from solrl_ray.testbed.architecture import flux_pipeline
@@ -199,7 +199,7 @@ def pipeline() -> FluxPipeline:
 
 def test_the_reward_tells_right_pictures_from_wrong_ones():
     texts = prompt_sets()[1][:16]
-    reward = rewards.load([Reward(kind="clipscore", path="builtin:testbed/reward")], "cpu")
+    reward = rewards.load([RewardConfig(kind="clipscore", path="builtin:testbed/reward")], "cpu")
     images = torch.stack([world.picture(t, Address(run_seed=1, purpose="test", index=i)) for i, t in enumerate(texts)])
     assert reward.score(images, texts).mean() > 0.85
     assert reward.score(images.roll(1, 0), texts).mean() < 0.3
@@ -217,7 +217,7 @@ def test_the_stock_pipeline_draws_recognisable_but_imperfect_pictures(pipeline: 
         generator=torch.Generator().manual_seed(0),
         output_type="pt",
     ).images
-    reward = rewards.load([Reward(kind="clipscore", path="builtin:testbed/reward")], "cpu")
+    reward = rewards.load([RewardConfig(kind="clipscore", path="builtin:testbed/reward")], "cpu")
     assert 0.3 < reward.score(images.float(), texts).mean() < 0.7
 
 

@@ -12,7 +12,7 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """A section of the configuration: immutable, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

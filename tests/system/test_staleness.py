@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from actors.client import launch
-from actors.client.controller_actor import ControllerFront
+from actors.client.controller_actor import ControllerActor
 from actors.controller import Controller
-from actors.fleet.actor_factory import Roles
+from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
@@ -70,7 +70,7 @@ class WaitsForTheEvaluation(LearnerRank):
 @pytest.fixture(scope="module")
 def ahead(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     config = small_config(tmp_path_factory.mktemp("ahead"), "ahead", *AHEAD, "evaluation.every=2")
-    launch.train(config, live=False, roles=Roles(explorer=DiesAhead, learner=WaitsForTheEvaluation))
+    launch.train(config, live=False, roles=ActorClasses(explorer=DiesAhead, learner=WaitsForTheEvaluation))
     return config
 
 
@@ -90,23 +90,23 @@ def test_exploring_ahead_selects_and_learns_the_bytes_of_the_oracle_whoever_dies
 def test_the_next_iteration_is_explored_while_the_present_one_is_learned_from(ahead: Config) -> None:
     learned = {s.iteration: s for s in read_spans(folder(ahead)) if s.stage == "learn"}
     for iteration in (0, 1):
-        previews = units(ahead, "preview", iteration + 1)
+        previews = units(ahead, "explore", iteration + 1)
         assert min(s.started for s in previews) < learned[iteration].ended
-        assert max(s.ended for s in units(ahead, "preview", iteration)) <= min(s.started for s in previews)
+        assert max(s.ended for s in units(ahead, "explore", iteration)) <= min(s.started for s in previews)
         # What is learned from is sampled with the revision that this update made.
-        assert min(s.started for s in units(ahead, "full", iteration + 1)) > learned[iteration].ended
-    assert not units(ahead, "preview", 3)
+        assert min(s.started for s in units(ahead, "regenerate", iteration + 1)) > learned[iteration].ended
+    assert not units(ahead, "explore", 3)
 
 
 def test_its_metrics_say_how_far_behind_explorers_were(ahead: Config) -> None:
     records = [json.loads(line) for line in folder(ahead).joinpath("metrics.jsonl").read_text().splitlines()]
     iterations = [r for r in records if r["event"] == "iteration"]
-    assert [(r["revision"], r["lead"]) for r in iterations] == [(0, 0), (1, 1), (2, 1)]
+    assert [(r["revision"], r["staleness"]) for r in iterations] == [(0, 0), (1, 1), (2, 1)]
     for record in iterations:
         seconds = record["seconds"]
         parts = ("explore", "learn", "publish")  # follow one another; regenerating and the checkpoint overlap
         assert sum(seconds[part] for part in parts) <= seconds["total"] + 0.1
-        assert ("ahead" in seconds) == (record["lead"] == 1)
+        assert ("ahead" in seconds) == (record["staleness"] == 1)
 
 
 def test_an_evaluation_on_the_way_goes_on_beside_the_next_update_and_is_part_of_its_time(ahead: Config) -> None:
@@ -144,8 +144,8 @@ class DiesWithItsCheckpoint(Controller):
         return super()._save(state, updates)
 
 
-class FrontOfOneThatDies(ControllerFront):
-    def __init__(self, config: Config, folder: Path, roles: Roles) -> None:
+class FrontOfOneThatDies(ControllerActor):
+    def __init__(self, config: Config, folder: Path, roles: ActorClasses) -> None:
         self._config = config
         self._controller = DiesWithItsCheckpoint(config, folder, roles)
 
@@ -165,10 +165,10 @@ def test_a_controller_killed_while_it_explores_ahead_and_before_a_checkpoint_res
     config = small_config(tmp_path, "killed", *AHEAD)
     run = folder(config)
     with pytest.raises(RunError, match=GONE):
-        launch.train(config, live=False, roles=Roles(learner=KillsTheController))
+        launch.train(config, live=False, roles=ActorClasses(learner=KillsTheController))
     before = (run / AHEAD_OF).read_bytes()
     assert before.count(b"\n") >= 3
-    monkeypatch.setattr(launch, "ControllerFront", FrontOfOneThatDies)
+    monkeypatch.setattr(launch, "ControllerActor", FrontOfOneThatDies)
     with pytest.raises(RunError, match=GONE):
         launch.train(config, live=False, resume=True)
     assert sampled(run)
