@@ -188,6 +188,7 @@ def _stream(address: Address) -> tuple[int, ...]:
     )
     texts = [str(value).encode() for value in fields]
     encoded = b"".join(b"%d:%s," % (len(text), text) for text in texts)
+    # Not this module's name: the word is part of every number and keeps its first spelling.
     digest = hashlib.blake2b(encoded, digest_size=16, person=b"solrl_ray.noise").digest()
     return tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
 
