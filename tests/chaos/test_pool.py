@@ -126,7 +126,7 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
     pool.drain("explorer-0")
     pool.drain("explorer-2")
     assert settle(pool, 1) == [Left("explorer-2")]
-    assert pool.roll.states()["explorer-0"] == "preview p0, then leaves"
+    assert pool.roll.states()["explorer-0"] == "explore p0, then leaves"
     assert pool.slots() == []
     (tmp_path / "gate").touch()
     assert settle(pool, 2) == [Done("explorer-0", unit, unit.id), Left("explorer-0")]

@@ -53,18 +53,18 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     done = handle.run.remote()
 
     # From 1 to 4 in iteration 1, while explorer-0 is at work.
-    wait_for(handle, lambda p: "explore/" in explorers(p).get("explorer-0", "") and p.iteration == 1)
+    wait_for(handle, lambda p: "explore " in explorers(p).get("explorer-0", "") and p.iteration == 1)
     asked = [handle.scale.remote(sizes) for sizes in ({"explorers": 4}, {"regenerators": 1})]  # both at once
     said = ray.get(asked, timeout=60)
     assert said[0].startswith("explorers go from 1 to 4")
     assert json.loads((run.path / "pools.json").read_text()) == {"explorers": 4, "regenerators": 1}
-    at_work = wait_for(handle, lambda p: sum("explore/" in state for state in explorers(p).values()) >= 3)
+    at_work = wait_for(handle, lambda p: sum("explore " in state for state in explorers(p).values()) >= 3)
     assert set(explorers(at_work)) == {f"explorer-{n}" for n in range(4)}
     assert {sentence for answer in said for sentence in answer.splitlines()} <= set(at_work.messages)
     (tmp_path / "gate-1").touch()
 
     # From 4 to 2 in iteration 2, by the command line: who has units finishes them, then leaves.
-    wait_for(handle, lambda p: sum("explore/" in state for state in explorers(p).values()) >= 3 and p.iteration == 2)
+    wait_for(handle, lambda p: sum("explore " in state for state in explorers(p).values()) >= 3 and p.iteration == 2)
     address = ray.get_runtime_context().gcs_address
     assert main(["pool", "scale", str(run.path), "--explorers", "2", "--address", address]) == 0
     assert capsys.readouterr().out == "explorers go from 4 to 2: the newest finish what they hold and leave\n"
