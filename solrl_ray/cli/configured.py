@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.common.files import READ_SECONDS, in_time
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, continuation, strategies
 from solrl_ray.config.arithmetic import Arithmetic

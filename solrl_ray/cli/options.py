@@ -160,7 +160,7 @@ def _eval(commands: _Commands) -> None:
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, as for train")
     command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
-    command.add_argument("--alone", action="store_true", help="borrow nothing from the run, even if it is live")
+    command.add_argument("--alone", action="store_true", help="ask nothing of the run, even if it is live")
     command.add_argument("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
     command.add_argument("--no-live", action="store_true", help="plain lines instead of the live view")
     command.set_defaults(run_verb=verbs.evaluate)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from solrl_ray import models, rewards
-from solrl_ray.common.files import READ_SECONDS, in_time, lacks_space
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS, lacks_space
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools

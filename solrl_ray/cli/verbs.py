@@ -103,7 +103,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     cluster = None if arguments.alone else RunFolder(run).live_cluster()
     ray_auth.settle(local=(_address(arguments) or cluster) is None)
-    from actors.evaluation import finished_run, on_live_run
+    from actors.client import evaluate as evaluation
+    from actors.client import evaluate_live
     from solrl_ray.cli import preflight
     from solrl_ray.evaluation import request as asked
 
@@ -117,10 +118,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
         make_folder(out)  # before a Ray is started: one that cannot be written is refused at once
-    request = finished_run.Request(run=run.absolute(), out=out.absolute(), policies=policies)
-    page = on_live_run.page(config, state, request, address=cluster) if cluster else None
+    request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    page = evaluate_live.page(config, state, request, address=cluster) if cluster else None
     if page is None:
-        page = finished_run.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
+        page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
     print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
     return 0
 

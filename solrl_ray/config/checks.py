@@ -13,11 +13,10 @@ from typing import Any
 
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.pools import key_of, pools, shares
 from solrl_ray.config.problems import show
 from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config, ExploreConfig
-from solrl_ray.config.sharing import shares
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
 from solrl_ray.errors import UserError
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from solrl_ray.common.files import READ_SECONDS, in_time
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config.checks import value_of
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.problems import show

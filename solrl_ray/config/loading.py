@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from solrl_ray.config import objectives, problems, samplers, yaml12
+from solrl_ray.config import objectives, problems, samplers, yaml_text
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
@@ -129,7 +129,7 @@ def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The configuration file {path} cannot be read: {error}.") from None
-    tree = yaml12.parse(text, str(path))
+    tree = yaml_text.parse(text, str(path))
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -155,7 +155,7 @@ def _override(tree: _Tree, text: str) -> None:
     names = dotted.strip().split(".")
     if not equals or not all(names):
         raise UserError(f"--set {text}: it must read key=value, such as rollout.pool=64.")
-    tree.set(names, yaml12.parse(value, f"--set {dotted.strip()}"), "--set")
+    tree.set(names, yaml_text.parse(value, f"--set {dotted.strip()}"), "--set")
 
 
 def load_with_sources(
@@ -196,4 +196,4 @@ def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
 
 def to_yaml(config: Config) -> str:
     """The whole configuration as YAML, defaults included; `load` reads an equal `Config` back."""
-    return yaml12.dump(config.model_dump(mode="json"))
+    return yaml_text.dump(config.model_dump(mode="json"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solrl_ray.config.schema import Config, FleetConfig, OtherExplorers, WorkerPool
+from solrl_ray.config.schema import Config, FleetConfig, OtherExplorers, Worker, WorkerPool
 
 
 def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
@@ -66,3 +66,13 @@ def kinds_of_prompts(config: Config) -> tuple[str, ...]:
         given[kind] += 1
         order.append(kind)
     return tuple(order)
+
+
+def shares(worker: Worker) -> bool:
+    """Whether a worker has part of a GPU, the rest of which is others'."""
+    return 0 < worker.num_gpus < 1
+
+
+def takes_turns(fleet: FleetConfig) -> bool:
+    """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
+    return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))

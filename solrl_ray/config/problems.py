@@ -16,6 +16,7 @@ _WANTED: dict[str, str] = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "string_type": "text (put it in quotes)",
     "bool_type": "true or false",
     "list_type": "a list",

@@ -367,7 +367,8 @@ class EvaluationConfig(Section):
     pictures: int = 8
     """Prompts of the before/after image grid."""
     share: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Largest share of the regenerators' working time that a live run lends to ``solrl eval``; 0: none is lent."""
+    """For what share of its time ``solrl eval`` may hold a live run up, which evaluates beside its updates; 0: it may
+    not ask."""
     reference: str = ""
     """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
 

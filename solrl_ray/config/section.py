@@ -15,7 +15,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class Section(BaseModel):
     """A section of the configuration: immutable, no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def by_kind(default: str) -> Discriminator:

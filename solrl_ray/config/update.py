@@ -6,9 +6,9 @@ import math
 
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, DiffusionNftConfig, share_of
+from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.sharing import takes_turns
 
 FLOAT32_BYTES = 4
 POLICIES = 3

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt
-from solrl_ray.report import markup
 from solrl_ray.report.grids import picture_paths
-from solrl_ray.report.pictures import LOSSLESS, data_uri
+from solrl_ray.report.pictures import LOSSLESS, Gallery
+from solrl_ray.report.rendering import digits, signed, write_page
 from solrl_ray.report.summary import paired_gain
 
 JSON_FILE, TEXT_FILE, PAGE_FILE = "evaluation.json", "evaluation.txt", "evaluation.html"
@@ -104,72 +102,40 @@ class Comparison:
             f"{s['steps']} steps ({s['solver']}) · mean ± standard error over prompts, gains paired with the base"
         )
 
+    def rows(self) -> list[list[str]]:
+        """A row a policy, a column a reward."""
+        return [[policy, *(_text(c) for c in self.cells if c.policy == policy)] for policy in self.policies]
+
     def table(self) -> str:
-        """Plain text: a row a policy, a column a reward."""
-        rows = [("", *self.rewards)]
-        rows += [(policy, *(_text(c) for c in self.cells if c.policy == policy)) for policy in self.policies]
+        """`rows` as plain text."""
+        rows = [["", *self.rewards], *self.rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
         return "\n".join([self.line(), *(line.rstrip() for line in lines)])
 
 
 def _text(cell: Cell) -> str:
-    text = f"{markup.digits(cell.mean)} ± {markup.digits(cell.stderr)}"
+    text = f"{digits(cell.mean)} ± {digits(cell.stderr)}"
     if cell.gain is None:
         return text
-    error = "" if cell.gain_stderr is None else f" ± {markup.digits(cell.gain_stderr)}"
-    return f"{text} ({markup.signed(cell.gain)}{error})"
+    error = "" if cell.gain_stderr is None else f" ± {digits(cell.gain_stderr)}"
+    return f"{text} ({signed(cell.gain)}{error})"
 
 
 def write_comparison(folder: Path, comparison: Comparison) -> None:
     """Write ``evaluation.json``, ``.txt`` and ``.html`` beside the pictures, ``<policy>/<prompt id>-<n>.png``."""
     replace_file(folder / TEXT_FILE, f"{comparison.table()}\n".encode())
     replace_file(folder / JSON_FILE, json.dumps(asdict(comparison), indent=1, ensure_ascii=False).encode())
-    template = Template(files("solrl_ray.report").joinpath("page.html").read_text(encoding="utf-8"))
-    samples = int(comparison.settings["samples"])
-    pictures, small = _pictures(folder, comparison)
-    rows = [[markup.escape(p), *(markup.escape(_text(c)) for c in comparison.cells if c.policy == p)] for p in
-            comparison.policies]  # fmt: skip
-    table = markup.table(["", *comparison.rewards], rows, numbers=range(1, len(comparison.rewards) + 1))
-    body = (
-        f"<header><h1>{markup.escape(comparison.run)}: evaluation</h1>"
-        f"<p>{markup.escape(comparison.line())}</p></header>"
-        f'<div class="card scroll">{table}</div>{pictures}'
-    )
-    page = template.substitute(
-        title=markup.escape(f"{comparison.run}: evaluation"),
-        body=body,
-        columns=str(samples),
-        prompt_width=f"{42 + samples * (104 if small else 248) + 34}px",
-        rendering="image-rendering: pixelated;" if small else "",
-    )
-    replace_file(folder / PAGE_FILE, page.encode())
-
-
-def _pictures(folder: Path, comparison: Comparison) -> tuple[str, bool]:
-    """The grid, a card a prompt and a row a policy, and whether the pictures are small; empty without pictures."""
-    paths = {policy: picture_paths(folder / policy) for policy in comparison.policies}
-    cards, small, first = [], True, comparison.rewards[0]
-    for key, caption in comparison.captions.items():
-        rows = ""
-        for policy, found in paths.items():
-            mine = sorted((n, path) for (owner, n), path in found.items() if owner == key)
-            rows += f'<div class="row">{markup.escape(policy)}</div>' if mine else ""
-            for n, path in mine:
-                uri = data_uri(path)
-                small = small and uri.startswith("data:image/png")
-                score = markup.digits(comparison.scores[policy][first][key][n])
-                alt = f"{policy}, sample {n}, {first} {score}"
-                rows += f'<figure><img src="{uri}" alt="{markup.escape(alt)}"><figcaption>{score}</figcaption></figure>'
-        if rows:
-            title = f'<p class="caption">{markup.escape(caption)}</p>'
-            cards.append(f'<div class="card">{title}<div class="pictures">{rows}</div></div>')
-    if not cards:
-        return "", True
-    note = (
-        f"A column is one seed: the same noise for every policy. Numbers are {first}. {LOSSLESS} pixels and more: JPEG."
-    )
-    return (
-        f'<h2>Pictures</h2><p class="note">{markup.escape(note)}</p><div class="prompts">{"".join(cards)}</div>',
-        small,
+    pictures = {policy: picture_paths(folder / policy) for policy in comparison.policies}
+    first = comparison.rewards[0]
+    scores = {policy: columns[first] for policy, columns in comparison.scores.items()}
+    write_page(
+        folder / PAGE_FILE,
+        "evaluation.html",
+        name=comparison.run,
+        line=comparison.line(),
+        rewards=comparison.rewards,
+        rows=comparison.rows(),
+        gallery=Gallery.of(comparison.captions, pictures, scores, first),
+        lossless=LOSSLESS,
     )

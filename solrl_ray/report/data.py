@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from solrl_ray.common.files import read_json
-from solrl_ray.config import yaml12
+from solrl_ray.config import yaml_text
 from solrl_ray.config.continuation import check_format
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -95,7 +95,7 @@ def _pictures(places: RunFolder, record: EvaluationMetrics | None) -> dict[Pictu
 
 def _read_config(path: Path, text: str) -> Config:
     try:
-        return Config.model_validate(yaml12.parse(text, str(path)))
+        return Config.model_validate(yaml_text.parse(text, str(path)))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

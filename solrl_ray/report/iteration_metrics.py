@@ -25,28 +25,30 @@ def iteration_metrics(
     config: Config,
     *,
     iteration: int,
-    closed: IterationSummary,
+    summary: IterationSummary,
     rewards: Sequence[tuple[float, ...]],
     update: UpdateMetrics,
     seconds: dict[str, float],
     busy_seconds: dict[str, float],
     factors: Mapping[str, torch.Tensor],
     publication: Mapping[str, float] | None = None,
+    requeued: int = 0,
     fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
     """Args:
-    closed: the selector's end of the iteration.
+    summary: the selector's end of the iteration.
     rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
     factors: LoRA factors of the trained policy after the update.
     publication: of the revision that was explored with.
+    requeued: units that were given to another worker because an answer was lost or refused.
     fallback_level: of the fallback ladder, on which it was explored.
     weights_wait: share of the explorers' time in which they waited for weights.
     """
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)[fallback_level]
-    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(closed), full)
-    rollout, counts = config.rollout, closed.counts
+    fidelity = None if is_one_stage(config) else rank_fidelity(_proxies(summary), full)
+    rollout, counts = config.rollout, summary.counts
     return IterationMetrics(
         iteration=iteration,
         revision=iteration,
@@ -57,22 +59,22 @@ def iteration_metrics(
         expected_candidates=rollout.prompts * rollout.pool,
         samples=full.size,
         expected_samples=rollout.prompts * rollout.keep,
-        requeued_units=counts.requeued,
+        requeued_units=requeued,
         duplicate_results=counts.duplicates,
         differing_results=counts.violations,
         reward_mean=float(full.mean()),
         reward_std=float(full.std()),
-        proxy_reward_mean=closed.proxy_mean,
+        proxy_reward_mean=summary.proxy_mean,
         loss=update.loss,
         policy_loss=update.policy_loss,
         kl=update.kl,
         gradient_norm=update.gradient_norm,
         spearman=fidelity.spearman if fidelity else None,
-        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(closed), full) if fidelity else {},
+        spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), full) if fidelity else {},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
-        audit=audit(closed.audited).as_dict() if closed.audited else {},
-        selection_digest=selection_digest(closed.selections),
+        audit=audit(summary.audited).as_dict() if summary.audited else {},
+        selection_digest=selection_digest(summary.selections),
         lora_digest=lora_digest(factors),
         passes=update.passes,
         expected_passes=describe(config).backwards,
@@ -102,6 +104,6 @@ def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dic
     return {kind: rank_fidelity(proxies[of == kind], full[of == kind]).spearman for kind in dict.fromkeys(kinds)}
 
 
-def _proxies(closed: IterationSummary) -> np.ndarray:
+def _proxies(summary: IterationSummary) -> np.ndarray:
     """Proxy rewards of the chosen seeds, [prompts, K], in prompt and selection order."""
-    return np.array([[c.reward for c in s.chosen] for s in closed.selections], dtype=np.float64)
+    return np.array([[c.reward for c in s.chosen] for s in summary.selections], dtype=np.float64)

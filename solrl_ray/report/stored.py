@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from solrl_ray.common.files import READ_SECONDS, in_time
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.metrics.records import Progress, measured_seconds
 from solrl_ray.report.data import read_run
 

@@ -77,6 +77,11 @@ class PairedGain:
     stderr: float | None
     """Sample standard deviation of the differences / sqrt(prompts); None with a single prompt."""
 
+    @property
+    def gained(self) -> int:
+        """Prompts whose difference is above 0."""
+        return sum(value > 0 for value in self.differences.values())
+
 
 def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGain:
     """Per-prompt mean difference between two evaluations, and the standard error of its mean over prompts.
@@ -180,7 +185,7 @@ def summarize(
         reward_gain=gain.mean,
         reward_gain_stderr=gain.stderr,
         gap_closed=gap_closed(base.reward_mean, final.reward_mean, reward_real),
-        prompts_improved=sum(value > 0 for value in gain.differences.values()),
+        prompts_improved=gain.gained,
         heldout_prompts=len(gain.differences),
         heldout_samples=max(len(rewards) for rewards in base.rewards.values()),
         selection_digest=run_selection_digest(iterations),

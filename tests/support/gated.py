@@ -26,4 +26,4 @@ def train(address: str, file: str) -> None:
     from actors.fleet.actor_factory import ActorClasses
     from solrl_ray.config.loading import load
 
-    launch.train(load([Path(file)]), address=address, live=False, roles=ActorClasses(explorer=Gated))
+    launch.train(load([Path(file)]), address=address, live=False, classes=ActorClasses(explorer=Gated))

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-import yaml
 
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.records import Attestation
@@ -141,7 +141,7 @@ def write_run(
     chosen = config(of)
     records = [iteration(number) for number in range(done)]
     (folder / FORMAT_FILE).write_text(str(FORMAT))
-    (folder / "config.yaml").write_text(yaml.safe_dump(chosen.model_dump(mode="json")))
+    (folder / "config.yaml").write_text(to_yaml(chosen))
     (folder / "attestations.json").write_text(json.dumps([asdict(record) for record in attestations()]))
     write_metrics(folder, [*made[:2], *records, *made[2:]])
     for number, record in enumerate(made):

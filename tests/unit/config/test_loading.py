@@ -117,6 +117,8 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
             "learner.gradient_checkpointing=yes",
             'learner.gradient_checkpointing in --set is "yes"; it must be true or',
         ),
+        ("learner.optimizer.lr=.inf", "learner.optimizer.lr in --set is Infinity; it must be a finite number."),
+        ("learner.optimizer.lr=.nan", "learner.optimizer.lr in --set is NaN; it must be a finite number."),
         ("run.name=7", "run.name in --set is 7; it must be text (put it in quotes)."),
         ("rollout.solver=heun", "rollout.solver in --set is \"heun\"; it must be one of 'euler' or 'dpm2'."),
         (

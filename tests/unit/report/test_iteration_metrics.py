@@ -19,8 +19,8 @@ def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
 
 
 def record(passes: int) -> IterationMetrics:
-    counts = Counts(candidates=288, selections=2, groups=2, requeued=1, duplicates=0, violations=0)
-    closed = IterationSummary(
+    counts = Counts(candidates=288, selections=2, groups=2, duplicates=0, violations=0)
+    summary = IterationSummary(
         selections=(selection("aa", (0.9, 0.1)), selection("bb", (0.6, 0.2))), proxy_mean=0.25, counts=counts
     )
     update = UpdateMetrics(
@@ -40,11 +40,12 @@ def record(passes: int) -> IterationMetrics:
     return iteration_metrics(
         made_runs.config(),
         iteration=2,
-        closed=closed,
+        summary=summary,
         rewards=[(0.8, 0.2), (0.1, 0.5)],
         update=update,
         seconds={"total": 10.0},
         busy_seconds={"explore": 6.0},
+        requeued=3,
         factors={"block.lora_A": torch.ones(2, 2)},
     )
 
@@ -55,6 +56,7 @@ def test_what_was_done_stands_beside_what_was_promised() -> None:
     assert (found.candidates, found.expected_candidates) == (288, 12 * 24)
     assert (found.samples, found.expected_samples) == (4, 12 * 8)
     assert (found.passes, found.expected_passes) == (47, 8 * 6)
+    assert found.requeued_units == 3
     assert found.expected_passes == describe(made_runs.config()).backwards
 
 

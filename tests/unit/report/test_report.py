@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
-from solrl_ray.report import tables
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures, shrink, write_picture
 from solrl_ray.report.page import build
@@ -119,6 +118,15 @@ def test_pictures_stand_with_caption_and_reward(finished: Page) -> None:
     assert "a large yellow star" not in finished.text
 
 
+def test_what_a_user_named_is_escaped(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    named = config().model_copy(update={"run": config().run.model_copy(update={"name": "<b> & co"})})
+    (folder / "config.yaml").write_text(to_yaml(named))
+    shown = page(folder)
+    assert "b" not in shown.tags
+    assert "<b> & co: report" in shown.text
+
+
 def test_emulation_is_called_emulation(finished: Page) -> None:
     assert "explorer-0 explorer-1 nvfp4-emulated emulation: NVFP4 numerics, not its speed" in finished.text
     assert "known-answer vectors: 17 of 17" in finished.text
@@ -144,7 +152,7 @@ def test_the_levels_of_the_fallback_ladder_are_shown_with_when_they_were_taken(t
     folder = write_run(tmp_path / "climbs", finished=False)
     fidelity = {"floor": 0.5, "patience": 1, "fallback": [{"steps": 8}, {"precision": "float32"}]}
     climbing = config().model_copy(update={"fidelity": Fidelity.model_validate(fidelity)})
-    (folder / "config.yaml").write_text(yaml.safe_dump(climbing.model_dump(mode="json")))
+    (folder / "config.yaml").write_text(to_yaml(climbing))
     drawn = ((0, 6, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"), (1, 8, "nvfp4-emulated"))
     write_metrics(
         folder,
@@ -157,6 +165,27 @@ def test_the_levels_of_the_fallback_ladder_are_shown_with_when_they_were_taken(t
     assert "After 1 iteration with spearman below 0.5, previews take the next fallback level." in text
     assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
     assert "2 1 of 2" not in text
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ("direct", "all of 24 seeds"),
+        ("scaled", "4 best and 4 worst of 24 seeds"),
+        ("quantized", "as sampled in low precision"),
+    ],
+)
+def test_every_strategy_of_one_stage_has_a_report(tmp_path: Path, strategy: str, said: str) -> None:
+    folder = write_run(tmp_path / "run")
+    rollout = config().rollout.model_copy(update={"strategy": strategy})
+    (folder / "config.yaml").write_text(to_yaml(config().model_copy(update={"rollout": rollout})))
+    without = {"spearman": None, "kendall": None, "side_agreement": None}
+    write_metrics(folder, [replace(iteration(number), **without) for number in range(3)])
+    shown = page(folder)
+    assert said in shown.text
+    assert f"Not measured: rollout strategy {strategy} has no previews." in shown.text
+    assert "candidates sampled and scored 864 864 as expected" in shown.text
+    assert shown.open == []
 
 
 def test_without_a_floor_there_is_no_ladder_in_the_report(finished: Page) -> None:
@@ -173,7 +202,7 @@ def test_missing_candidates_are_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     records = [iteration(0), replace(iteration(1), candidates=276), iteration(2)]
     write_metrics(folder, [*records])
-    text = Page(tables.counts(read_run(folder))).text
+    text = page(folder).text
     assert "864 852 differs" in text
     assert "Iterations that differ: 1." in text
 
@@ -182,7 +211,7 @@ def test_a_tier_that_nobody_attests_is_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     records = [asdict(replace(record, tier="fp8")) for record in attestations()]
     (folder / "attestations.json").write_text(json.dumps(records))
-    text = Page(tables.precision(read_run(folder))).text
+    text = page(folder).text
     assert "no worker attests nvfp4-emulated" in text
     assert "FP8, which is not NVFP4" in text
 

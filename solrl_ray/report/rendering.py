@@ -1,0 +1,55 @@
+"""Pages from the templates in `templates`: what is filled in is escaped, and what is missing is an error."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from solrl_ray.common.files import replace_file
+
+
+def digits(value: float) -> str:
+    """A reward or its error for display: three decimals, or two digits where three decimals show nothing."""
+    if not math.isfinite(value):
+        return "undefined"
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def signed(value: float) -> str:
+    """Like `digits`, with the sign always shown (a true minus)."""
+    return ("−" if value < 0 else "+") + digits(abs(value))
+
+
+def clock(seconds: float) -> str:
+    """Seconds for reading: ``48.2 s``, ``2 min 50 s``, ``3 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+_FILTERS = {
+    "clock": clock,
+    "digits": digits,
+    "percent": lambda share: f"{100 * share:.1f} %",
+    "signed": signed,
+    "tenths": "{:.1f}".format,
+    "thousands": "{:,}".format,
+}
+
+
+def write_page(path: Path, template: str, **values: Any) -> None:
+    """Fill `values` in `template` and write the page, complete or not at all."""
+    templates = Environment(
+        loader=PackageLoader("solrl_ray.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= _FILTERS
+    replace_file(path, templates.get_template(template).render(values).encode())
