@@ -1,4 +1,4 @@
-# make demo · make test · make test-faults · make test-all · make chaos · make parity · make lint · make format · make lock · make clean
+# make demo · make test · make test-faults · make test-all · make simulate · make chaos · make parity · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test test-faults test-all chaos parity lint format lock upgrade clean
+.PHONY: help install demo test test-faults test-all simulate chaos parity lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test     tests: unit, system, chaos; nine minutes on two cores"
 	@echo "make test-faults  the rest of the failure table (docs/reliability.md); continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
+	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/reliability.md)"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
@@ -63,7 +64,7 @@ demo: $(READY)
 test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow and not faults
 test-faults: CHOSEN := faults and not slow
-test test-all: PARTS := "-n 2 --dist loadfile tests/unit" "tests/gpu tests/system tests/chaos"
+test test-all: PARTS := "-n 2 --dist loadfile tests/unit" "-n 2 tests/simulated" "tests/gpu tests/system tests/chaos"
 test-faults: PARTS := "tests/system tests/chaos"
 test test-faults test-all: $(READY)
 	@set -e; \
@@ -72,6 +73,10 @@ test test-faults test-all: $(READY)
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 -m "$(CHOSEN)" $$part; \
 	  echo "== $$part took $$(($$(date +%s) - began)) s"; \
 	done
+
+SEEDS ?= 0..10000
+simulate: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulated.campaign $(SEEDS)
 
 CHAOS_SECONDS ?= 900
 CHAOS_SEED ?= 1

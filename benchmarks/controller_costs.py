@@ -1,13 +1,16 @@
-"""What a message costs the controller: real Ray, real selector and journal. `scaling.py --calibrate` calls it."""
+"""What a message costs the controller: real Ray, real selector and journal, and the real parts of a controller.
+`scaling.py --calibrate` calls it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,24 +23,33 @@ import torch
 
 from actors.cluster import wait
 from actors.cluster.rpc import Callee, send
-from actors.fleet.budget import Budget
-from actors.fleet.member import Member
-from actors.fleet.pool import Pool
-from actors.workers.selector import Selector
-from solrl_ray.config.schema import Deadlines
+from actors.dispatch.open_iteration import OpenIteration
+from actors.fleet.actor_factory import Actor, ActorClasses, ActorFactory
+from actors.fleet.fleet import SHOW_SECONDS, Fleet
+from actors.fleet.worker import Worker
+from actors.monitoring.telemetry import Telemetry
+from actors.ray_world import RayWorld
+from actors.workers.selector import Ack, Opened, Selector
+from actors.world import Sent, Tasks
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.hedging import Hedging
+from solrl_ray.scheduling.dispatcher import HEDGE_LOOK, Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.worker_state import State
 from solrl_ray.simulator.scenario import Orchestration
 from solrl_ray.simulator.simulation import Simulation
+from solrl_ray.storage.run_folder import RunFolder
 
 POOL, MICRO_BATCH, KEEP = 96, 24, 24
 WORKS_OF_SELECTOR = ((40, 4), (160, MICRO_BATCH))
 """Prompts, and candidates a unit, of the iterations that the selector is measured with."""
+LARGE = 2000
+"""Prompts of an iteration that is only opened."""
 TOGETHER = 32
-"""Results, or groups, that are brought together."""
-PENDING = (20, 2000)
+"""Results, or groups, that are brought together; and units that are handed out together."""
+ROUNDS = 60
+"""How often units are."""
+WORKERS = 1000
+"""That the controller looks at."""
 REPEATS = 200
 SECONDS, ITERATIONS = 0.1, 12
 """Of the stages of real runs, and of which the first is not counted."""
@@ -45,18 +57,42 @@ WORKS = (orchestration.SHORT, orchestration.Work(16, 3))
 """Of those runs' iterations."""
 
 
-class Sleeper(Callee):
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+class Prompted(Callee):
+    """An explorer that answers at once."""
 
     def load_revision(self, payload: Any, probe: Any, full: bool) -> None:
         pass
 
-    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: Any) -> None:
-        time.sleep(600.0)
-
-    def answer(self, unit: WorkUnit) -> UnitResult:
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: Any) -> UnitResult:
         return _result(unit)
+
+
+class Agreeing:
+    """Instead of the selector and the way to it: whatever comes counts."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        """Results that are still to come."""
+        self.all_came = asyncio.Event()
+
+    def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
+        acknowledged(Ack())
+        self.left -= 1
+        if not self.left:
+            self.all_came.set()
+
+
+class NotingWorld(RayWorld):
+    """Knows which answers are waited for."""
+
+    def __init__(self, factory: ActorFactory) -> None:
+        super().__init__(factory)
+        self.sent: list[Any] = []
+
+    def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
+        sent = super().send(actor, method, *arguments, parts=parts)
+        self.sent.append(sent.answer)
+        return sent
 
 
 def calibrate() -> None:
@@ -64,61 +100,47 @@ def calibrate() -> None:
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     with tempfile.TemporaryDirectory() as root:
         selector = _selector(Path(root))
-    wait = _waiting()
-    first, answer = _answers()
-    call, load = _sending()
-    costs = Orchestration(
-        round=wait[PENDING[0]] + first,
-        worker=2 * (wait[PENDING[1]] - wait[PENDING[0]]) / (PENDING[1] - PENDING[0]) + _looking(),
-        call=call,
-        load=load,
-        answer=answer,
-        hop=selector["ask"] / 2,
-        **selector,
-    )
-    costs = _real(costs)
-    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as root:
+        controller = asyncio.run(_controller(Path(root)))
+    costs = _real(Orchestration(hop=selector["ask"] / 2, **selector, **controller))
+    busy = os.getloadavg()[0]
     print(
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
-        f'{os.cpu_count()} cores at a load of {load:.1f}"'
+        f'{os.cpu_count()} cores at a load of {busy:.1f}"'
     )
     for name, seconds in asdict(costs).items():
         print(f"{name}: {1000 * seconds:.4f}")
 
 
 def _selector(folder: Path) -> dict[str, float]:
-    """Seconds of a question that needs no work, of what `take` costs beyond it for any number of results, of each
-    result, of each reward in it, of each group, and of each group's file: medians, all but the first out of `TOGETHER`.
+    """Seconds of a question that needs no work, of an iteration's opening for each unit, of what `accept` costs beyond
+    a question for any number of results, of each result, of each reward in it, of each group, and of each group's file:
+    medians, all but the first two out of `TOGETHER`.
     """
     selector = ray.remote(Selector).options(num_cpus=0).remote(folder)
 
     def told(method: str, *arguments: Any) -> Any:
-        return wait.get(send(selector, method, *arguments), what=method, seconds=60.0)
+        answer = send(selector, f"selector.{method}", method, *arguments)
+        return wait.get(answer, what=method, seconds=60.0)
 
     full, alone, records = [], [], []
     for iteration, (prompts, micro_batch) in enumerate(WORKS_OF_SELECTOR):
-        plan = IterationPlan(
-            iteration=iteration,
-            revision=iteration,
-            prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
-            pool=POOL,
-            keep=KEEP,
-            micro_batch=micro_batch,
-        )
+        plan = _plan(iteration, prompts, micro_batch)
         told("open", plan)
         units = plan.pool_units()
-        ones, some = _taken(told, units[: len(units) // 2], 1)
-        many, others = _taken(told, units[len(units) // 2 :], TOGETHER)
+        ones, some = _accepted(told, units[: len(units) // 2], 1)
+        many, others = _accepted(told, units[len(units) // 2 :], TOGETHER)
         full += [*some, *others]
         alone.append(ones)
         records.append((many - ones) / (TOGETHER - 1))
-    ask = _median(lambda: told("lease", 0, "regenerate", []))
+    ask = _median(lambda: told("alive", "selector"))
     (_, small), (_, large) = WORKS_OF_SELECTOR
     candidate = max(0.0, (records[1] - records[0]) / (large - small))
     commit = max(0.0, alone[1] - ask - records[1])
     store, write = _grouped(told, full)
     return {
         "ask": ask,
+        "open": max(0.0, _opened(told) - (ask + commit) / len(_plan(0, LARGE, MICRO_BATCH).pool_units())),
         "commit": commit,
         "record": max(0.0, records[1] - large * candidate),
         "candidate": candidate,
@@ -127,15 +149,40 @@ def _selector(folder: Path) -> dict[str, float]:
     }
 
 
-def _taken(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
+def _plan(iteration: int, prompts: int, micro_batch: int) -> IterationPlan:
+    return IterationPlan(
+        iteration=iteration,
+        revision=iteration,
+        prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
+        pool=POOL,
+        keep=KEEP,
+        micro_batch=micro_batch,
+    )
+
+
+def _opened(told: Callable[..., Any]) -> float:
+    """Median seconds a unit, of many, until those of an iteration wait for workers."""
+    seconds = []
+    for iteration in range(100, 105):
+        began = time.perf_counter()
+        opened = told("open", _plan(iteration, LARGE, MICRO_BATCH))
+        dispatcher = Dispatcher(max_inflight=2, hedge=3.0, strikes=3)
+        for unit in opened.units:
+            dispatcher.add([unit], batch="iteration", pool="explorers", priority=iteration)
+        seconds.append((time.perf_counter() - began) / len(opened.units))
+        told("drop", iteration)
+    return statistics.median(seconds)
+
+
+def _accepted(told: Callable[..., Any], units: list[WorkUnit], together: int) -> tuple[float, list[WorkUnit]]:
     """Median seconds to bring so many results at a time, and the regenerate units that came of them."""
     seconds, full = [], []
     for start in range(0, len(units) - together + 1, together):
         results = [_result(unit) for unit in units[start : start + together]]
         began = time.perf_counter()
-        answers = told("take", results)
+        acks = told("accept", results)
         seconds.append(time.perf_counter() - began)
-        full += [answer.regenerate for answer in answers if answer.regenerate is not None]
+        full += [unit for ack in acks for unit in ack.units]
     return statistics.median(seconds), full
 
 
@@ -147,7 +194,7 @@ def _grouped(told: Callable[..., Any], full: list[WorkUnit]) -> tuple[float, flo
         pair = [_groups(full[first : first + TOGETHER]) for first in (start, start + TOGETHER)]
         began = time.perf_counter()
         for groups in pair:
-            told("take_groups", *groups)
+            told("accept_groups", *groups)
         taken.append((time.perf_counter() - began) / (2 * TOGETHER))
         last = full[start + 2 * TOGETHER - 1]
         told("stored", last.iteration, last.prompt_id)  # waits for all of them
@@ -171,64 +218,98 @@ def _groups(full: list[WorkUnit]) -> list[Any]:
     ]
 
 
-def _answers() -> tuple[float, float]:
-    """Median seconds to take results that are there: for any number of them, and for each out of `TOGETHER`."""
-    sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
-    seconds = {}
-    for count in (1, TOGETHER):
-        groups = [[send(sleeper, "answer", _unit()) for _ in range(count)] for _ in range(50)]
-        ray.wait(groups[-1], num_returns=count, timeout=60.0)
-        answered = iter(groups)
-        seconds[count] = _median(lambda found=answered: wait.get_together(next(found), seconds=60.0), len(groups))
-    ray.kill(sleeper)
-    each = (seconds[TOGETHER] - seconds[1]) / (TOGETHER - 1)
-    return seconds[1] - each, each
+async def _controller(root: Path) -> dict[str, float]:
+    """Seconds of the controller's own work for each message, and for each worker that it looks at."""
+    config = orchestration.sleeping_config(1, SECONDS, 1, root)
+    folder = RunFolder(root)
+    world = NotingWorld(ActorFactory(config, root, ActorClasses(), scope="controller-costs"))
+    actor = Actor(ray.remote(Prompted).options(num_cpus=0).remote(), "explorer")
+    async with AsyncExitStack() as stack:
+        tasks = await stack.enter_async_context(Tasks())
+        telemetry = Telemetry(config, folder, world)
+        await telemetry.resume([], [])
+        tasks.start(telemetry.keep_writing(), "writing spans")
+        fleet = Fleet(config, world, tasks, telemetry)
+        pool = fleet.explorers["explorers"]
+        for number in range(WORKERS):
+            name = f"explorer-{number}"
+            pool.workers[name] = Worker(
+                name,
+                "explorers",
+                actor,
+                world=world,
+                deadlines=config.fleet.deadlines,
+                unit_seconds=600.0,
+                weights=lambda: None,
+                alone=lambda: False,
+                observer=fleet,
+                units=fleet.hand_out,
+            )
+            pool.workers[name].state = State.READY
+        costs = {"worker": _looking(fleet) / WORKERS, "load": _loading(world, actor)}
+        for worker in list(pool.workers.values())[:TOGETHER]:
+            await stack.enter_async_context(worker._answers)
+            fleet.hand_out.ready(worker, ("old", 0))
+        return costs | await _handed_out(fleet, telemetry, world, tasks)
 
 
-def _waiting() -> dict[int, float]:
-    """Seconds to find the one ready reference among so many pending ones."""
-    sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
-    ready = ray.put(0)
-    pending = [sleeper.sleep.remote(600.0) for _ in range(PENDING[-1])]
-    waits = {n: _median(lambda n=n: wait.first_ready([*pending[:n], ready], seconds=1.0), 50) for n in PENDING}
-    ray.kill(sleeper)
-    return waits
+async def _handed_out(fleet: Fleet, telemetry: Telemetry, world: NotingWorld, tasks: Tasks) -> dict[str, float]:
+    """Median seconds a unit: to choose who does it and send it; and to take its answer, which is there."""
+    plan = _plan(0, TOGETHER * ROUNDS * MICRO_BATCH // POOL, MICRO_BATCH)
+    text = "an astronaut on a horse on the moon, in the style of a woodcut"
+    agreeing = Agreeing()
 
+    def show() -> None:
+        telemetry.stage("explore", 1, 2)
+        telemetry.stage("regenerate", 1, 2)
 
-def _sending() -> tuple[float, float]:
-    """Median seconds to send a worker a unit, and a revision."""
-    sleeper = ray.remote(Sleeper).options(num_cpus=0).remote()
-    wait.get(sleeper.sleep.remote(0.0), what="a start", seconds=60.0)  # to who has started, as in a run
-    embedding = ray.put(torch.zeros(8))
-    unit = _unit()
-    prompt = Prompt(id=unit.prompt_id, text="an astronaut on a horse on the moon, in the style of a woodcut")
-    payload, pool = ray.put(torch.zeros(8)), _pool(1, handle=sleeper)
-    load = _median(
-        lambda: pool.publish("0", lambda handle, full: handle.load_revision.remote(payload, embedding, full))
+    this = OpenIteration(
+        plan,
+        [Prompt(id=prompt_id, text=text) for prompt_id in plan.prompt_ids],
+        dict.fromkeys(plan.prompt_ids, world.put(torch.zeros(8))),
+        Opened(groups=(), candidates=0, units=()),
+        world=world,
+        tasks=tasks,
+        hand_out=fleet.hand_out,
+        selector=agreeing,  # type: ignore[arg-type]
+        publication=dict,
+        tell=lambda _: None,
+        changed=show,
     )
-    pool = _pool(1, handle=sleeper)
-    call = _median(lambda: pool.give("explorer-0", unit, "explore", unit, prompt, embedding))
-    ray.kill(sleeper)
-    return call, load
+    units, calls, answers = plan.pool_units(), [], []
+    for start in range(0, len(units), TOGETHER):
+        this._want(units[start : start + TOGETHER])
+        world.sent.clear()
+        agreeing.left = TOGETHER
+        agreeing.all_came.clear()
+        began = time.perf_counter()
+        fleet.hand_out._assign()
+        calls.append((time.perf_counter() - began) / TOGETHER)
+        ray.wait(world.sent, num_returns=TOGETHER, timeout=60.0)
+        began = time.perf_counter()
+        await agreeing.all_came.wait()
+        answers.append((time.perf_counter() - began) / TOGETHER)
+    return {"call": statistics.median(calls), "answer": statistics.median(answers)}
 
 
-def _looking(workers: int = 1000) -> float:
-    """Seconds that a pool spends on each of its workers, two units in the hands of each, in one turn of the loop."""
-    pool = _pool(workers)
-    for number in range(workers):
-        for start in (0, MICRO_BATCH):
-            unit = _unit(number, start)
-            member = pool._members[f"explorer-{number}"]
-            pool._call(member, unit, "unit", 600.0, unit=unit)
-    hedging = Hedging(3.0)
+def _loading(world: RayWorld, actor: Actor) -> float:
+    """Median seconds to send a worker a revision."""
+    wait.get(world.send(actor, "alive", "explorer-0").answer, what="a start", seconds=60.0)  # as in a run
+    payload, probe = world.put(torch.zeros(8)), world.put(torch.zeros(8))
+    return _median(lambda: world.send(actor, "load_revision", payload, probe, False))
 
-    def turn() -> None:
-        pool.refs()
-        pool.settle(set())
-        pool.slots()
-        hedging.pairs(pool.roll.idle(), pool.roll.out())
 
-    return _median(turn, 20) / workers
+def _looking(fleet: Fleet) -> float:
+    """Seconds of a look at all workers, with two units in the hands of each, and its share of one for late units."""
+    dispatcher = Dispatcher(max_inflight=2, hedge=3.0, strikes=3)
+    dispatcher.add([_unit(n, start) for n in range(WORKERS) for start in (0, MICRO_BATCH)], batch="", pool="explorers")
+    for name in fleet.explorers["explorers"].workers:
+        dispatcher.ready(name, "explorers", ("old", 0))
+    dispatcher.assign(0.0)
+    own, fleet.hand_out._dispatcher = fleet.hand_out._dispatcher, dispatcher
+    shown = _median(fleet._show, 20)
+    fleet.hand_out._dispatcher = own
+    return shown + _median(lambda: dispatcher._hedges(1.0), 20) * SHOW_SECONDS / HEDGE_LOOK
 
 
 def _unit(prompt: int = 0, start: int = 0) -> WorkUnit:
@@ -238,14 +319,6 @@ def _unit(prompt: int = 0, start: int = 0) -> WorkUnit:
 
 def _result(unit: WorkUnit) -> UnitResult:
     return UnitResult(unit=unit, rewards=tuple(map(float, unit.indices)), worker="w", score_class="c", seconds=1.0)
-
-
-def _pool(workers: int, handle: Any = None) -> Pool:
-    pool = Pool(lambda _: None, unit_seconds=600.0, max_inflight=2, deadlines=Deadlines(), budget=Budget(0))
-    for number in range(workers):
-        name = f"explorer-{number}"
-        pool._members[name] = Member(name, handle, opened=0.0, state=State.READY)
-    return pool
 
 
 def _real(costs: Orchestration) -> Orchestration:

@@ -74,7 +74,7 @@ class Work:
 SHORT, PUBLISHED = Work(8, 2), Work(48, 4)
 
 
-class SleepingEncoder:
+class SleepingEncoder(Callee):
     def __init__(self, config: Config, folder: Path) -> None:
         pass
 
@@ -155,7 +155,7 @@ class SleepingRegenerator(SleepingWorker):
         return Evaluated(unit=unit, rewards=self.rewards(unit), images=None, seconds=0.0, started=time.time())
 
 
-class SleepingLearner:
+class SleepingLearner(Callee):
     """A learner whose update sleeps; state, factors and revisions have real formats."""
 
     def __init__(self, config: Config, rank: int) -> None:
@@ -251,9 +251,9 @@ def sleeping_config(explorers: int, stage: float, iterations: int, root: Path, w
     return load([ROOT / "configs" / "demo.yaml"], overrides)
 
 
-def sleeping_roles(explorer: type = SleepingExplorer) -> ActorClasses:
+def sleeping_classes(explorer: type = SleepingExplorer) -> ActorClasses:
     return ActorClasses(
-        encoder=SleepingEncoder,
+        text_encoder=SleepingEncoder,
         explorer=explorer,
         regenerator=SleepingRegenerator,
         learner=SleepingLearner,
@@ -277,7 +277,7 @@ def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SH
 def measure(explorers: int, stage: float, iterations: int, root: Path, work: Work = SHORT) -> dict[str, Any]:
     """Run and compare; the first iteration, which also publishes for the first time, is left out."""
     config = sleeping_config(explorers, stage, iterations, root, work)
-    launch.train(config, live=False, roles=sleeping_roles())
+    launch.train(config, live=False, classes=sleeping_classes())
     folder = root / config.run.name
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     totals = [r["seconds"]["total"] for r in records if r["event"] == "iteration" and r["iteration"] > 0]

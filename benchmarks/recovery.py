@@ -74,7 +74,7 @@ class KilledWhileSleeping(sleeping.SleepingExplorer):
 def lost_explorer(root: Path) -> dict[str, Any]:
     """Seconds of iterations with and without a death; the first iteration, which starts everything, is left out."""
     config = sleeping.sleeping_config(EXPLORERS, STAGE, ITERATIONS, root)
-    launch.train(config, live=False, roles=sleeping.sleeping_roles(KilledWhileSleeping))
+    launch.train(config, live=False, classes=sleeping.sleeping_classes(KilledWhileSleeping))
     records = map(json.loads, (root / config.run.name / "metrics.jsonl").read_text().splitlines())
     totals = {r["iteration"]: r["seconds"]["total"] for r in records if r["event"] == "iteration"}
     hurt = [totals[i] for i in range(1, ITERATIONS, 2)]
@@ -118,7 +118,7 @@ class KilledLearner(NotingLearner):
 
 def real(root: Path, name: str, roles: ActorClasses) -> Config:
     config = small_config(root, name, "run.iterations=5", "fleet.explorers.count=2", "learner.world_size=2")
-    launch.train(config, live=False, roles=roles)
+    launch.train(config, live=False, classes=roles)
     return config
 
 

@@ -32,3 +32,36 @@ class NotFiniteError(NonsenseError, ValueError):
 
 class RewardNonsense(RewardError, NonsenseError):
     """A reward that is not finite, or pictures that are none."""
+
+
+class Gone(RunError):
+    """A call that nobody will answer any more, though it may succeed elsewhere."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what = what
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.what} failed: {self.reason}"
+
+
+class WorkerGone(Gone):
+    """The worker died, cannot be reached, or did not answer in time."""
+
+
+class Late(WorkerGone):
+    """The worker did not answer in time."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(what, f"no answer within its deadline of {seconds:g} s")
+        self.args = (what, seconds)  # with which another process makes it again
+        self.seconds = seconds
+
+
+class InputGone(Gone):
+    """An object that the call was given by reference is lost; the worker itself is well."""
+
+
+class Leaving(RunError):
+    """A worker has been told to end; its work is for others."""

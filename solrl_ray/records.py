@@ -11,8 +11,9 @@ machine and after a restart:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.tensor_serialization import Portable
 
@@ -68,10 +69,42 @@ class WorkUnit:
     steps: int | None = None
     """Solver steps, if not those that its stage is configured with: of a preview on a level of the fallback ladder."""
 
+    def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
+        """By position, which takes a third of the time of a dataclass's own way: an iteration may have 100,000."""
+        return _work_unit, (
+            self.stage,
+            self.iteration,
+            self.revision,
+            self.prompt_id,
+            self.indices,
+            self.policy,
+            self.steps,
+        )
+
     @property
     def id(self) -> str:
         first, last = self.indices[0], self.indices[-1]
         return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}"
+
+
+def _work_unit(
+    stage: str,
+    iteration: int,
+    revision: int,
+    prompt_id: str,
+    indices: tuple[int, ...],
+    policy: str,
+    steps: int | None,
+) -> WorkUnit:
+    return WorkUnit(
+        stage=stage,
+        iteration=iteration,
+        revision=revision,
+        prompt_id=prompt_id,
+        indices=indices,
+        policy=policy,
+        steps=steps,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,16 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from actors.client.connect import join
-from actors.client.controller_actor import NAME, ControllerActor, namespace
+from actors.client.controller_actor import ControllerActor
 from actors.cluster import capacity, wait
+from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import settle_tier
 from solrl_ray.common import ray_auth
-from solrl_ray.common.files import in_time
+from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.models.paths import absolute
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
@@ -42,13 +43,13 @@ def train(
     resume: bool = False,
     address: str | None = None,
     live: bool = True,
-    roles: ActorClasses | None = None,
+    classes: ActorClasses | None = None,
 ) -> int:
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
 
     Args:
         resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
-        roles: other classes for the actors, for tests and benchmarks.
+        classes: other classes for the actors, for tests and benchmarks.
 
     Raises:
         UserError: bad input, before any training state is touched.
@@ -80,7 +81,7 @@ def train(
             build(folder.path)
             _copy_end(config, folder)
         else:
-            _work(config, folder, stack, address=address, live=live, roles=roles or ActorClasses())
+            _work(config, folder, stack, address=address, live=live, classes=classes or ActorClasses())
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
 
@@ -106,7 +107,7 @@ def _copy_end(config: Config, folder: RunFolder) -> None:
 
 
 def _work(
-    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, roles: ActorClasses
+    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, classes: ActorClasses
 ) -> None:
     path = folder.path.absolute()
     if connect(address):
@@ -118,8 +119,8 @@ def _work(
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
     folder.unlock()  # the controller claims it: the process that writes
-    actor = on_this_node(ControllerActor, NAME, namespace(path), max_concurrency=4)
-    controller = actor.remote(located(config), path, roles)
+    actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
+    controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
     follow(controller, view, config)
 
@@ -234,7 +235,7 @@ def _show(controller: Any, view: LiveView, config: Config) -> bool:
     seconds = config.fleet.deadlines.start
     try:
         progress = wait.get(controller.progress.remote(), what="the controller's progress", seconds=seconds)
-    except wait.WorkerGone:
+    except WorkerGone:
         return False
     view.update(progress)
     return True

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 
 from actors.client.connect import join
-from actors.client.controller_actor import NAME, namespace
 from actors.cluster import wait
-from solrl_ray.errors import UserError
+from actors.cluster.names import CONTROLLER, namespace
+from solrl_ray.errors import UserError, WorkerGone
 from solrl_ray.metrics.records import Progress
 
 ANSWER_SECONDS = 30.0
@@ -33,7 +33,7 @@ def live_progress(run: Path | None, *, address: str) -> Progress | None:
             progress: Progress = wait.get(
                 controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS
             )
-        except wait.WorkerGone:  # it ended between being found and being asked
+        except WorkerGone:  # it ended between being found and being asked
             return None
         return progress
 
@@ -79,7 +79,7 @@ def controller_of(run: Path | None) -> Any | None:
     spaces = sorted(
         found["namespace"]
         for found in ray.util.list_named_actors(all_namespaces=True)
-        if found["name"] == NAME and found["namespace"].startswith("solrl-")
+        if found["name"] == CONTROLLER and found["namespace"].startswith("solrl-")
     )
     if run is not None:
         spaces = [space for space in spaces if space == namespace(run)]
@@ -88,6 +88,6 @@ def controller_of(run: Path | None) -> Any | None:
     if not spaces:
         return None
     try:
-        return ray.get_actor(NAME, namespace=spaces[0])
+        return ray.get_actor(CONTROLLER, namespace=spaces[0])
     except ValueError:  # it has ended since
         return None

@@ -1,7 +1,7 @@
-"""How workers and the selector are sent records: pickled once, as bytes, which Ray passes on as they are.
+"""How actors are called: arguments are pickled once, as bytes, which Ray passes on as they are.
 
 Ray itself pickles each argument by itself and so that it could be of any kind, which takes longer than all else of a
-call. A handler's signature stays what it is: `Callee.do` gives it its arguments back.
+call (docs/decisions/pushed-units.md). A handler's signature stays what it is: `Callee.do` gives it its arguments back.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 
 import ray
 
+from actors.cluster import termination
+
 
 class Callee:
-    """Base of actors that are called with `send`."""
+    """Base of all actors of a run."""
 
     def do(self, packed: bytes, *references: Any) -> Any:
         """What the handler that was called answers.
@@ -25,16 +27,25 @@ class Callee:
         given = iter(references)
         return getattr(self, method)(*(next(given) if argument is ... else argument for argument in arguments))
 
+    def node(self) -> str:
+        """Id of the node that this actor is on."""
+        node: str = ray.get_runtime_context().get_node_id()
+        return node
 
-def send(actor: Any, role: str, method: str, *arguments: Any, parts: int = 1) -> Any:
+    def alive(self, name: str) -> None:
+        """Nothing, of an actor that lives. Raises Leaving after SIGTERM: one that has nothing to do notices it so."""
+        termination.check(name)
+
+
+def send(actor: Any, name: str, method: str, *arguments: Any, parts: int = 1) -> Any:
     """Call a handler: as ``actor.method.remote(*arguments)``, in less time.
 
     Args:
         actor: handle of a `Callee`.
-        role: which part it plays, for the name that process titles and Ray's lists of tasks have.
+        name: what process titles and Ray's lists of tasks show.
         parts: of its answer, each with a reference of its own.
     """
     references = [argument for argument in arguments if isinstance(argument, ray.ObjectRef)]
     values = [... if isinstance(argument, ray.ObjectRef) else argument for argument in arguments]
-    do = actor.do.options(num_returns=parts, name=f"{role}.{method}")
+    do = actor.do.options(num_returns=parts, name=name)
     return do.remote(pickle.dumps((method, values), pickle.HIGHEST_PROTOCOL), *references)

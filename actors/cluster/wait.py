@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import re
 import textwrap
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -25,7 +24,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
 
 LOST = (
     RayActorError,
@@ -45,30 +44,6 @@ _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
-
-GRACE = 30.0
-"""How long after one call of a group has failed another one may turn out to be lost, seconds: Ray notices a dead node
-later than those who were talking to it."""
-
-
-class Gone(RunError):
-    """A call that nobody will answer any more, though it may succeed elsewhere."""
-
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(what, reason)
-        self.what = what
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.what} failed: {self.reason}"
-
-
-class WorkerGone(Gone):
-    """The worker died, cannot be reached, or did not answer in time."""
-
-
-class InputGone(Gone):
-    """An object that the call was given by reference is lost; the worker itself is well."""
 
 
 def get(ref: Any, *, what: str, seconds: float) -> Any:
@@ -90,60 +65,26 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
     except RayTaskError as error:
         raise translated(error, what) from error
     except GetTimeoutError:
-        raise WorkerGone(what, f"no answer within its deadline of {seconds:g} s") from None
+        assert seconds is not None  # else it does not expire
+        raise Late(what, seconds) from None
     except RayError as error:
         raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
 
 
-def get_together(refs: Sequence[Any], *, seconds: float) -> dict[Any, Any]:
-    """The values of `refs` that are ready, for a fraction of what `get` costs for each.
-
-    Empty if one of them has none, or does not arrive within `seconds`: then `get` tells which one, and why.
-    """
+async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
+    """As `get`, awaited; `seconds` None: no deadline, for somebody else ends the wait."""
     try:
-        return dict(zip(refs, ray.get(list(refs), timeout=seconds) if refs else (), strict=True))
-    except RayError:
-        return {}
-
-
-def gather(refs: Sequence[Any], *, what: str, seconds: float) -> list[Any]:
-    """The values of `refs`, calls that depend on each other: for one that is lost, the others fail or hang.
-
-    Raises as `get` does; a loss rather than what the others made of it, for which a failed call is held back for
-    `GRACE` seconds.
-    """
-    deadline, failure = time.monotonic() + seconds, None
-    found: dict[Any, Any] = {}
-    pending = list(refs)
-    while pending:
-        ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()), fetch_local=False)
-        if not ready:
-            raise failure or WorkerGone(what, f"no answer within its deadline of {seconds:g} s")
-        try:
-            found[ready[0]] = get(ready[0], what=what, seconds=max(GRACE, deadline - time.monotonic()))
-        except WorkerGone:
+        async with asyncio.timeout(seconds) as limit:
+            return await ref
+    except RayTaskError as error:
+        raise translated(error, what) from error
+    except RayError as error:
+        raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error
+    except TimeoutError:
+        if not limit.expired():
             raise
-        except (RunError, UserError) as error:
-            failure = failure or error
-            deadline = min(deadline, time.monotonic() + GRACE)
-    if failure is not None:
-        raise failure
-    return [found[ref] for ref in refs]
-
-
-def first_ready(refs: Sequence[Any], *, seconds: float) -> list[Any]:
-    """Those of `refs` that are ready, waiting at most `seconds` for the first one; may be empty."""
-    if not refs:
-        return []
-    found = _ready_now(refs)  # where much happens, one look is enough
-    if not found and ray.wait(list(refs), num_returns=1, timeout=seconds, fetch_local=False)[0]:
-        found = _ready_now(refs)  # with whatever else is there by now
-    return found
-
-
-def _ready_now(refs: Sequence[Any]) -> list[Any]:
-    ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)
-    return ready
+        assert seconds is not None  # else it does not expire
+        raise Late(what, seconds) from None
 
 
 def translated(error: RayTaskError, what: str) -> Exception:

@@ -1,17 +1,35 @@
-"""What the controller knows of an iteration that is open."""
+"""An iteration under way: its units go out, answers go to the selector, and what that wants goes out in turn.
+
+::
+
+    explore units ─► explorers ─► selector ─► regenerate unit ─► a regenerator ─► selector ─► group
+    sample units ──► explorers ─► selector ─► it puts the kept samples together ────────────► group
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-
-from actors.workers.selector import Opened
-from solrl_ray.records import Prompt, WorkUnit
+from actors.dispatch.hand_out import Answer, HandOut, Owner
+from actors.dispatch.selector_client import SelectorClient
+from actors.workers.selector import Ack, Opened
+from actors.world import Tasks, World
+from solrl_ray.errors import InputGone
+from solrl_ray.records import Prompt, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan
+
+Regenerating = Callable[[], AbstractAsyncContextManager[None]]
+"""Enters a block in which regenerators hold the newest revision."""
+_PARTS = {"sample": 2, "regenerate": 2}
+"""Stages whose answers have a large part, which stays where it was made."""
+_EXPLORING = ("explore", "sample")
+_PRIORITY = {"explore": 0, "sample": 0, "regenerate": 0, "audit": 1}
+"""Within an iteration; audits go last."""
+_PRIORITIES = 2
 
 
 @dataclass(slots=True)
@@ -22,11 +40,11 @@ class StageClock:
     last: float = 0.0
     busy: float = 0.0
 
-    def start(self) -> None:
-        self.first = time.monotonic() if self.first is None else self.first
+    def start(self, now: float) -> None:
+        self.first = now if self.first is None else self.first
 
-    def stop(self, seconds: float) -> None:
-        self.last = time.monotonic()
+    def stop(self, now: float, seconds: float) -> None:
+        self.last = now
         self.busy += seconds
 
     @property
@@ -49,6 +67,8 @@ class RolloutResult:
     """Of the revision that was explored with: see `IterationMetrics.publication`."""
     staleness: int = 0
     """How many revisions behind its own it was explored."""
+    requeued: int = 0
+    """Units that were given to another worker because an answer was lost or refused."""
 
     @property
     def walls(self) -> dict[str, float]:
@@ -62,78 +82,204 @@ class RolloutResult:
         return walls
 
 
-class OpenIteration:
+class OpenIteration(Owner):
+    """Asks for an iteration's units, and has the selector judge what comes."""
+
     def __init__(
-        self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], opened: Opened
+        self,
+        plan: IterationPlan,
+        prompts: Sequence[Prompt],
+        embeddings: Mapping[str, Any],
+        opened: Opened,
+        *,
+        world: World,
+        tasks: Tasks,
+        hand_out: HandOut,
+        selector: SelectorClient,
+        publication: Callable[[], dict[str, float]],
+        tell: Callable[[str], None],
+        changed: Callable[[], None],
     ) -> None:
         """
         Args:
             embeddings: prompt id → reference of its embedding.
             opened: what the selector knows already.
+            publication: what became of the revision that the explorers hold: see `IterationMetrics.publication`.
+            tell: is given a sentence for the user.
+            changed: is called when there is progress to show.
         """
         self.plan = plan
+        self.batch = f"iteration {plan.iteration}"
         self.prompts = {prompt.id: prompt for prompt in prompts}
         self.embeddings = {prompt.id: embeddings[prompt.id] for prompt in prompts}
-        self.stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
-        self.regenerates = False
-        """Whether regenerators were sent its revision."""
-        self.drained: set[str] = set()
-        """Pools for which the selector has no unit that waits; spares questions whose answer is known."""
-        self.clocks = {stage: StageClock() for stage in (*self.stages, *(["audit"] if plan.audit else []))}
-        self.kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
+        stages = ("explore",) if plan.one_stage else ("explore", "regenerate")
+        self.clocks = {stage: StageClock() for stage in (*stages, *(["audit"] if plan.audit else []))}
         self.groups: dict[str, Any] = {}
+        """Prompt id → reference of its group."""
         self.rewards: dict[str, tuple[float, ...]] = {}
         self.audits: set[str] = set()
         self.audited = len(plan.audited_prompts)
-        self.publication: dict[str, float] | None = None
-        self._candidates = opened.candidates
-        self.learned = False
-        """Whether its update is done, after which nothing of it is made again."""
-        self._recorded: set[WorkUnit] = set()
-        self._offered = 0
+        self.explored = asyncio.Event()
+        """Whether the rewards of all candidates are in."""
+        self.completed = asyncio.Event()
+        """Whether every prompt has its group, and every audited one its audit."""
+        self.grown = asyncio.Event()
+        """Set when a group comes in; whoever waits for that clears it."""
+        self._world, self._tasks, self._hand_out, self._selector = world, tasks, hand_out, selector
+        self._explored_with, self._tell, self._changed = publication, tell, changed
+        self._publication: dict[str, float] = {}
+        self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
+        self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
+        """Of one stage: prompt id → unit → reference of its samples."""
+        self._learned = False
+        self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         self.add(opened)
 
     def add(self, opened: Opened) -> None:
-        """Take over groups and audits that need not be made again."""
+        """Take over groups and audits that need not be made again, and the units that are wanted."""
         for group in opened.groups:
-            self.groups[group.prompt_id] = ray.put(group)
-            self.rewards[group.prompt_id] = group.rewards
+            if group.prompt_id not in self.groups:
+                self.groups[group.prompt_id] = self._world.put(group)
+                self.rewards[group.prompt_id] = group.rewards
         self.audits |= set(opened.audits)
+        self._want(opened.units)
+        self._look()
 
-    def may(self, stage: str) -> bool:
-        """Whether its units of a stage may be handed out."""
-        return stage in self.stages and not self.learned and (stage == "explore" or self.regenerates)
-
-    def recorded(self, unit: WorkUnit, seconds: float) -> None:
-        """Note that the selector has taken a result of a pool's unit."""
-        self.clocks["explore"].stop(seconds)
-        if unit not in self._recorded:  # a unit that was done twice counts once
-            self._recorded.add(unit)
-            self._candidates += len(unit.indices)
-
-    def offer(self) -> tuple[int, list[Any], list[Any]]:
-        """Groups, in prompt order, that nobody before them is missing of, each once: the position of the first,
-        their references, and those of their embeddings."""
-        first, order = self._offered, self.plan.prompt_ids
-        while self._offered < len(order) and order[self._offered] in self.groups:
-            self._offered += 1
-        offered = order[first : self._offered]
-        return first, [self.groups[p] for p in offered], [self.embeddings[p] for p in offered]
+    def reopened(self, opened: Opened) -> None:
+        """As `add`, for a new selector; units that it does not want any more are forgotten."""
+        self._hand_out.keep_only(self, opened.units)
+        self.add(opened)
 
     @property
     def candidates(self) -> int:
         """Whose rewards are in."""
-        return min(self._candidates, self.pool_size)
+        return self.pool_size - self.plan.micro_batch * len(self._unexplored)
 
     @property
     def pool_size(self) -> int:
         return self.plan.pool * len(self.prompts)
 
-    @property
-    def explored(self) -> bool:
-        """Whether the rewards of all candidates are in."""
-        return self.candidates == self.pool_size
+    def result(self) -> RolloutResult:
+        """What is learned from, once it is complete."""
+        order = self.plan.prompt_ids
+        return RolloutResult(
+            groups=[self.groups[p] for p in order],
+            embeddings=[self.embeddings[p] for p in order],
+            rewards=[self.rewards[p] for p in order],
+            clocks=self.clocks,
+            publication=self._publication,
+            staleness=self.plan.staleness,
+            requeued=self._hand_out.requeued(self),
+        )
 
-    @property
-    def complete(self) -> bool:
-        return len(self.groups) == len(self.prompts) and len(self.audits) == self.audited
+    async def stored(self, regenerating: Regenerating) -> list[Any]:
+        """The groups once more, from the run folder, by reference in prompt order; what it does not hold any more is
+        made again."""
+        stored: dict[str, Any] = {}
+        for prompt_id in self.plan.prompt_ids:
+            units, group = await self._selector.stored(self.plan.iteration, prompt_id)
+            if group is None:
+                del self.groups[prompt_id]
+                self.completed.clear()
+                self._tell(f"the stored group of prompt {prompt_id} is damaged: it is made again")
+                self._want(units)
+            else:
+                stored[prompt_id] = group
+        if not self.completed.is_set():
+            async with regenerating():
+                await self.completed.wait()  # each unit has its deadline
+        return [stored.get(prompt_id, self.groups[prompt_id]) for prompt_id in self.plan.prompt_ids]
+
+    def learned(self) -> None:
+        """Note that its update is done: nothing of it is made again."""
+        self._learned = True
+        self._hand_out.drop(self)
+
+    # Owner
+
+    def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
+        self.clocks["explore" if unit.stage in _EXPLORING else unit.stage].start(self._world.now())
+        arguments = (unit, self.prompts[unit.prompt_id], self.embeddings[unit.prompt_id])
+        return unit.stage, arguments, _PARTS.get(unit.stage, 1)
+
+    def take(self, answer: Answer) -> None:
+        if answer.unit.stage == "regenerate":
+            self._selector.accept_group(
+                self.plan.iteration,
+                answer.large,
+                lambda ack: self._group_taken(answer, ack),
+                lambda reason: self._group_lost(answer, reason),
+            )
+        elif answer.value.unit != answer.unit:
+            reason = f"{answer.worker} was given {answer.unit.id} and answered {answer.value.unit}"
+            self._hand_out.refuse(answer, reason)
+        else:
+            self._selector.accept(answer.value, lambda ack: self._result_taken(answer, ack))
+
+    # What the selector acknowledges
+
+    def _result_taken(self, answer: Answer, ack: Ack) -> None:
+        if ack.refused:
+            self._hand_out.refuse(answer, ack.refused)
+            return
+        result: UnitResult = answer.value
+        self._hand_out.done(answer.unit)
+        if answer.unit.stage == "audit":
+            self.clocks["audit"].stop(self._world.now(), result.seconds)
+            self.audits.add(answer.unit.prompt_id)
+        else:
+            self.clocks["explore"].stop(self._world.now(), result.seconds)
+            self._unexplored.discard(answer.unit.id)
+            if answer.large is not None:  # the first result of a unit counts
+                self._kept[answer.unit.prompt_id].setdefault(answer.unit, answer.large)
+        self._want(ack.units)
+        if ack.assemble is not None:
+            self._tasks.start(self._assemble(ack.assemble), f"putting the group of {ack.assemble.prompt_id} together")
+        self._look()
+
+    def _group_taken(self, answer: Answer, ack: Ack) -> None:
+        if ack.refused:
+            self._hand_out.refuse(answer, ack.refused)
+            return
+        self._hand_out.done(answer.unit)
+        self.clocks["regenerate"].stop(self._world.now(), answer.value.seconds)
+        self._keep(answer.unit.prompt_id, answer.value.rewards, answer.large)
+
+    def _group_lost(self, answer: Answer, reason: str) -> None:
+        self._tell(f"{answer.unit.id} is done again ({reason})")
+        self._hand_out.requeue(answer)
+
+    async def _assemble(self, unit: WorkUnit) -> None:
+        """Have the selector make a group out of kept samples, by reference; all others of its prompt are let go."""
+        kept, self._kept[unit.prompt_id] = self._kept[unit.prompt_id], {}
+        parts = [samples for source, samples in kept.items() if set(source.indices) & set(unit.indices)]
+        try:
+            rewards, group = await self._selector.assemble(unit, *parts)
+        except InputGone as error:  # some went down with their node
+            self._tell(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
+            self._want(await self._selector.lose(unit))
+        else:
+            self._keep(unit.prompt_id, rewards, group)
+
+    def _keep(self, prompt_id: str, rewards: tuple[float, ...], group: Any) -> None:
+        if prompt_id not in self.groups:  # the first one counts
+            self.groups[prompt_id], self.rewards[prompt_id] = group, rewards
+            self.grown.set()
+        self._look()
+
+    def _want(self, units: Sequence[WorkUnit]) -> None:
+        for unit in () if self._learned else units:
+            kind = self._kinds.get(unit.prompt_id, "")
+            explorers = f"explorers_{kind}" if kind else "explorers"
+            pool = explorers if unit.stage in _EXPLORING else "regenerators"
+            priority = self.plan.iteration * _PRIORITIES + _PRIORITY[unit.stage]
+            self._hand_out.add(self, [unit], pool, priority=priority)
+
+    def _look(self) -> None:
+        """Note what is complete now."""
+        if not self._unexplored and not self.explored.is_set():
+            self._publication = self._explored_with()  # the next revision may be sent from now on
+            self.explored.set()
+        if len(self.groups) == len(self.prompts) and len(self.audits) == self.audited:
+            self.completed.set()
+        self._changed()

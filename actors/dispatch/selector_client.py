@@ -1,139 +1,223 @@
 """The controller's line to the selector, which is restarted in place when it dies or hangs.
 
-A new selector replays the journals of the open iterations, is brought the groups once more, which the old one may not
-have written yet, and is told which units are at work. What the old one did not acknowledge is sent again; had it been
-journaled already, it folds away.
+::
+
+    answers ─► inbox ─► accept (all that came while it answered before) ─► acknowledgements, to whoever brought each
+
+A new selector replays the journals of the open iterations, and is brought the groups once more, which the old one may
+not have written yet. What the old one did not acknowledge is sent again; had it been journaled already, it is a
+duplicate that changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
-
-from actors.cluster import wait
-from actors.cluster.rpc import send
-from actors.fleet.budget import Budget
 from actors.workers.selector import Ack, Opened
-from solrl_ray.records import WorkUnit
-from solrl_ray.scheduling.iteration_state import IterationPlan
+from actors.world import Sent, Tasks, World
+from solrl_ray.errors import InputGone, WorkerGone
+from solrl_ray.records import UnitResult, WorkUnit
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
+from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.worker_state import replacement_name
+
+
+@dataclass(frozen=True, slots=True)
+class _Brought:
+    """A result on its way to the selector."""
+
+    result: UnitResult | None
+    group: Any
+    """Reference of a sample group, if it is one."""
+    iteration: int
+    acknowledged: Callable[[Ack], None]
+    lost: Callable[[str], None]
+    """Is told why a group cannot be brought."""
 
 
 class SelectorClient:
     def __init__(
         self,
-        spawn: Callable[[str], Any],
+        world: World,
+        tasks: Tasks,
         *,
         seconds: float,
-        budget: Budget,
-        held: Callable[[], list[tuple[str, WorkUnit]]],
+        replacements: Replacements,
         tell: Callable[[str], None],
+        reopened: Callable[[int, Opened], None],
     ) -> None:
         """
         Args:
-            spawn: makes the actor of a given name.
             seconds: deadline of one call.
-            budget: from which each restart takes one.
-            held: worker and unit of everything at work.
+            replacements: from which each restart takes one.
             tell: is given a sentence for the user.
+            reopened: is told what a new selector knows of an open iteration, after what the old one had acknowledged.
         """
-        self._spawn, self._seconds, self._budget, self._held, self._tell = spawn, seconds, budget, held, tell
+        self._world, self._seconds, self._replacements = world, seconds, replacements
+        self._tell, self._reopened = tell, reopened
         self._name = "selector"
-        self._actor = spawn(self._name)
+        self._actor = world.selector(self._name)
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of the groups that were taken."""
-        self.restarts = 0
+        self._inbox: deque[_Brought] = deque()
+        self._filled = asyncio.Event()
+        self._restarting = asyncio.Lock()
+        tasks.start(self._bring(), "bringing answers to the selector")
 
-    def open(self, plan: IterationPlan) -> Opened:
+    async def open(self, plan: IterationPlan) -> Opened:
         """Begin an iteration; from now on, until `drop`, a new selector goes on with it."""
+        opened: Opened = await self._ask("open", plan)
         self._plans[plan.iteration] = plan
-        opened: Opened = self.ask("open", plan)
         return opened
 
-    def revise(self, iteration: int, policy_digest: str) -> Opened:
+    async def revise(self, iteration: int, policy_digest: str) -> Opened:
         """`Selector.revise`, from now on of a new selector too."""
+        opened: Opened = await self._ask("revise", iteration, policy_digest)
         self._revised[iteration] = policy_digest
-        opened: Opened = self.ask("revise", iteration, policy_digest)
         return opened
 
-    def drop(self, iteration: int) -> None:
-        """Forget an iteration: a checkpoint holds what was learned from it."""
+    async def close(self, iteration: int) -> IterationSummary:
+        """What an iteration came to."""
+        summary: IterationSummary = await self._ask("close", iteration)
+        return summary
+
+    async def drop(self, iteration: int) -> None:
+        """Forget an iteration: a checkpoint holds what was learned from it. What is still answered to it, too."""
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
         self._groups.pop(iteration, None)
-        self.ask("drop", iteration)
+        await self._ask("drop", iteration)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """The selector's answer. Raises as `wait.get`, but for the loss of the selector."""
-        return self._repeat(lambda: (self._call(method, *arguments), None))[0]
+    def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
+        """Have a result taken; `acknowledged` is called once it counts, or is refused."""
+        self._put(_Brought(result, None, result.unit.iteration, acknowledged, lambda _: None))
 
-    def take_groups(self, iteration: int, groups: Sequence[Any]) -> list[Ack]:
-        """`Selector.take_groups` of one iteration's, given by reference."""
-        taken: list[Ack] = self.ask("take_groups", *groups)
-        self._groups.setdefault(iteration, []).extend(
-            group for group, each in zip(groups, taken, strict=True) if not each.refused
-        )
-        return taken
+    def accept_group(
+        self, iteration: int, group: Any, acknowledged: Callable[[Ack], None], lost: Callable[[str], None]
+    ) -> None:
+        """As `accept`, of a group by reference; `lost` is called instead, with the reason, if it is gone."""
+        self._put(_Brought(None, group, iteration, acknowledged, lost))
 
-    def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
-        """`Selector.assemble` of parts given by reference: rewards, and the reference of the group."""
+    async def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
+        """`Selector.assemble` of parts given by reference: rewards, and the reference of the group.
 
-        def attempt() -> tuple[Any, Any]:
-            rewards, group = send(self._actor, "selector", "assemble", unit, *parts, parts=2)
-            what = f"putting the group of prompt {unit.prompt_id} together"
-            return wait.get(rewards, what=what, seconds=self._seconds), group
-
-        rewards, group = self._repeat(attempt)
+        Raises InputGone if some of them are lost.
+        """
+        what = f"putting the group of prompt {unit.prompt_id} together"
+        rewards, group = await self._ask_large("assemble", unit, *parts, what=what)
         self._groups.setdefault(unit.iteration, []).append(group)
         return rewards, group
 
-    def stored(self, iteration: int, prompt_id: str) -> Any:
-        """Reference of a finished group as the run folder holds it; returns once it is there.
+    async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], Any]:
+        """A finished group as the run folder holds it, by reference; or the units that make it again, and None."""
+        units, group = await self._ask_large(
+            "stored", iteration, prompt_id, what=f"reading the group of prompt {prompt_id}"
+        )
+        return units, None if units else group
 
-        None if the folder does not hold it any more, and it is to be made again.
-        """
+    async def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
+        """`Selector.lose`."""
+        units: tuple[WorkUnit, ...] = await self._ask("lose", unit)
+        return units
 
-        def attempt() -> tuple[Any, Any]:
-            acknowledged, group = send(self._actor, "selector", "stored", iteration, prompt_id, parts=2)
-            what = f"reading the group of prompt {prompt_id}"
-            return wait.get(acknowledged, what=what, seconds=self._seconds), group
+    # What comes while the selector answers goes in its next call
 
-        there, group = self._repeat(attempt)
-        return group if there else None
+    def _put(self, brought: _Brought) -> None:
+        self._inbox.append(brought)
+        self._filled.set()
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        ref = send(self._actor, "selector", method, *arguments)
-        return wait.get(ref, what=f"the selector's answer to {method}", seconds=self._seconds)
-
-    def _repeat(self, attempt: Callable[[], tuple[Any, Any]]) -> tuple[Any, Any]:
+    async def _bring(self) -> None:
         while True:
+            self._filled.clear()
+            while self._inbox:
+                together = [each for each in self._inbox if each.iteration in self._plans]
+                self._inbox.clear()
+                results = [each for each in together if each.result is not None]
+                if results:
+                    acks = await self._ask("accept", [each.result for each in results])
+                    for each, ack in zip(results, acks, strict=True):
+                        self._acknowledge(each, ack)
+                await self._bring_groups([each for each in together if each.result is None])
+            await self._filled.wait()
+
+    async def _bring_groups(self, groups: list[_Brought]) -> None:
+        if not groups:
+            return
+        try:
+            acks = await self._ask("accept_groups", *[each.group for each in groups])
+        except InputGone as error:  # one went down with its node between the report and this
+            if len(groups) == 1:
+                groups[0].lost(error.reason)
+            else:  # which of them only tells if they are brought one by one
+                for each in groups:
+                    await self._bring_groups([each])
+            return
+        for each, ack in zip(groups, acks, strict=True):
+            if not ack.refused and each.iteration in self._plans:
+                self._groups.setdefault(each.iteration, []).append(each.group)
+            self._acknowledge(each, ack)
+
+    def _acknowledge(self, brought: _Brought, ack: Ack) -> None:
+        if brought.iteration in self._plans:  # else it was dropped meanwhile
+            brought.acknowledged(ack)
+
+    # Calls, and the restart
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        """The selector's answer. Raises as `World.answer`, but for the loss of the selector."""
+        answer, _ = await self._repeat(method, *arguments, what=f"the selector's answer to {method}", parts=1)
+        return answer
+
+    async def _ask_large(self, method: str, *arguments: Any, what: str) -> tuple[Any, Any]:
+        return await self._repeat(method, *arguments, what=what, parts=2)
+
+    async def _repeat(self, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
+        while True:
+            async with self._restarting:  # which ends before anything else is asked
+                actor = self._actor
+                sent = self._world.send(actor, method, *arguments, parts=parts)
             try:
-                return attempt()
-            except wait.WorkerGone as error:
-                self._restart(error)
+                return await self._answer(sent, what), sent.large
+            except WorkerGone as error:
+                async with self._restarting:
+                    if self._actor is actor:  # else somebody else has restarted it meanwhile
+                        await self._restart(error)
 
-    def _restart(self, error: wait.WorkerGone) -> None:
+    async def _restart(self, error: WorkerGone) -> None:
         while True:
-            self._budget.spend("the selector", str(error))
+            self._replacements.spend("the selector", str(error))
             self._tell(f"the selector is restarted and replays its journal ({error})")
-            ray.kill(self._actor, no_restart=True)
+            self._world.kill(self._actor)
             self._name = replacement_name(self._name)
-            self._actor = self._spawn(self._name)
-            self.restarts += 1
+            self._actor = self._world.selector(self._name)
             try:
-                for iteration, plan in self._plans.items():
-                    self._call("open", plan)
-                    if iteration in self._revised:
-                        self._call("revise", iteration, self._revised[iteration])
-                    for group in self._groups.get(iteration, []):
-                        with suppress(wait.InputGone):  # it went down with its node, and is made again
-                            self._call("take_again", group)
-                self._call("hold", self._held())
-                return
-            except wait.WorkerGone as again:
+                found = {iteration: await self._reopen(plan) for iteration, plan in list(self._plans.items())}
+            except WorkerGone as again:
                 error = again
+                continue
+            for iteration, opened in found.items():
+                self._reopened(iteration, opened)
+            return
+
+    async def _reopen(self, plan: IterationPlan) -> Opened:
+        opened: Opened = await self._call("open", plan)
+        if plan.iteration in self._revised:
+            opened = await self._call("revise", plan.iteration, self._revised[plan.iteration])
+        for group in self._groups.get(plan.iteration, []):
+            with suppress(InputGone):  # it went down with its node, and is made again
+                await self._call("accept_again", group)
+        return replace(opened, units=await self._call("wanted", plan.iteration))
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        sent = self._world.send(self._actor, method, *arguments)
+        return await self._answer(sent, f"the selector's answer to {method}")
+
+    async def _answer(self, sent: Sent, what: str) -> Any:
+        return await self._world.answer(sent, what=what, seconds=self._seconds)

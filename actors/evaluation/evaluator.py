@@ -1,108 +1,122 @@
-"""Held-out evaluation on the regenerators: fixed prompts, fixed addresses, whatever policy they hold."""
+"""Evaluation on the regenerators: fixed prompts, fixed addresses, whatever policy they hold."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from actors.dispatch.rollout import Rollout
-from actors.fleet.events import Lost, Nonsense, Work
-from actors.fleet.fleet import Fleet
+from actors.dispatch.hand_out import Answer, HandOut, Owner
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
+from actors.world import World
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import UNIT_POLICY, evaluation_metrics, evaluation_units
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
+from solrl_ray.scheduling.dispatcher import Held
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage.run_folder import RunFolder
 
+REGENERATORS = "regenerators"
 
-@dataclass(frozen=True, slots=True)
-class Collected:
-    answers: dict[str, Evaluated]
-    """By prompt id; of several to a unit the first one."""
-    duplicates: int
-    """Answers to units that were answered before, and those of them with other rewards."""
-    differing: int
+Call = Callable[[WorkUnit], tuple[str, tuple[Any, ...]]]
+"""A unit → the regenerator's method, and its arguments."""
 
 
-def collect(
-    fleet: Fleet,
-    telemetry: Telemetry,
-    units: Sequence[WorkUnit],
-    method: str,
-    arguments: Callable[[WorkUnit], tuple[Any, ...]],
-    rollout: Rollout | None = None,
-    *,
-    strict: bool,
-) -> Collected:
-    """Have the regenerators do every unit, whoever is lost on the way.
+class Evaluation(Owner):
+    """Asks for units that regenerators evaluate, and collects what comes."""
 
-    Args:
-        method: the regenerator's; it is called with the unit and its `arguments`.
-        rollout: what explorers go on with meanwhile.
-        strict: `fleet.strict`.
+    def __init__(
+        self,
+        batch: str,
+        units: Sequence[WorkUnit],
+        call: Call,
+        hand_out: HandOut,
+        *,
+        strict: bool,
+        tell: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            strict: whether other rewards for a unit than the first ones are an error (`fleet.strict`).
+            tell: is given a sentence for the user.
+            changed: is called after each answer.
+        """
+        self.batch = batch
+        self.answers: dict[str, Evaluated] = {}
+        """By prompt id; of several to a unit the first one."""
+        self.units = tuple(units)
+        self.completed = asyncio.Event()
+        self.answered = asyncio.Event()
+        """Set after each answer; whoever waits for one clears it."""
+        self._method, self._hand_out, self._strict, self._tell, self._changed = call, hand_out, strict, tell, changed
+        self._ledger = Ledger(units)
 
-    Raises:
-        RunError: as `Fleet.events`; or a unit was answered twice with different rewards, and `strict`.
-    """
-    ledger, pool = Ledger(units), fleet.regenerators
-    found: dict[str, Evaluated] = {}
-    while not ledger.complete:
-        leases = [(worker, unit) for worker in pool.slots() if (unit := ledger.lease(worker)) is not None]
-        if ledger.all_out:
-            leases += [(worker, unit) for worker, unit in fleet.hedges(pool) if ledger.hedge(worker, unit.id)]
-        for worker, unit in leases:
-            pool.give(worker, unit, method, unit, *arguments(unit))
-        if rollout is not None:
-            rollout.hand_out()
-        events = fleet.events(seconds=1.0)
-        for event in events:
-            if said := _take(event, fleet, ledger, found):
-                if strict:
-                    raise RunError(f"{said}, and fleet.strict is true")
-                telemetry.message(f"{said}; the first ones count")
-        if rollout is not None:
-            rollout.take(events)
-        telemetry.stage("evaluate", ledger.done, len(ledger))
-    return Collected(found, ledger.duplicates, ledger.violations)
+    @property
+    def duplicates(self) -> int:
+        """Answers to units that were answered before."""
+        return self._ledger.duplicates
 
+    @property
+    def differing(self) -> int:
+        """Those of them with other rewards."""
+        return self._ledger.violations
 
-def _take(event: Work, fleet: Fleet, ledger: Ledger, found: dict[str, Evaluated]) -> str:
-    """Returns a sentence on an answer with other rewards than the first one to its unit."""
-    if isinstance(event, Lost):
-        ledger.release(event.worker)
-    elif event.unit not in ledger:
-        pass  # the rollout's
-    elif isinstance(event, Nonsense):
-        ledger.requeue(event.unit.id, event.worker)
-        if fleet.refuse(event.worker, event.unit, event.reason) is not None:
-            ledger.release(event.worker)
-    else:
-        outcome = ledger.finish(event.unit.id, repr(event.value.rewards), event.worker)
+    def begin(self, holds: Held | None = None) -> None:
+        """From now on regenerators that hold the policy are given its units, those that are not done.
+
+        Args:
+            holds: what they must hold, if not the units' own policy and revision.
+        """
+        self._hand_out.add(self, self._ledger.wanted(), REGENERATORS, holds=holds)
+
+    async def finish(self) -> None:
+        """Return once every unit is answered."""
+        await self.completed.wait()  # each unit has its deadline
+        self._hand_out.drop(self)
+
+    # Owner
+
+    def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
+        return (*self._method(unit), 1)
+
+    def take(self, answer: Answer) -> None:
+        """Raises RunError if the rewards differ from the first ones to the unit, and the run is strict."""
+        unit, value = answer.unit, answer.value
+        if value.unit != unit:
+            self._hand_out.refuse(answer, f"{answer.worker} was given {unit.id} and answered {value.unit}")
+            return
+        outcome = self._ledger.finish(unit.id, repr(value.rewards), answer.worker)
+        self._hand_out.done(unit)
         if outcome is Outcome.ACCEPTED:
-            found[event.unit.prompt_id] = event.value
+            self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
-            return f"{event.worker} has other rewards for {event.unit.id} than {ledger.finisher(event.unit.id)}"
-    return ""
+            said = f"{answer.worker} has other rewards for {unit.id} than {self._ledger.finisher(unit.id)}"
+            if self._strict:
+                raise RunError(f"{said}, and fleet.strict is true")
+            self._tell(f"{said}; the first ones count")
+        self._changed()
+        self.answered.set()
+        if self._ledger.complete:
+            self.completed.set()
 
 
 class Evaluator:
-    def __init__(self, config: Config, fleet: Fleet, folder: RunFolder, telemetry: Telemetry, rollout: Rollout) -> None:
-        self._config = config
-        self._fleet = fleet
-        self._folder = folder
-        self._telemetry = telemetry
-        self._rollout = rollout
+    """Evaluates what the regenerators hold, and keeps what is found in the run folder."""
 
-    def run(
+    def __init__(
+        self, config: Config, world: World, hand_out: HandOut, folder: RunFolder, telemetry: Telemetry
+    ) -> None:
+        self._config, self._world, self._hand_out = config, world, hand_out
+        self._folder, self._telemetry = folder, telemetry
+
+    async def run(
         self,
         policy: str,
         updates: int,
@@ -120,43 +134,57 @@ class Evaluator:
             holder: the policy that the regenerators were given, if not that of `UNIT_POLICY`.
             overlaps: whether learners are at work meanwhile, whose stage it is then.
         """
-        started = time.monotonic()
+        started = self._world.now()
         if not overlaps:
             self._telemetry.state(f"evaluating {policy}", stage="evaluate")
         by_id = {prompt.id: prompt for prompt in prompts}
         units = evaluation_units(self._config, prompts, updates=updates, policy=holder or UNIT_POLICY[policy])
-        pictured = self._pictured(prompts)
+        pictured = prompts[: self._config.evaluation.pictures]
 
-        def arguments(unit: WorkUnit) -> tuple[Any, ...]:
+        def call(unit: WorkUnit) -> tuple[str, tuple[Any, ...]]:
             prompt = by_id[unit.prompt_id]
-            embedding = () if policy == "real" else (embeddings[prompt.id],)
-            return prompt, *embedding, prompt in pictured
+            if policy == "real":
+                return "score_reference", (unit, prompt, prompt in pictured)
+            return "evaluate", (unit, prompt, embeddings[prompt.id], prompt in pictured)
 
-        method = "score_reference" if policy == "real" else "evaluate"
-        strict = self._config.fleet.strict
-        found = collect(self._fleet, self._telemetry, units, method, arguments, self._rollout, strict=strict)
-        images = {key: evaluated.images for key, evaluated in found.answers.items() if evaluated.images is not None}
+        evaluation = Evaluation(
+            f"evaluation of {policy} after {updates} updates",
+            units,
+            call,
+            self._hand_out,
+            strict=self._config.fleet.strict,
+            tell=self._telemetry.message,
+            changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
+        )
+        evaluation.begin(holds=("old", updates) if policy == "real" else None)
+        await evaluation.finish()
+        found = evaluation.answers
+        images = {key: evaluated.images for key, evaluated in found.items() if evaluated.images is not None}
         metrics = evaluation_metrics(
-            {prompt.id: found.answers[prompt.id].rewards for prompt in prompts},
+            {prompt.id: found[prompt.id].rewards for prompt in prompts},
             updates=updates,
             policy=policy,
-            seconds=time.monotonic() - started,
+            seconds=self._world.now() - started,
             captions={p.id: p.text for p in pictured},
             overlapped=overlaps,
-            duplicates=found.duplicates,
-            differing=found.differing,
+            duplicates=evaluation.duplicates,
+            differing=evaluation.differing,
         )
-        self._keep(metrics, images, pictured)
+        await self._keep(metrics, images, pictured)
         return metrics
 
-    def _pictured(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        return prompts[: self._config.evaluation.pictures]
-
-    def _keep(self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]) -> None:
+    async def _keep(
+        self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
+    ) -> None:
         """Write the pictures first: metrics that are there have their pictures."""
         folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
         pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
-        with self._telemetry.disk.work("writing an evaluation"):
+
+        def write() -> None:
             save_pictures(folder, pictures)
             self._folder.save_evaluation(metrics)
+
+        seconds = self._config.fleet.deadlines.checkpoint
+        what = f"writing an evaluation in {self._folder.path} (fleet.deadlines.checkpoint)"
+        await self._world.blocking(write, what, seconds)
         self._telemetry.evaluation(metrics, [list(images[p.id]) for p in pictured])

@@ -17,14 +17,14 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.client.controller_actor import namespace
-from actors.cluster.background import Background
+from actors.cluster.names import namespace
 from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
+from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.errors import RunError
@@ -38,11 +38,22 @@ VACATE_SECONDS = 30.0
 class ActorClasses:
     """Plain classes; they become actors when they are spawned."""
 
-    encoder: type = TextEncoder
+    text_encoder: type = TextEncoder
     explorer: type = Explorer
     regenerator: type = Regenerator
     learner: type = LearnerRank
     selector: type = Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An actor of a run."""
+
+    handle: Any
+    role: str
+    """For the name that process titles and Ray's lists of tasks have."""
+    takes_lists: bool = False
+    """Whether it is given references inside of lists, which only Ray's own pickling passes on."""
 
 
 class ActorFactory:
@@ -51,47 +62,50 @@ class ActorFactory:
     Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
     """
 
-    def __init__(self, config: Config, folder: Path, roles: ActorClasses, *, scope: str = "") -> None:
+    def __init__(self, config: Config, folder: Path, classes: ActorClasses, *, scope: str = "") -> None:
         """
         Args:
             scope: the namespace; default: the run's own.
         """
         self._config = config
         self._folder = folder
-        self._roles = roles
+        self._classes = classes
         self._namespace = scope or namespace(folder)
         self._exploring = config
         self._pack: tuple[Any, ...] = ()
         self._packer: Any = None
         self._seats: PlacementGroup | None = None
 
-    def encoder(self) -> Any:
-        return self._here(self._roles.encoder, "encoder").remote(self._config, self._folder / "embeddings")
+    def text_encoder(self) -> Actor:
+        make = self._here(self._classes.text_encoder, "text_encoder")
+        return Actor(make.remote(self._config, self._folder / "embeddings"), "text_encoder")
 
-    def selector(self, name: str) -> Any:
-        return self._here(self._roles.selector, name).remote(self._folder, self._config.fleet.strict)
+    def selector(self, name: str) -> Actor:
+        make = self._here(self._classes.selector, name)
+        return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
-    def explorer(self, name: str) -> Any:
-        make = self._anywhere(self._roles.explorer, name, pools(self._config.fleet)[pool_of(name)])
-        return make.remote(name, self._exploring, *self._base_pack())
+    def explorer(self, name: str) -> Actor:
+        make = self._anywhere(self._classes.explorer, name, pools(self._config.fleet)[pool_of(name)])
+        return Actor(make.remote(name, self._exploring, *self._base_pack()), "explorer")
 
     def explore_with(self, config: Config) -> None:
-        """Give explorers that are made from now on this configuration, as of another level of the fallback ladder."""
+        """Give explorers that are made from now on this configuration, as of another fallback level."""
         self._exploring = config
         self._pack = ()
 
-    def regenerator(self, name: str) -> Any:
-        worker = self._config.fleet.regenerators
-        return self._anywhere(self._roles.regenerator, name, worker).remote(name, self._config)
+    def regenerator(self, name: str) -> Actor:
+        make = self._anywhere(self._classes.regenerator, name, self._config.fleet.regenerators)
+        return Actor(make.remote(name, self._config), "regenerator")
 
-    def learner(self, rank: int, rebuilt: int = 0) -> Any:
+    def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
         worker, name = self._config.fleet.learners, f"learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
         seat: dict[str, Any] = {}
         if self._seats is not None:
             strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
-        return self._anywhere(self._roles.learner, name, worker, **seat).remote(self._config, rank)
+        make = self._anywhere(self._classes.learner, name, worker, **seat)
+        return Actor(make.remote(self._config, rank), "learner", takes_lists=True)
 
     def seat_learners(self, seconds: float) -> bool:
         """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
@@ -143,10 +157,8 @@ class ActorFactory:
 def vacate(namespace: str) -> None:
     """Give back what a run that has ended reserved for its learners: Ray does so only when the driver ends as well."""
     what = f"giving back what learners of {namespace} had reserved"
-    aside = Background(lambda: _vacate(namespace), seconds=0.0, deadline=VACATE_SECONDS, what=what)
     try:
-        aside.await_end(lambda _: False)
-        aside.result()
+        in_time(lambda: _vacate(namespace), what=what, seconds=VACATE_SECONDS, silent="Ray")
     except RayError:  # the cluster is gone, which whoever waited for the run has been told
         pass
     except RunError as error:

@@ -1,370 +1,270 @@
-"""All pools together: who is there, what they hold, and the proofs that they hold it."""
+"""All pools together: their sizes, the proofs that workers hold what they should, and nodes that are about to go."""
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-import ray
-
-from actors.cluster import capacity, wait
-from actors.fleet.actor_factory import ActorFactory
-from actors.fleet.budget import Budget
-from actors.fleet.events import Done, Event, Left, Lent, Loaded, Lost, Refused, Started, Unfit, Unplaced, Warmed, Work
-from actors.fleet.lender import Lender
+from actors.dispatch.hand_out import HandOut
 from actors.fleet.pool import Pool
+from actors.fleet.worker import PayloadRefs, Weights, Worker, chained
 from actors.monitoring.telemetry import Telemetry
-from solrl_ray.config.pools import explorer_pools, pools
+from actors.world import Tasks, World
+from solrl_ray.config.pools import explorer_pools, pools, shares
 from solrl_ray.config.schema import Config
-from solrl_ray.config.sharing import shares
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import RunError
-from solrl_ray.records import Attestation, WorkUnit
-from solrl_ray.scheduling.hedging import Hedging
+from solrl_ray.records import Attestation, Receipt
+from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.scaling import Targets, option
-from solrl_ray.scheduling.strikes import Strikes
 from solrl_ray.scheduling.waits import Waits
-from solrl_ray.scheduling.worker_state import State, leavers, pool_of, role_of, worker_name
+from solrl_ray.scheduling.worker_state import pool_of, role_of
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
-LOOK_SECONDS = 2.0
-"""Between two looks at which nodes are about to go, and at who is still there of those who have nothing to do."""
-
+NODES_SECONDS = 2.0
+"""Between two looks at which nodes are about to go."""
 SHOW_SECONDS = 0.2
-"""Between two tellings of who does what, if only units were answered."""
+"""Between two tellings of which worker does what: it takes a look at every worker."""
+REGENERATORS = "regenerators"
 
-LENT_POLL = 0.1
-"""How often a loan is looked after while nothing else goes on, seconds."""
+
+@dataclass(slots=True)
+class PublicationCounts:
+    """What became of the explorers' newest revision: see `IterationMetrics.publication`."""
+
+    bytes: float = 0.0
+    snapshot: float = 0.0
+    bumped: float = 0.0
+    resyncs: float = 0.0
+    load_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 class Fleet:
     def __init__(
-        self,
-        config: Config,
-        cast: ActorFactory,
-        telemetry: Telemetry,
-        lender: Lender | None = None,
-        *,
-        explores: bool = True,
+        self, config: Config, world: World, tasks: Tasks, telemetry: Telemetry, *, explores: bool = True
     ) -> None:
-        """`lender`: of regenerators, if this fleet lends any; `explores`: whether it has explorers."""
-        self._config = config
-        self._telemetry = telemetry
-        self._lender = lender
+        """`explores`: whether it has explorers."""
+        self._config, self._world, self._telemetry = config, world, telemetry
         self._receipts = ReceiptBook()
-        self._first: dict[Pool, Attestation] = {}
-        self._counts: dict[str, float] = {}
+        self._first: dict[str, Attestation] = {}
+        """Of each pool, by name."""
+        self._attested = asyncio.Event()
+        self._counts = PublicationCounts()
         self._targets = Targets(config, explores=explores)
-        self._next = dict.fromkeys(pools(config.fleet), 0)
-        self._looked = self._shown = 0.0
-        self._here, self._warned = ray.get_runtime_context().get_node_id(), False
-        self._strikes = Strikes(config.fleet.strikes)
         self._waits = Waits()
-        self._cast = cast
         self._tier = ""
         """Of the explorers."""
-        self.budget = budget = Budget(config.fleet.max_replacements)
+        self._shows = False
+        self.replacements = Replacements(config.fleet.max_replacements)
+        self.hand_out = HandOut(world, config.fleet, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = deadlines.regenerate if is_one_stage(config) else deadlines.explore
-        exploring = explorer_pools(config.fleet)
-        self.explorers = {name: self._pool(cast.explorer, unit_seconds, budget) for name in exploring}
+        make = partial(
+            Pool,
+            world=world,
+            tasks=tasks,
+            hand_out=self.hand_out,
+            deadlines=deadlines,
+            replacements=self.replacements,
+            observer=self,
+        )
+        self.explorers = {
+            name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
+        }
         """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
-        self.regenerators = self._pool(cast.regenerator, deadlines.regenerate, budget)
-        self._pools = {**self.explorers, "regenerators": self.regenerators}
-        self._hedging = {pool: Hedging(config.fleet.hedge) for pool in self._pools.values()}
+        self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
+        self._pools: dict[str, Pool] = {**self.explorers, REGENERATORS: self.regenerators}
+        tasks.start(self._watch_nodes(), "the watch of nodes that are about to go")
+
+    # What the controller asks of it
 
     def open(self) -> None:
         """Spawn every worker; nobody is waited for."""
         self._resize()
 
-    def scale(self, sizes: Mapping[str, int]) -> str:
-        """Have pools of other sizes from the next events on; their names: `config.pools`.
+    async def scale(self, sizes: Mapping[str, int]) -> str:
+        """Have pools of other sizes; their names: `config.pools`. Returns what will happen, in sentences.
 
-        The only method for other threads. Returns what will happen, in sentences. Raises UserError for sizes out of
-        bounds.
+        Raises UserError for sizes out of bounds.
         """
         said = self._targets.ask(sizes)
-        fits = capacity.survey(self._targets.applied(self._config))
-        lacking = [f"{entry.missing} of {entry.request.key}" for entry in fits if entry.missing]
+        self._resize()
+        wanted, seconds = self._targets.applied(self._config), self._config.fleet.deadlines.fetch
+        lacking = await self._world.blocking(lambda: self._world.survey(wanted), "a look at the cluster", seconds)
         said += f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else ""
         for sentence in said.splitlines():
             self._telemetry.message(sentence)
         return said
 
-    def publish(self, role: str, publication: Publication, probe: Any) -> None:
-        """Have everybody of a role load a revision; each worker counts again only after its receipt.
+    async def publish(self, role: str, publication: Publication, probe: Any) -> None:
+        """Have all workers of a role load a revision; each gets units again only after its receipt.
 
         Args:
             role: ``explorer`` or ``regenerator``.
             probe: reference of the prompt embedding of the probe forward.
         """
-        if self._lender is not None and role == REGENERATOR:
-            self._lender.reopen()
-        manifest = publication.revision.manifest
-        self._receipts.expect(manifest)
-        parcel = PayloadRefs(publication, role)
+        payloads = PayloadRefs(publication, role, self._world, self._config.fleet.deadlines.publish)
+        size = await payloads.size()
         if role == EXPLORER:
-            self._counts = {
-                "bytes": float(parcel.size()),
-                "snapshot": float(publication.kind == "snapshot"),
-                "bumped": float(len(manifest.bumped)),
-                "resyncs": 0.0,
-                "load_seconds": 0.0,
-            }
+            manifest = publication.revision.manifest
+            snapshot, bumped = float(publication.kind == "snapshot"), float(len(manifest.bumped))
+            self._counts = PublicationCounts(bytes=float(size), snapshot=snapshot, bumped=bumped)
+        weights = Weights(publication, payloads, probe, chained(role, publication))
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
-            pool.publish(
-                publication.name,
-                lambda handle, full: handle.load_revision.remote(parcel.ref(full=full), probe, full),
-                warm_up=lambda handle, shape: handle.warm_up.remote(shape, probe),
-                chained=role == EXPLORER and publication.kind == "delta",
-            )
+            pool.publish(weights)
 
     def explore_as(self, config: Config) -> None:
-        """Have explorers be those of `config`, which may be another level of the fallback ladder.
+        """Have explorers be those of `config`, which may be another fallback level.
 
         For another tier all of them start anew, in other score classes. No unit of theirs may be at work then.
         """
         tier = pool_sampling(config).tier
         if tier == self._tier:
             return  # more steps are said with each unit
-        self._cast.explore_with(config)
+        self._world.explore_with(config)
         self._tier = tier
-        for pool in self.explorers.values():
-            self._first.pop(pool, None)
+        for name, pool in self.explorers.items():
+            self._first.pop(name, None)
+            self._attested.clear()
             pool.renew()
 
-    def release_gpu_cache(self) -> list[Work]:
-        """Before the learner's turn on a shared GPU: wait until those who share have given back what they keep there.
+    async def release_gpu_cache(self) -> None:
+        """Before the learner's turn on a shared GPU: return once the workers that share it gave back what they keep.
 
-        Who does not answer in time is replaced, so its memory is free as well. Returns what else happened meanwhile.
+        A worker that does not answer in time is replaced, so its memory is free as well.
         """
-        happened: list[Work] = []
-        if self._lender is not None:
-            self._lender.close()
-            while self._lender.lent:
-                happened += self.events(seconds=1.0, needed=False)
-        for name, worker in pools(self._config.fleet).items():
-            if shares(worker):
-                self._pools[name].release_gpu_cache()
-        while any(pool.resting for pool in self._pools.values()):
-            happened += self.events(seconds=1.0)
-        return happened
+        sharing = [name for name, worker in pools(self._config.fleet).items() if shares(worker)]
+        await asyncio.gather(*[self._pools[name].release_gpu_cache() for name in sharing])
 
-    @property
-    def score_class(self) -> str:
-        """What fixes the bits that all pools answer with; empty until a worker of each has started."""
-        if len(self._first) < len(self._pools):
-            return ""
-        return "/".join(self._first[pool].score_class for pool in self._pools.values())
+    async def score_class(self) -> str:
+        """What fixes the bits that all pools answer with; waits until a worker of each has started."""
+        await self._attested.wait()  # each start has its deadline
+        return "/".join(self._first[name].score_class for name in self._pools)
 
-    @property
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
-        return dict(self._counts)
-
-    @property
-    def at_work(self) -> bool:
-        """Whether anybody has a call in flight, or may be lent, so that something will happen."""
-        return self._lends or self._leaving or any(pool.refs() for pool in self._pools.values())
-
-    @property
-    def _lends(self) -> bool:
-        return self._lender is not None and self._lender.active
-
-    @property
-    def _leaving(self) -> bool:
-        return any(pool.leaving for pool in self._pools.values())
+        return self._counts.as_dict()
 
     def waited_for_weights(self, began: float) -> float:
-        """Share of the explorers' time since `began`, by the monotonic clock, in which they waited for weights."""
-        workers = sum(sum(pool.roll.census().values()) for pool in self.explorers.values())
-        return self._waits.share(began=began, ended=time.monotonic(), workers=workers)
+        """Share of the explorers' time since `began` in which they waited for weights."""
+        workers = sum(len(pool.workers) for pool in self.explorers.values())
+        return self._waits.share(began=began, ended=self._world.now(), workers=workers)
 
-    def held(self) -> list[tuple[str, WorkUnit]]:
-        """Worker and unit of everything at work in all pools."""
-        return [held for pool in self._pools.values() for held in pool.held()]
+    # What is told to it of workers
 
-    def events(self, *, seconds: float, needed: bool = True) -> list[Work]:
-        """What happened in all pools, waiting at most `seconds` for something to.
-
-        Args:
-            needed: whether the caller waits for units, so that nobody at work is an error.
-
-        Raises:
-            RunError: receipts that disagree, workers of different score classes, all replacements used up, a worker's
-                own error, or nobody at work.
-        """
-        self.adjust()
-        lends = self._lends  # a loan may end in the next line, and its worker has no call in flight then
-        if self._lender is not None:
-            self._lender.tick(self.regenerators)
-        refs = [ref for pool in self._pools.values() for ref in pool.refs()]
-        awaited = any(pool.awaited for pool in self._pools.values()) or self._leaving
-        if needed and not (awaited or lends or self._lends):
-            raise RunError("no worker has a call in flight, yet the work is not done")
-        if not refs and not self._leaving:
-            time.sleep(min(seconds, LENT_POLL))
-            return []
-        ready = set(wait.first_ready(refs, seconds=seconds))
-        happened: list[Event] = []
-        for pool in self._pools.values():
-            for event in pool.settle(ready):
-                self._note(pool, event)
-                happened.append(event)
-        self._show(anyway=not all(isinstance(event, Done) for event in happened))
-        return [event for event in happened if isinstance(event, Work)]
-
-    def _show(self, *, anyway: bool) -> None:
-        """Tell who does what, now and then: it takes a look at every worker."""
-        now = time.monotonic()
-        if now - self._shown < SHOW_SECONDS and not anyway:
-            return
-        self._shown = now
-        roles = {EXPLORER: list(self.explorers.values()), REGENERATOR: [self.regenerators]}
-        self._telemetry.workers(
-            {name: words for pool in self._pools.values() for name, words in pool.roll.states().items()},
-            census={role: _sum(pool.roll.census() for pool in its) for role, its in roles.items()},
-            tiers={role: _sum(pool.roll.tiers() for pool in its) for role, its in roles.items()},
-            replacements_left=self.budget.left,
-        )
-
-    def hedges(self, pool: Pool) -> list[tuple[str, WorkUnit]]:
-        """Idle workers of a pool in which nothing waits, and late units of others that they could do as well."""
-        idle = pool.roll.idle()
-        return self._hedging[pool].pairs(idle, pool.roll.out()) if idle else []
-
-    def refuse(self, worker: str, unit: WorkUnit, reason: str) -> Lost | None:
-        """A strike against a worker whose answer cannot be right; the loss, if it is retired.
-
-        Raises RunError if the run is at fault, or all replacements are used up.
-        """
-        pool = self._pools[pool_of(worker)]
-        count, limit = self._strikes.refuse(worker, unit.id, reason, alone=pool.roll.at_work <= 1), self._strikes.limit
-        self._telemetry.struck(worker)
-        self._telemetry.message(f"{unit.id} is done again; strike {count} of {limit} for {worker}: {reason}")
-        lost = pool.retire(worker, f"strike {count}: {reason}") if count >= limit else None
-        if lost is not None:
-            self._note(pool, lost)
-        return lost
-
-    def adjust(self) -> None:
-        """Follow what was asked for with `scale`, leave nodes that are about to go, and see who is there."""
-        self._resize()
-        now = time.monotonic()
-        if now - self._looked >= LOOK_SECONDS:
-            self._looked = now
-            self._leave_nodes()
-            for pool in self._pools.values():
-                pool.ping()
-
-    def _resize(self) -> None:
-        """Open or drain workers until the pools have their sizes."""
-        for name, pool in self._pools.items():
-            lives = pool.roll.lives()
-            staying = sum(state is not State.DRAINING for state in lives.values())
-            for _ in range(self._targets.wanted(name) - staying):
-                pool.open(worker_name(name, self._next[name]))
-                self._next[name] += 1
-            for worker in leavers(lives, staying - self._targets.wanted(name)):
-                pool.drain(worker)
-                self._telemetry.message(f"{worker} leaves after what it holds")
-
-    def _leave_nodes(self) -> None:
-        """Have workers leave nodes that are about to go, before they are lost."""
-        nodes = capacity.draining()
-        if self._here in nodes and not self._warned:
-            self._warned = True
+    def started(self, worker: Worker, attestation: Attestation) -> None:
+        """Take a worker that has started. Raises RunError if it would answer a unit with other bits than its pool:
+        else a unit's result would depend on who takes it."""
+        if attestation.warm_ups and worker.pool not in self._first:
             self._telemetry.message(
-                "the node of the run folder is about to go, and with it controller, selector and encoder: "
-                "go on with --resume"
-            )
-        for pool in self._pools.values():
-            for name, successor in pool.move(nodes):
-                self._telemetry.message(f"the node of {name} is about to go: it leaves, {successor} takes its place")
-
-    def _note(self, pool: Pool, event: Event) -> None:
-        if isinstance(event, Started):
-            self._admit(pool, event.attestation)
-        elif isinstance(event, Warmed):
-            self._show_warm_up()
-        elif isinstance(event, Loaded):
-            self._receipts.check(event.receipt)
-            self._telemetry.proved(event.receipt, waited=event.waited)
-            if event.receipt.role == EXPLORER:
-                self._waits.add(event.waited, until=time.monotonic())
-                self._counts["load_seconds"] = max(self._counts["load_seconds"], event.receipt.seconds)
-        elif isinstance(event, Lent) and self._lender is not None:
-            self._lender.given()
-        elif isinstance(event, Refused):
-            self._counts["resyncs"] += 1
-            self._telemetry.message(f"{event.worker} was sent the whole revision: {event.reason}")
-        elif isinstance(event, Done):
-            self._strikes.answered(event.worker)
-            self._hedging[pool].answered(event.unit, event.value.seconds)
-            self._telemetry.unit(event.worker, event.unit, event.value.started, event.value.seconds)
-        elif isinstance(event, Lost | Unfit | Left | Unplaced):
-            self._miss(pool, event)
-
-    def _miss(self, pool: Pool, event: Lost | Unfit | Left | Unplaced) -> None:
-        if isinstance(event, Lost):
-            self._telemetry.lost(event.worker)
-            after = f"{event.replacement} takes its place" if event.replacement else "it was leaving"
-            self._telemetry.message(f"{event.worker} was lost ({event.reason}); {after}")
-        elif isinstance(event, Unfit):
-            name = pool_of(event.worker)
-            left = self._targets.give_up(name)
-            self._telemetry.message(
-                f"{event.worker} cannot work with the others and has gone ({event.reason}); {left} {name} go on, and "
-                f"`solrl pool scale {option(name, left + 1)}` tries once more"
-            )
-        elif isinstance(event, Left):
-            self._telemetry.message(f"{event.worker} has left")
-        else:
-            self._telemetry.message(
-                f"{event.worker} has found no place for {event.seconds:g} s, and waits; at work: {pool.roll.at_work}"
-            )
-
-    def _show_warm_up(self) -> None:
-        done, shapes = (sum(n) for n in zip(*(pool.roll.warmed() for pool in self._pools.values()), strict=True))
-        if shapes:
-            self._telemetry.stage("warm up", done, shapes)
-
-    def _admit(self, pool: Pool, attested: Attestation) -> None:
-        """Take a worker that has started, or send it away if it would answer a unit with other bits than its pool.
-
-        Else a unit's result would depend on who takes it. Raises RunError if nobody of the pool is at work yet.
-        """
-        if attested.warm_ups and pool not in self._first:
-            self._telemetry.message(
-                f"{role_of(attested.worker)}s compile their forward for {attested.warm_ups} shapes before "
+                f"{role_of(worker.name)}s compile their forward for {attestation.warm_ups} shapes before "
                 "they work: minutes, unless compile.cache has them"
             )
-        first = self._first.setdefault(pool, attested)
-        if attested.score_class == first.score_class:
-            self._telemetry.attested(attested)
-            self._show_warm_up()
-            return
-        reason = (
-            f"{attested.worker} and {first.worker} would score a unit differently: one computes {attested.tier} "
-            f"on {attested.device} (score class {attested.score_class}), the other {first.tier} on "
-            f"{first.device} (score class {first.score_class}); workers of one pool must be alike"
-        )
-        if not pool.has_proved(attested.worker):
-            raise RunError(reason)
-        self._note(pool, pool.dismiss(attested.worker, reason))
+        first = self._first.setdefault(worker.pool, attestation)
+        if attestation.score_class != first.score_class:
+            raise RunError(
+                f"{attestation.worker} and {first.worker} would score a unit differently: one computes "
+                f"{attestation.tier} on {attestation.device} (score class {attestation.score_class}), the other "
+                f"{first.tier} on {first.device} (score class {first.score_class}); workers of one pool must be alike"
+            )
+        if len(self._first) == len(self._pools):
+            self._attested.set()
+        self._telemetry.attested(attestation)
+        self.changed()
 
-    def _pool(self, spawn: Callable[[str], Any], unit_seconds: float, budget: Budget) -> Pool:
-        return Pool(
-            spawn,
-            unit_seconds=unit_seconds,
-            max_inflight=self._config.fleet.max_inflight,
-            deadlines=self._config.fleet.deadlines,
-            budget=budget,
+    def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
+        self._receipts.expect(publication.revision.manifest)  # not when it was published: many more may have been since
+        self._receipts.check(receipt)
+        self._telemetry.proved(receipt, waited=waited)
+        if receipt.role == EXPLORER:
+            self._waits.add(waited, until=self._world.now())
+            self._counts.load_seconds = max(self._counts.load_seconds, receipt.seconds)
+
+    def resynced(self, worker: str, reason: str) -> None:
+        self._counts.resyncs += 1
+        self._telemetry.message(f"{worker} was sent the whole revision: {reason}")
+
+    def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
+        self._telemetry.message(f"{worker} has found no place for {seconds:g} s, and waits; at work: {at_work}")
+
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
+        self._telemetry.lost(worker)
+        after = f"{replacement} takes its place" if replacement else "it was leaving"
+        self._telemetry.message(f"{worker} was lost ({reason}); {after}")
+        if requeued:
+            self._telemetry.message(f"{requeued} units of {worker} go to others")
+        self.changed()
+
+    def unfit(self, worker: str, reason: str) -> None:
+        name = pool_of(worker)
+        left = self._targets.give_up(name)
+        self._telemetry.message(
+            f"{worker} cannot work with the others and has gone ({reason}); {left} {name} go on, and "
+            f"`solrl pool scale {option(name, left + 1)}` tries once more"
         )
+        self.changed()
+
+    def left(self, worker: str) -> None:
+        self._telemetry.message(f"{worker} has left")
+        self.changed()
+
+    def changed(self) -> None:
+        """Tell soon which worker does what."""
+        if not self._shows:
+            self._shows = True
+            asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
+
+    # Its own
+
+    def _resize(self) -> None:
+        for name, pool in self._pools.items():
+            for worker in pool.resize(self._targets.wanted(name)):
+                self._telemetry.message(f"{worker} leaves after what it holds")
+
+    def _retire(self, worker: str, reason: str) -> None:
+        self._pools[pool_of(worker)].retire(worker, reason)
+
+    async def _watch_nodes(self) -> None:
+        """Have workers leave nodes that are about to go, before they are lost."""
+        warned, seconds = False, self._config.fleet.deadlines.fetch
+        while True:
+            nodes = await self._world.blocking(
+                self._world.draining_nodes, "a look at nodes that are about to go", seconds
+            )
+            if self._world.node in nodes and not warned:
+                warned = True
+                self._telemetry.message(
+                    "the node of the run folder is about to go, and with it controller, selector and text encoder: "
+                    "go on with --resume"
+                )
+            for pool in self._pools.values():
+                for name, successor in pool.leave_nodes(nodes):
+                    self._telemetry.message(
+                        f"the node of {name} is about to go: it leaves, {successor} takes its place"
+                    )
+            await asyncio.sleep(NODES_SECONDS)
+
+    def _show(self) -> None:
+        self._shows = False
+        roles = {EXPLORER: list(self.explorers.values()), REGENERATOR: [self.regenerators]}
+        workers = [worker for pool in self._pools.values() for worker in pool.workers.values()]
+        self._telemetry.workers(
+            {worker.name: worker.words() for worker in workers},
+            census={role: _sum(pool.census() for pool in its) for role, its in roles.items()},
+            tiers={role: _sum(pool.tiers() for pool in its) for role, its in roles.items()},
+            replacements_left=self.replacements.left,
+        )
+        done, shapes = (sum(counts) for counts in zip(*(p.warmed() for p in self._pools.values()), strict=True))
+        if shapes:
+            self._telemetry.stage("warm up", done, shapes)
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -373,27 +273,3 @@ def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for each in counts:
         total.update(each)
     return dict(total)
-
-
-class PayloadRefs:
-    """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
-
-    def __init__(self, publication: Publication, role: str) -> None:
-        self._publication = publication
-        self._role = role
-        self._refs: dict[bool, Any] = {}
-        self._sizes: dict[bool, int] = {}
-
-    def ref(self, *, full: bool) -> Any:
-        full = full and self._publication.has_whole(self._role)
-        if full not in self._refs:
-            content = self._publication.payload(self._role, full=full)
-            self._sizes[full] = len(content)
-            # An array is read where it lies in the object store; bytes would be copied into each worker.
-            self._refs[full] = ray.put(np.frombuffer(content, np.uint8))
-        return self._refs[full]
-
-    def size(self) -> int:
-        """Bytes of the payload for workers that hold the revision before."""
-        self.ref(full=False)
-        return self._sizes[False]

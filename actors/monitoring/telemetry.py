@@ -1,27 +1,27 @@
 """What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
 
-Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, and the spans of its timeline.
+Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, and the spans of its timeline. What goes
+into files is written by one task, in order, beside whatever the run does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from actors.monitoring.disk_watchdog import DiskWatchdog
-from actors.monitoring.prometheus import PrometheusExporter
+from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
-from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
@@ -31,14 +31,14 @@ MESSAGES = 8
 
 
 class Telemetry:
-    """Written by the controller's loop, read by whoever asks for `progress` from another thread."""
-
-    def __init__(self, config: Config, folder: RunFolder) -> None:
+    def __init__(self, config: Config, folder: RunFolder, world: World) -> None:
         self._config = config
         self._folder = folder
-        self.disk = DiskWatchdog(folder.path, seconds=config.fleet.deadlines.checkpoint)
-        self._lock = threading.Lock()
-        self._started = time.monotonic()
+        self._world = world
+        self._writes: deque[tuple[Callable[[], None], str]] = deque()
+        """What is to be written, and its name."""
+        self._asked, self._idle = asyncio.Event(), asyncio.Event()
+        self._started = world.now()
         self._before = 0.0
         """Wall seconds that the run had taken before this process."""
         self._state = "starting"
@@ -48,7 +48,7 @@ class Telemetry:
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
-        self._writer: TensorBoardWriter | None = None
+        self._writers: list[MetricsWriter] = []
         self.iterations: list[IterationMetrics] = []
         self.evaluations: list[EvaluationMetrics] = []
         self._measured_here = self._evaluated_before = 0
@@ -59,26 +59,26 @@ class Telemetry:
         self._struck: Counter[str] = Counter()
         self._tiers: set[tuple[str, str]] = set()
         """Roles with the tiers that were attested so far."""
-        self._exporter = PrometheusExporter(config.run.name)
+        self._exporter = world.exporter(config.run.name)
 
-    def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
+    async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
         self._iteration = len(iterations)
-        with self.disk.work("opening spans.jsonl"):
-            self._spans = SpanWriter(self._folder.path)
-        with self.disk.work("opening tensorboard/"):
-            self._writer = TensorBoardWriter(self._folder.path / "tensorboard", first_iteration=len(iterations))
-        with self.disk.work("reading attestations.json"):
-            attested = read_attestations(self._attestations_file)
-        for attestation in attested:
+        path, blocking = self._folder.path, self._world.blocking
+        self._spans = await blocking(lambda: SpanWriter(path), *self._named("opening spans.jsonl"))
+        self._writers = await blocking(
+            lambda: self._world.metrics_writers(path, self._iteration), *self._named("opening tensorboard/")
+        )
+        file = self._attestations_file
+        for attestation in await blocking(lambda: read_attestations(file), *self._named("reading attestations.json")):
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
         """What is going on now, and as which stage the timeline shows it; that of before has ended."""
-        now = time.monotonic()
+        now = self._world.now()
         if self._stage is not None:
             said, name, started, began = self._stage
             span = Span(
@@ -91,20 +91,17 @@ class Telemetry:
             )
             self._record(span)
         self._stage = (words, stage, time.time(), now) if stage else None
-        with self._lock:
-            self._state = words
+        self._state = words
 
     def begin_iteration(self, iteration: int) -> None:
-        with self._lock:
-            self._iteration = iteration
-            self._stages = {}
+        self._iteration = iteration
+        self._stages = {}
         # Each time, and not once at the start: what is set in a process's first moments Ray never exports.
         self._exporter.set("solrl_iteration", iteration)
         self._exporter.set("solrl_iterations_planned", self._config.run.iterations)
 
     def stage(self, name: str, done: int, total: int) -> None:
-        with self._lock:
-            self._stages[name] = (done, total)
+        self._stages[name] = (done, total)
         self._exporter.set("solrl_stage_done", done, stage=name)
         self._exporter.set("solrl_stage_planned", total, stage=name)
 
@@ -137,8 +134,7 @@ class Telemetry:
             census: role → state → workers.
             tiers: role → tier → workers that attested it.
         """
-        with self._lock:
-            self._workers = states
+        self._workers = states
         self._exporter.set("solrl_replacements_left", replacements_left)
         for role, counts in census.items():
             self._exporter.set("solrl_workers_lost", self._lost[role], role=role)
@@ -163,15 +159,13 @@ class Telemetry:
 
     def message(self, text: str) -> None:
         """A notable event: a lost worker, a replacement, a requeued unit."""
-        with self._lock:
-            self._messages.append(text)
+        self._messages.append(text)
 
     def attested(self, attestation: Attestation) -> None:
         """Keep what a worker really runs, for the report (design law 5)."""
         self._keep(attestation)
         content = json.dumps([asdict(a) for _, a in sorted(self._attestations.items())], indent=2)
-        with self.disk.work("writing attestations.json"):
-            replace_file(self._attestations_file, content.encode())
+        self._write(lambda: replace_file(self._attestations_file, content.encode()), "writing attestations.json")
 
     def _keep(self, attestation: Attestation) -> None:
         """A name may come again, as after a resume; what it ran before stays, unless it was the same."""
@@ -182,47 +176,43 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """An iteration is over; `write` must follow."""
-        with self._lock:
-            self.iterations.append(metrics)
-            self._measured_here += 1
-
-    def write(self, metrics: IterationMetrics) -> None:
-        """Bring an iteration's metrics to all who read them."""
-        with self.disk.work("writing metrics"):
-            self._folder.append_metrics(metrics.as_dict())
-            if self._writer is not None:
-                self._writer.iteration(metrics)
+        """An iteration is over: bring its metrics to all who read them."""
+        self.iterations.append(metrics)
+        self._measured_here += 1
+        self._write(lambda: self._write_iteration(metrics), "writing metrics")
         self._export(metrics)
 
+    def _write_iteration(self, metrics: IterationMetrics) -> None:
+        self._folder.append_metrics(metrics.as_dict())
+        for writer in self._writers:
+            writer.iteration(metrics)
+
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
-        with self.disk.work("writing metrics"):
+        def write() -> None:
             self._folder.append_metrics(metrics.as_dict())
-            if self._writer is not None:
-                self._writer.evaluation(metrics, pictures)
-        with self._lock:
-            self.evaluations.append(metrics)
+            for writer in self._writers:
+                writer.evaluation(metrics, pictures)
+
+        self._write(write, "writing metrics")
+        self.evaluations.append(metrics)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_repeated()
 
     def progress(self) -> Progress:
-        """Raises RunError if the disk hangs, which the run's own thread cannot tell."""
-        self.disk.check()
-        with self._lock:
-            return Progress(
-                run=self._config.run.name,
-                state=self._state,
-                iteration=self._iteration,
-                iterations=self._config.run.iterations,
-                stages=dict(self._stages),
-                train_rewards=tuple(m.reward_mean for m in self.iterations),
-                heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
-                spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
-                workers=dict(self._workers),
-                messages=tuple(self._messages),
-                elapsed=self._before + time.monotonic() - self._started,
-                remaining=self._remaining(),
-            )
+        return Progress(
+            run=self._config.run.name,
+            state=self._state,
+            iteration=self._iteration,
+            iterations=self._config.run.iterations,
+            stages=dict(self._stages),
+            train_rewards=tuple(m.reward_mean for m in self.iterations),
+            heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
+            spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
+            workers=dict(self._workers),
+            messages=tuple(self._messages),
+            elapsed=self._before + self._world.now() - self._started,
+            remaining=self._remaining(),
+        )
 
     def _remaining(self) -> float | None:
         """By the pace of this process's iterations, plus a last evaluation as long as the first one."""
@@ -233,13 +223,43 @@ class Telemetry:
         last = next((e.seconds for e in self.evaluations if e.policy == "base"), 0.0)
         return left * sum(recent) / len(recent) + last
 
-    def close(self) -> None:
-        with self.disk.work("closing tensorboard/ and spans.jsonl"):
-            if self._writer is not None:
-                self._writer.close()
-            if self._spans is not None:
-                self._spans.close()
-                self._spans = None
+    async def written(self) -> None:
+        """Return once all that was to be written is on the disk."""
+        while self._writes:
+            self._idle.clear()
+            await self._idle.wait()  # each write has its deadline
+
+    async def close(self) -> None:
+        await self.written()
+        await self._world.blocking(self._close_files, *self._named("closing tensorboard/ and spans.jsonl"))
+
+    def _close_files(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        if self._spans is not None:
+            self._spans.close()
+            self._spans = None
+
+    def _named(self, what: str) -> tuple[str, float]:
+        """Name and deadline of work in the run folder."""
+        return f"{what} in {self._folder.path} (fleet.deadlines.checkpoint)", self._config.fleet.deadlines.checkpoint
+
+    def _write(self, work: Callable[[], None], what: str) -> None:
+        self._writes.append((work, what))
+        self._asked.set()
+
+    async def keep_writing(self) -> None:
+        """Write what comes; for a task of its own."""
+        while True:
+            self._asked.clear()
+            while self._writes:
+                together = list(self._writes)  # one thread for all of them
+                works = [work for work, _ in together]
+                await self._world.blocking(lambda: [work() for work in works], *self._named(together[0][1]))  # noqa: B023
+                for _ in together:
+                    self._writes.popleft()
+            self._idle.set()
+            await self._asked.wait()
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter
@@ -274,6 +294,6 @@ class Telemetry:
         self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
 
     def _record(self, span: Span) -> None:
-        if self._spans is not None:
-            with self.disk.work("writing spans.jsonl"):
-                self._spans.write(span)
+        spans = self._spans
+        if spans is not None:
+            self._write(lambda: spans.write(span), "writing spans.jsonl")

@@ -1,15 +1,16 @@
-"""The revisions of the sampling policy: made of what the learners hold, sent to both pools, kept in the run folder.
-
-Making and storing are done aside (`actors.cluster.background`), sending by the controller's main thread.
-"""
+"""The revisions of the sampling policy: made of what the learners hold, sent to the pools, kept in the run folder."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from actors.fleet.fleet import Fleet
 from actors.training.learner_group import LearnerGroup
+from actors.world import World
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
@@ -31,7 +32,7 @@ class PublishedRevision:
     digest: str
     """`lora_digest` of its factors."""
     fallback_level: int
-    """Of the fallback ladder, whose explorers it is packed for."""
+    """Whose explorers it is packed for."""
 
 
 class PolicyPublisher:
@@ -44,53 +45,74 @@ class PolicyPublisher:
         self,
         config: Config,
         folder: RunFolder,
+        world: World,
         fleet: Fleet,
         learners: LearnerGroup,
-        ladder: FallbackLadder,
+        fallback: FallbackLadder,
         probe: Any,
     ) -> None:
         """`probe`: reference of the prompt embedding of the probe forward."""
-        self._fleet = fleet
-        self._learners = learners
-        self._ladder = ladder
+        self._world, self._fleet, self._learners, self._fallback = world, fleet, learners, fallback
         self._probe = probe
         self._store = RevisionStore(folder.path / "revisions")
         self._publications = Publications(config.publish)
+        self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
         """What the regenerators were sent last, if it is none that is only evaluated."""
+        self._turn = asyncio.Lock()
+        """Who says what the regenerators hold: an update that needs groups once more does so beside an evaluation."""
 
-    def make(self, updates: int, fallback_level: int) -> None:
-        """Revision `updates`, packed for the explorers of a level of the fallback ladder."""
-        self._learners.tier = pool_sampling(self._ladder.config(fallback_level)).tier
-        revision = self._learners.revision("old")
+    async def make(self, updates: int, fallback_level: int) -> None:
+        """Revision `updates`, packed for the explorers of a fallback level."""
+        self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
+        revision = await self._learners.revision("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
-        self.newest = PublishedRevision(
-            self._publications.publish(revision), lora_digest(revision.factors), fallback_level
-        )
+
+        def pack() -> PublishedRevision:
+            return PublishedRevision(
+                self._publications.publish(revision), lora_digest(revision.factors), fallback_level
+            )
+
+        self.newest = await self._world.blocking(pack, f"packing {revision.name}", self._seconds)
 
     def store(self) -> None:
-        """Keep the newest revision in the run folder."""
+        """Keep the newest revision in the run folder. Blocks."""
         self._store.save(self.newest.publication)
         self._store.prune(keep=REVISIONS_KEPT)
 
-    def explore(self) -> None:
+    async def explore(self) -> None:
         """Send the explorers the newest revision."""
         self.explored = self.newest
-        self._fleet.explore_as(self._ladder.config(self.newest.fallback_level))
-        self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
+        self._fleet.explore_as(self._fallback.config(self.newest.fallback_level))
+        await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
-    def regenerate(self) -> None:
+    async def regenerate(self) -> None:
         """Send the regenerators the newest revision; nothing to do if they were."""
-        if self._regenerated is not self.newest:
-            self._regenerated = self.newest
-            self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
+        async with self.regenerating():
+            pass
 
-    def policy(self, policy: Policy) -> Publication:
+    @asynccontextmanager
+    async def regenerating(self) -> AsyncIterator[None]:
+        """Regenerators hold the newest revision for as long as the block lasts: nothing is evaluated meanwhile."""
+        async with self._turn:
+            if self._regenerated is not self.newest:
+                self._regenerated = self.newest
+                await self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
+            yield
+
+    async def policy(self, policy: Policy) -> Publication:
         """Another policy of the learners', to be evaluated."""
-        return self._publications.publish(self._learners.revision(policy))
+        revision = await self._learners.revision(policy)
+        return await self._world.blocking(
+            lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
+        )
 
-    def evaluate(self, publication: Publication) -> None:
-        """Send the regenerators a policy that is only evaluated; before they go on they need `regenerate`."""
-        self._regenerated = None
-        self._fleet.publish(REGENERATOR, publication, self._probe)
+    @asynccontextmanager
+    async def evaluating(self, publication: Publication) -> AsyncIterator[None]:
+        """Regenerators hold a policy that is only evaluated for as long as the block lasts. Before they go on they need
+        `regenerate`."""
+        async with self._turn:
+            self._regenerated = None
+            await self._fleet.publish(REGENERATOR, publication, self._probe)
+            yield

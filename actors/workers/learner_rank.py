@@ -9,11 +9,12 @@ from typing import Any
 import ray
 
 from actors.cluster import wait
+from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache, prepare
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
-from solrl_ray.errors import RunError
+from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
@@ -23,7 +24,7 @@ from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
 
-class LearnerRank:
+class LearnerRank(Callee):
     def __init__(self, config: Config, rank: int) -> None:
         self._config = config
         self._rank = rank
@@ -76,7 +77,7 @@ class LearnerRank:
         self._joined.begin(iteration, sizes)
         if first != self._joined.taken:
             return
-        with contextlib.suppress(wait.InputGone):
+        with contextlib.suppress(InputGone):
             self._joined.take(*self._fetch(iteration, groups, embeddings))
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
@@ -100,8 +101,8 @@ class LearnerRank:
         try:
             fetched: list[SampleGroup] = wait.get(groups, what=what, seconds=seconds)
             found = wait.get(embeddings, what=what, seconds=seconds)
-        except wait.WorkerGone as error:  # this rank is well; what it asked for is gone
-            raise wait.InputGone(error.what, error.reason) from error
+        except WorkerGone as error:  # this rank is well; what it asked for is gone
+            raise InputGone(error.what, error.reason) from error
         return fetched, {embedding.prompt_id: embedding for embedding in found}
 
     def update(self, iteration: int) -> UpdateMetrics:

@@ -7,7 +7,7 @@ import time
 import torch
 from torch import nn
 
-from actors.workers import termination
+from actors.cluster import termination
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import NonsenseError

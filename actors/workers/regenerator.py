@@ -24,7 +24,6 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Ref
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.columns import Columns
 from solrl_ray.rollout.sampler import Sampler, scored
-from solrl_ray.scheduling.lending import LoanEnded
 from solrl_ray.weight_sync.container import Buffer
 
 
@@ -56,7 +55,7 @@ class Regenerator(Callee):
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
-        self._guest: Guest | None = None
+        self._outside: _Outside | None = None
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -115,11 +114,12 @@ class Regenerator(Callee):
         return free_cache()
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
-        """Merge a revision into the weights, in place, and prove it. Ends a loan."""
-        if self._guest is not None:
-            self._guest = None
+        """Merge a revision into the weights, in place, and prove it."""
+        receipt = self._weights.load(payload, probe, full)
+        if self._outside is not None and isinstance(receipt, Receipt) and receipt.policy == "old":
+            self._outside = None
             free_cache()
-        return self._weights.load(payload, probe, full)
+        return receipt
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
         """Replay a selection's seeds with the current revision, which must be the unit's."""
@@ -176,47 +176,46 @@ class Regenerator(Callee):
             started=began,
         )
 
-    # Lent to an evaluation of somebody else's (`scheduling.lending`)
+    def score(
+        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+    ) -> Evaluated:
+        """As `evaluate`, by the rewards and settings of an evaluation that was asked for from outside.
 
-    def lend(self, loan: int) -> None:
-        """From now on the borrower's calls are taken, until the next `load_revision`."""
-        self._guest = Guest(loan)
-
-    def hold(self, loan: int, config: Config, payload: Buffer, probe: PromptEmbedding) -> Receipt | Refusal:
-        """Load what is to be evaluated, and the rewards and settings of `config`.
-
-        Raises:
-            LoanEnded: the worker has been taken back.
+        They are kept until the next revision of the sampling policy is loaded.
         """
-        guest = self._received(loan)
-        if guest.config != config:
-            guest.config = config
-            guest.columns = Columns(rewards.load(config.rewards, self._device))
-            guest.sampler = evaluating(config, self._model, guest.columns)
-        return self._weights.load(payload, probe, True)
-
-    def score(self, loan: int, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        """As `evaluate` of a `Scorer`, for the borrower; raises as `hold`."""
-        guest = self._received(loan)
-        assert guest.sampler is not None
-        assert guest.columns is not None
-        evaluated = self._evaluated(guest.sampler, unit, prompt, embedding, pictures)
-        return replace(evaluated, columns=guest.columns.last)
-
-    def _received(self, loan: int) -> Guest:
-        if self._guest is None or self._guest.loan != loan:
-            raise LoanEnded(f"{self._name} has been taken back by its run")
-        return self._guest
+        try:
+            if self._outside is None or self._outside.config != config:
+                self._outside = None
+                columns = Columns(rewards.load(config.rewards, self._device))
+                self._outside = _Outside(config, columns, evaluating(config, self._model, columns))
+            evaluated = self._evaluated(self._outside.sampler, unit, prompt, embedding, pictures)
+        except BaseException:  # as where there was no memory for them: the run's own work needs what there is
+            self._outside = None
+            free_cache()
+            raise
+        return replace(evaluated, columns=self._outside.columns.last)
 
 
-@dataclass(slots=True)
-class Guest:
-    """What a lent regenerator keeps for its borrower, beside the model."""
+@dataclass(frozen=True, slots=True)
+class _Outside:
+    """What a regenerator keeps for an evaluation from outside, beside the model."""
 
-    loan: int
-    config: Config | None = None
-    columns: Columns | None = None
-    sampler: Sampler | None = None
+    config: Config
+    columns: Columns
+    sampler: Sampler
+
+
+class Scorer(Regenerator):
+    """A regenerator of ``solrl eval`` alone: it scores with several rewards at once."""
+
+    def _load_reward(self) -> Reward:
+        self._columns = Columns(rewards.load(self._config.rewards, self._device))
+        return self._columns
+
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+        """As a regenerator's, with every reward's column. A unit is one micro-batch, so nothing is padded."""
+        evaluated = super().evaluate(unit, prompt, embedding, pictures)
+        return replace(evaluated, columns=self._columns.last)
 
 
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Sampler:

@@ -1,7 +1,13 @@
-"""The selector: ledgers, selection and journals of the open iterations. One truth, one failure domain.
+"""The selector: results, selection and journals of the open iterations. One truth, one failure domain.
 
-Results that it acknowledges are in the journal, on the disk; groups are written meanwhile, and `close` waits for them.
-Bringing the same twice changes nothing. What is brought together is waited for once (docs/decisions/pushed-units.md).
+::
+
+    open ─► accept, accept_groups, assemble … ─► close ─► drop
+     ▲ the journal is replayed: an iteration goes on where it ends
+
+What it acknowledges is in the journal, on the disk; groups are written meanwhile, and `close` waits for them. Bringing
+the same twice changes nothing. What is brought together is waited for once (docs/decisions/pushed-units.md). It answers
+with the units that are wanted from then on; who does them is the dispatcher's business (`scheduling.dispatcher`).
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +25,7 @@ from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary, group_digest
-from solrl_ray.scheduling.ledger import Ledger, Outcome
-from solrl_ray.scheduling.worker_state import kind_of
+from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.journal_entries import (
     maker,
@@ -41,8 +46,10 @@ WRITERS = 8
 class Ack:
     """What became of one of the results that were brought together."""
 
-    regenerate: WorkUnit | None = None
-    """The regenerate unit of its prompt, if that can be done from now on."""
+    units: tuple[WorkUnit, ...] = ()
+    """Units that are wanted now because of it."""
+    assemble: WorkUnit | None = None
+    """Of one stage: the unit whose group can be made of kept samples from now on."""
     refused: str = ""
     """What is wrong with it, if it is no answer."""
 
@@ -59,6 +66,8 @@ class Opened:
     """Groups that need not be made again."""
     candidates: int
     """Candidates whose rewards are known already."""
+    units: tuple[WorkUnit, ...]
+    """All that workers are to do now."""
     audits: tuple[str, ...] = ()
     """Prompts whose audits are done already."""
     message: str = ""
@@ -71,7 +80,6 @@ class _Open:
 
     state: IterationState
     journal: Journal
-    opening: Opened
     later: list[dict[str, Any]]
     """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
     save: Callable[[SampleGroup], Future[None]]
@@ -80,6 +88,15 @@ class _Open:
     """Groups that are to be written, and their lines in the journal, if they get one."""
     writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
     """The same on their way to the disk."""
+    revised: bool = False
+    """Of an iteration that is explored ahead: whether it is known what it is regenerated with."""
+
+    def wanted(self) -> tuple[WorkUnit, ...]:
+        """All units that workers are to do now: before it is known with what, nothing is regenerated or audited."""
+        units = self.state.all_wanted()
+        if self.state.plan.staleness and not self.revised:
+            units = tuple(unit for unit in units if unit.stage == "explore")
+        return units
 
     def write(self) -> None:
         """Send the groups that were taken on their way."""
@@ -138,9 +155,14 @@ class Selector(Callee):
         now, later = (entries[1:], []) if not plan.staleness else split(entries[1:])
         groups = self._replay_all(state, now)
         state.restart()
-        opened = Opened(groups=groups, candidates=state.counts().candidates, audits=state.audits_done, message=message)
-        self._open[plan.iteration] = _Open(state, journal, opened, later, save=self._save)
-        return opened
+        opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
+        return Opened(
+            groups=groups,
+            candidates=state.counts().candidates,
+            units=opened.wanted(),
+            audits=state.audits_done,
+            message=message,
+        )
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
         """Say which policy an iteration that was explored ahead is regenerated with, now that it is there.
@@ -153,8 +175,14 @@ class Selector(Callee):
         if opened.later[:1] != [entry]:
             opened.journal.append(entry)
             opened.later = [entry]
-        groups = self._replay_all(opened.state, opened.later[1:])
-        return replace(opened.opening, groups=groups, audits=opened.state.audits_done)
+        opened.revised, state = True, opened.state
+        groups = self._replay_all(state, opened.later[1:])
+        return Opened(
+            groups=groups,
+            candidates=state.counts().candidates,
+            units=opened.wanted(),
+            audits=state.audits_done,
+        )
 
     def drop(self, iteration: int) -> None:
         """Forget an iteration: a checkpoint holds what was learned from it."""
@@ -163,91 +191,64 @@ class Selector(Callee):
             dropped.settle(wait=True)
             dropped.journal.close()
 
-    def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
-        """Units for workers with a free slot, one per entry of `slots`, as far as units are waiting.
-
-        Args:
-            stage: ``explore``, units of the pools, or ``regenerate``, regenerate units and, when none waits, audit
-            units.
-        """
-        state = self._of(iteration).state
-        if stage == "explore":
-            leased = [(worker, state.explore.lease(worker, kind_of(worker))) for worker in slots]
-        else:
-            leased = [(worker, state.regenerate.lease(worker) or state.audit.lease(worker)) for worker in slots]
-        return [(worker, unit) for worker, unit in leased if unit is not None]
-
-    def hedge(self, pairs: list[tuple[str, WorkUnit]]) -> list[tuple[str, WorkUnit]]:
-        """Lease late units to second workers; those pairs of which the unit is still out, and with one worker."""
-        return [(worker, unit) for worker, unit in pairs if any(each.hedge(worker, unit.id) for each in self._ledgers)]
-
-    def release(self, worker: str) -> tuple[str, ...]:
-        """Take back a lost worker's units."""
-        return tuple(unit_id for ledger in self._ledgers for unit_id in ledger.release(worker))
-
-    def hold(self, held: list[tuple[str, WorkUnit]]) -> None:
-        """Note which units are at work already, after a restart."""
-        for worker, unit in held:
-            for ledger in self._ledgers:
-                ledger.hold(worker, unit.id)
-
-    def requeue(self, unit: WorkUnit, worker: str) -> None:
-        """Have a unit done again whose answer was lost on its way here, or refused."""
-        for ledger in self._ledgers:
-            ledger.requeue(unit.id, worker)
-
-    def take(self, results: Sequence[UnitResult]) -> list[Ack]:
+    def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
         """Take results of pools' units and of audits; those that are none are refused, each by itself.
 
-        Raises RunError as `record` does; what came before is taken then.
+        Raises:
+            RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
+                again and were not to be had. What came before is taken then.
         """
         with self._together():
-            return [self._taken(result) for result in results]
+            return [self._acknowledged(result) for result in results]
 
-    def take_groups(self, *groups: SampleGroup) -> list[Ack]:
-        """Take groups, which are given by reference. As `take` otherwise; they are on the disk after `close`."""
+    def accept_groups(self, *groups: SampleGroup) -> list[Ack]:
+        """Take groups, which are given by reference. As `accept` otherwise; they are on the disk after `close`."""
         with self._together():
-            return [self._taken(group) for group in groups]
+            return [self._acknowledged(group) for group in groups]
 
-    def take_again(self, *groups: SampleGroup) -> None:
+    def accept_again(self, *groups: SampleGroup) -> None:
         """After a restart: take groups that were taken before; those that are in the journal change nothing."""
-        self.take_groups(*[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)])
+        self.accept_groups(
+            *[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)]
+        )
 
-    def _taken(self, brought: UnitResult | SampleGroup) -> Ack:
+    def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
+        """All units of an iteration that workers are to do now."""
+        return self._of(iteration).wanted()
+
+    def _acknowledged(self, brought: UnitResult | SampleGroup) -> Ack:
         try:
             if isinstance(brought, SampleGroup):
-                self.store(brought)
+                self.record_group(brought)
             elif brought.unit.stage == "audit":
                 self.record_audit(brought)
             else:
-                unit = self.record(brought)
-                return _COUNTED if unit is None else Ack(regenerate=unit)
+                return self.record(brought)
         except NonsenseError as error:
             return Ack(refused=str(error))
         return _COUNTED
 
-    def record(self, result: UnitResult) -> WorkUnit | None:
-        """Take a result of a pool's unit. Returns the prompt's regenerate unit if it can be done from now on.
-
-        Raises:
-            NonsenseError: the answer is none.
-            RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
-                again and were not to be had.
-        """
-        opened = self._of(result.unit.iteration)
-        state = opened.state
+    def record(self, result: UnitResult) -> Ack:
+        """Take a result of a pool's unit. Raises NonsenseError if it is none, RunError as `accept`."""
+        opened = self._answered(result)
+        state, prompt_id = opened.state, result.unit.prompt_id
         try:
             outcome, selection = state.record(result)
         except (KeyError, ValueError) as error:
             raise NonsenseError(f"refused a result of {result.worker}: {error}") from error
         self._judge(state, outcome, lost=state.explore.wants_again(result.unit.id))
+        if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION):
+            return _COUNTED
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        return None if outcome in (Outcome.DUPLICATE, Outcome.VIOLATION) else state.ready(result.unit.prompt_id)
+        ready = state.ready(prompt_id)
+        if prompt_id not in state.selections:
+            return _COUNTED
+        return Ack(units=state.wanted(prompt_id), assemble=ready if state.plan.one_stage else None)
 
     def record_audit(self, result: UnitResult) -> Outcome:
         """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `record` does."""
-        opened = self._of(result.unit.iteration)
+        opened = self._answered(result)
         try:
             outcome = opened.state.record_audit(result)
         except (KeyError, ValueError) as error:
@@ -257,7 +258,7 @@ class Selector(Callee):
             opened.journal.append(unit_entry(result))
         return outcome
 
-    def store(self, group: SampleGroup) -> Outcome:
+    def record_group(self, group: SampleGroup) -> Outcome:
         """Take a group, which is written to the run folder aside. Raises as `record` does."""
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
@@ -275,39 +276,39 @@ class Selector(Callee):
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
-        """Make the group of a regenerate unit out of the samples that were kept, and take it; returns rewards and
-        group.
+        """Make the group of a prompt out of the samples that were kept, and take it; returns rewards and group.
 
-        Raises as `record` does.
+        Raises RunError as `accept`.
         """
         try:
             group = assemble(unit, parts)
             with self._together():
-                self.store(group)
+                self.record_group(group)
         except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
-    def stored(self, iteration: int, prompt_id: str) -> tuple[bool, SampleGroup | None]:
-        """An acknowledged group, read from the run folder: True, and the group.
+    def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], SampleGroup | None]:
+        """An acknowledged group, read from the run folder: no unit is wanted, and the group.
 
-        If the folder does not hold its bytes any more: False, and the group is asked for again.
+        If the folder does not hold its bytes any more: the units that make it again, and None.
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
-        state = opened.state
         try:
             group = self._folder.load_group(iteration, prompt_id)
-            if state.holds(group):
-                return True, group
+            if opened.state.holds(group):
+                return (), group
         except Unreadable:
             pass
-        state.lose_group(prompt_id)
-        return False, None
+        opened.state.lose_group(prompt_id)
+        return opened.state.wanted(prompt_id), None
 
-    def lose(self, unit: WorkUnit) -> None:
-        """Have the kept samples of a regenerate unit made again, because they are gone."""
-        self._of(unit.iteration).state.lose(unit.prompt_id)
+    def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
+        """Note that the kept samples of a prompt's group are gone; returns the units that make them again."""
+        state = self._of(unit.iteration).state
+        state.lose(unit.prompt_id)
+        return state.wanted(unit.prompt_id)
 
     def close(self, iteration: int) -> IterationSummary:
         """What an iteration came to, all of which is on the disk then. Raises RunError if it is not complete."""
@@ -332,16 +333,15 @@ class Selector(Callee):
                 opened.settle(wait=False)
             yield
 
-    @property
-    def _ledgers(self) -> tuple[Ledger, ...]:
-        """Of all open iterations: a unit's id names its own."""
-        states = [opened.state for opened in self._open.values()]
-        return tuple(ledger for state in states for ledger in (state.explore, state.regenerate, state.audit))
-
     def _of(self, iteration: int) -> _Open:
         if iteration not in self._open:
             raise RunError(f"the selector was asked about iteration {iteration}, but {sorted(self._open)} are open")
         return self._open[iteration]
+
+    def _answered(self, result: UnitResult) -> _Open:
+        if result.unit.iteration not in self._open:
+            raise NonsenseError(f"{result.worker} answered {result.unit.id}, whose iteration is not open")
+        return self._of(result.unit.iteration)
 
     def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
         """Raises RunError for a violation that the run cannot or may not go on with.
@@ -363,7 +363,7 @@ class Selector(Callee):
             state.record(unit_result(entry, state.plan))
         elif entry["kind"] == "audit":
             state.record_audit(unit_result(entry, state.plan))
-        elif entry["kind"] == "regenerate":
+        elif entry["kind"] == "regenerate" and not state.has_group(entry["prompt"]):  # twice, if it was made again
             try:
                 group = self._folder.load_group(state.plan.iteration, entry["prompt"])
                 if group_digest(group) == entry["digest"]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from actors.cluster.rpc import Callee
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -13,7 +14,7 @@ from solrl_ray.prompts.prompt_set import EmbeddingCache
 from solrl_ray.records import Prompt, PromptEmbedding
 
 
-class TextEncoder:
+class TextEncoder(Callee):
     """Made without loading anything: what goes wrong in `start` arrives as itself, not as a death."""
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -34,5 +35,5 @@ class TextEncoder:
     def embed(self, prompt: Prompt) -> PromptEmbedding:
         """The prompt's embedding, from the cache on disk or encoded now."""
         if self._cache is None:
-            raise RunError("the encoder was used before it was started")
+            raise RunError("the text encoder was used before it was started")
         return self._cache.get([prompt])[0]

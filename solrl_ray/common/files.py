@@ -10,44 +10,15 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import UserError
 
 READ_SECONDS = 60.0
 """How long who only wants to know something waits for a disk."""
-
-T = TypeVar("T")
-
-
-def in_time(work: Callable[[], T], *, what: str, seconds: float) -> T:
-    """What `work` returns, which reads or writes files; raises what it raises.
-
-    A network disk that is gone lets a process wait for ever, where no signal reaches it: `work` has a thread of its
-    own, which is left to itself then.
-
-    Args:
-        what: its name, as the subject of a sentence.
-
-    Raises RunError if it takes longer than `seconds`.
-    """
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:  # whoever waits raises it
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="disk", daemon=True).start()
-    if not wait([done], timeout=seconds).done:
-        raise RunError(f"{what} passed its deadline of {seconds:g} s: the disk does not answer")
-    return done.result()
 
 
 def replace_file(path: Path, content: bytes) -> None:

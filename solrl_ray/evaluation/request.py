@@ -43,7 +43,7 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
 
 
 ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")
-"""What an evaluation on borrowed regenerators may set as it likes; all else they have from their run."""
+"""What an evaluation by a live run may set as it likes; all else its regenerators have from the run."""
 
 
 def obstacle(config: Config, run: Config) -> str:
@@ -53,7 +53,7 @@ def obstacle(config: Config, run: Config) -> str:
         run: the run's own configuration.
     """
     if 0 in (run.evaluation.share, config.evaluation.share):
-        return "the run lends no regenerator (evaluation.share is 0); evaluating alone"
+        return "the run evaluates for nobody else (evaluation.share is 0); evaluating alone"
     key = first_difference(config, run, free=ASKED_FOR)
     if key is not None:
         return f"the live run's regenerators have another {key} than was asked for; evaluating alone"

@@ -1,20 +1,21 @@
-"""The state of one iteration: units, candidates, selections and finished sample groups. Pure.
+"""What is known of one iteration: candidates, selections and finished sample groups. Pure.
 
 Per prompt, in two stages and in one::
 
-    explore units ──record──► all in? ──► Selection ──► one regenerate unit, sampled ──record_group──► finished
-    sample units ───record──► all in? ──► Selection ──► one regenerate unit, of kept samples ──record_group──► finished
+    explore units ──record──► all in? ──► Selection ──► a regenerate unit ──record_group──► finished
+    sample units ───record──► all in? ──► Selection ──► a group of kept samples ──record_group──► finished
          ▲                                  │
-         └─────── those chosen are lost ────┘   after a node's loss or a resume; to the same bytes
+         └─────── chosen ones are lost ─────┘   after a node's loss or a resume; to the same bytes
 
 In two stages, some prompts have an audit unit as well, of seeds that were not chosen; its rewards are only measured.
 A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
-arrival order, retries and duplicates change nothing.
+arrival order, retries and duplicates change nothing. Which worker does what, `scheduling.dispatcher` decides.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import struct
 from collections.abc import Sequence
@@ -54,9 +55,9 @@ class IterationPlan:
     """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
     audit: AuditPlan | None = None
     fallback_level: int = 0
-    """Of the fallback ladder."""
+    """0: previews as configured; higher: as `fidelity.fallback` says."""
     steps: int | None = None
-    """Solver steps of the pool's units on that level, if not those of level 0."""
+    """Solver steps of the pool's units on that fallback level, if not those of level 0."""
 
     @property
     def exploring_revision(self) -> int:
@@ -91,7 +92,6 @@ class Counts:
     candidates: int
     selections: int
     groups: int
-    requeued: int
     duplicates: int
     violations: int
 
@@ -130,8 +130,10 @@ class IterationState:
         self.plan = plan
         self.explore = Ledger()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
-        for unit in plan.pool_units():
-            self.explore.add(unit, self._kinds.get(unit.prompt_id, ""))
+        self._pools = {prompt_id: plan.pool_units_of(prompt_id) for prompt_id in plan.prompt_ids}
+        """Prompt id → its pool's units."""
+        for unit in itertools.chain.from_iterable(self._pools.values()):
+            self.explore.add(unit)
         self.regenerate = Ledger()
         self.audit = Ledger()
         self.selections: dict[str, Selection] = {}
@@ -171,7 +173,7 @@ class IterationState:
         return outcome, self._select(result.unit.prompt_id)
 
     def ready(self, prompt_id: str) -> WorkUnit | None:
-        """The regenerate unit of a prompt once it can be done; asks again for chosen samples that are lost.
+        """The regenerate unit of a prompt once it can be done; wants chosen samples again that are lost.
 
         In two stages it can be once the selection is there; in one, once all it chose is kept.
         """
@@ -183,14 +185,29 @@ class IterationState:
             self.explore.redo(unit.id)
         return None if lost else self.regenerate_unit(selection)
 
+    def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
+        """Units of a prompt that workers are to do now: without a result, or with one whose samples are lost."""
+        units = [unit for unit in self._pools[prompt_id] if self.explore.wants(unit.id)]
+        selection = self.selections.get(prompt_id)
+        if selection is not None and not self.plan.one_stage:
+            unit = self.regenerate_unit(selection)
+            units += [unit] if self.regenerate.wants(unit.id) else []
+        if selection is not None and prompt_id in self._audited and prompt_id not in self._audits:
+            units.append(self._audit_unit(selection))
+        return tuple(units)
+
+    def all_wanted(self) -> tuple[WorkUnit, ...]:
+        """`wanted` of every prompt, in the plan's order."""
+        return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
+
     def sources(self, prompt_id: str) -> list[WorkUnit]:
         """The pool units whose kept samples a selected prompt's group is made of; none in two stages."""
         chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
-        units = self.plan.pool_units_of(prompt_id) if self.plan.one_stage else []
+        units = self._pools[prompt_id] if self.plan.one_stage else []
         return [unit for unit in units if chosen & set(unit.indices)]
 
     def lose(self, prompt_id: str) -> None:
-        """Note that the kept samples of a selected prompt are gone, and have them made again."""
+        """Note that the kept samples of a selected prompt are gone, and want them again."""
         self._kept -= {unit.id for unit in self.sources(prompt_id)}
         self.ready(prompt_id)
 
@@ -214,13 +231,13 @@ class IterationState:
         return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
 
     def lose_group(self, prompt_id: str) -> None:
-        """Note that an accepted group is gone, and have it made again."""
+        """Note that an accepted group is gone, and want it again."""
         self.regenerate.redo(self.regenerate_unit(self.selections[prompt_id]).id)
         if self.plan.one_stage:
             self.lose(prompt_id)
 
     def restart(self) -> None:
-        """Note that no samples are kept any more, as after a replayed journal; asks again for what is chosen."""
+        """Note that no samples are kept any more, as after a replayed journal; wants again what is chosen."""
         self._kept.clear()
         for prompt_id, selection in self.selections.items():
             if not self.regenerate.has(self.regenerate_unit(selection).id):
@@ -284,7 +301,6 @@ class IterationState:
             candidates=self.explore.done * self.plan.micro_batch,
             selections=len(self.selections),
             groups=self.regenerate.done,
-            requeued=sum(ledger.requeued for ledger in self._ledgers),
             duplicates=sum(ledger.duplicates for ledger in self._ledgers),
             violations=sum(ledger.violations for ledger in self._ledgers),
         )
@@ -340,9 +356,9 @@ class IterationState:
     def _audit_unit(self, selection: Selection) -> WorkUnit:
         """Seeds of a pool that were not selected, as a unit."""
         assert self.plan.audit is not None
-        plan, full = self.plan, self.regenerate_unit(selection)
-        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, full.indices)
-        return replace(full, stage="audit", indices=indices)
+        plan, chosen = self.plan, self.regenerate_unit(selection)
+        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, chosen.indices)
+        return replace(chosen, stage="audit", indices=indices)
 
     def _audited_pool(self, prompt_id: str) -> AuditedPool:
         result = self._audits[prompt_id]

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.pools import key_of, pools, shares
 from solrl_ray.config.schema import Config
-from solrl_ray.config.sharing import shares
 
 RESOURCES = ("GPU", "CPU")
 _ROUNDING = 1e-9

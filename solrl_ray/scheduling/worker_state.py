@@ -3,13 +3,11 @@
 ::
 
     WAITING ──placed──► STARTING ──started──► STALE ──proved──► READY ──outdated──► STALE
-                                                                  └──lent──► LENT ──returned──► STALE
     each of them ──leave──► DRAINING            finishes what it holds, gets no more
     each of them and DRAINING ──lost──► DEAD
 
 A replacement is a new worker with a name of its own; it enters at WAITING, for a place in the cluster, and must fetch
-and prove its policy revision like everybody else before it gets work. So does one that was lent to an evaluation
-(`scheduling.lending`).
+and prove its policy revision like everybody else before it gets work.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ class State(Enum):
     STARTING = "starting"
     STALE = "stale"
     READY = "ready"
-    LENT = "lent"
     DRAINING = "draining"
     DEAD = "dead"
 
@@ -36,17 +33,14 @@ _TRANSITIONS: dict[tuple[State, str], State] = {
     (State.STALE, "outdated"): State.STALE,
     (State.STARTING, "outdated"): State.STARTING,
     (State.WAITING, "outdated"): State.WAITING,
-    (State.READY, "lent"): State.LENT,
-    (State.LENT, "outdated"): State.LENT,
-    (State.LENT, "returned"): State.STALE,
-    **{(State.DRAINING, event): State.DRAINING for event in ("placed", "started", "proved", "outdated", "returned")},
+    **{(State.DRAINING, event): State.DRAINING for event in ("placed", "started", "proved", "outdated")},
     **{(state, "leave"): State.DRAINING for state in State if state is not State.DEAD},
     **{(state, "lost"): State.DEAD for state in State if state is not State.DEAD},
 }
 
 
 def advance(state: State, event: str) -> State:
-    """The state after ``placed``, ``started``, ``proved``, ``outdated``, ``lent``, ``returned``, ``leave`` or ``lost``.
+    """The state after ``placed``, ``started``, ``proved``, ``outdated``, ``leave`` or ``lost``.
 
     Raises ValueError if it is not allowed.
     """

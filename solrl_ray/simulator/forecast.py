@@ -157,6 +157,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,
         max_inflight=config.fleet.max_inflight,
+        hedge=config.fleet.hedge,
         one_stage=is_one_stage(config),
         max_staleness=rollout.max_staleness,
         colocated=colocated(config),

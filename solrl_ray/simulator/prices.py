@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from solrl_ray.config import yaml12
+from solrl_ray.config import yaml_text
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
@@ -97,12 +97,12 @@ class OrchestrationCosts(Section):
     """Milliseconds of the controller; fields as in `scenario.Orchestration`."""
 
     conditions: str
-    round: float
     worker: float
     call: float
     load: float
     answer: float
     ask: float
+    open: float
     commit: float
     record: float
     candidate: float
@@ -163,7 +163,7 @@ def read_part(path: Path, kind: type[P]) -> P:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The file {path} cannot be read: {error}.") from None
     try:
-        return kind.model_validate(yaml12.parse(text, str(path)))
+        return kind.model_validate(yaml_text.parse(text, str(path)))
     except ValidationError as error:
         detail = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in detail["loc"])

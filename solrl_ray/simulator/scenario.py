@@ -25,20 +25,20 @@ class Stages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orchestration:
-    """Seconds that the controller spends, one thing after another."""
+    """Seconds of the controller, which does one thing after another, and of the selector, which does so beside it."""
 
-    round: float = 0.0
-    """One look at what has arrived."""
     worker: float = 0.0
-    """The same, for each worker of both pools."""
+    """A look at one worker, of which the controller takes one at everybody five times a second."""
     call: float = 0.0
-    """Sending one call with a unit, its prompt and the reference of an embedding."""
+    """Choosing a worker for a unit, and sending it the unit, its prompt and the reference of an embedding."""
     load: float = 0.0
     """Sending one call with the references of a revision and of a probe's embedding."""
     answer: float = 0.0
-    """Taking one small answer."""
+    """Taking one small answer, and what the controller notes because of it."""
     ask: float = 0.0
-    """One question to the selector and its answer."""
+    """From a call to the selector to its answer, if it has nothing to do for it; the controller goes on meanwhile."""
+    open: float = 0.0
+    """What opening an iteration takes for each unit of its pools: the selector's work, the message, the queue."""
     commit: float = 0.0
     """The selector's wait for the disk, once for all that is brought together."""
     record: float = 0.0
@@ -106,6 +106,8 @@ class Scenario:
     regenerators: int
     learners: int = 1
     max_inflight: int = 2
+    hedge: float = 0.0
+    """How many medians of its stage a unit may be out before an idle worker does it as well; 0: never."""
     one_stage: bool = False
     """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
     max_staleness: int = 0

@@ -1,43 +1,47 @@
-"""A run in virtual time: the real ledger, iteration state, selection and worker states; stages and messages that only
-cost time.
+"""A run in virtual time: the real dispatcher, iteration state, selection and worker states; stages and messages that
+only cost time.
 
 ::
 
-    publish ─► [ hand out ─► wait ─► take what came ]* ─► update ─► …
-            └► checkpoint                             └─►
+    publish ─► [ wait ─► take what came ─► bring it to the selector ─► hand out ]* ─► update ─► …
+            └► checkpoint                                                         └─►
 
 The same goes on during update and the making of a revision: with staleness, the next iteration is explored then.
 
-One clock is the controller's, who does one thing at a time as `actors.dispatch.rollout` does: what it spends on a
-message delays the next. Workers run what they were handed in order, `max_inflight` units deep. Results come from no
-model: proxy rewards are addressed random numbers, so that selections are real ones. Pure; equal scenarios give equal
-results.
+One clock is the controller's, which does one thing at a time: what it spends on a message delays the next. In a turn it
+takes all that has come by then, sends the selector what that means for it, and hands out; so does the event loop of a
+live run. The selector answers one call after the other, and what comes meanwhile goes in its next call. Workers do what
+they were handed in order, `max_inflight` units deep. Results come from no model: proxy rewards are addressed random
+numbers, so that selections are real ones. Pure; equal scenarios give equal results.
 
-Left out: hung workers (a deadline's length is a choice, not a cost), late units that are handed out a second time
-(``fleet.hedge``), prompt encoding, evaluations, contention of compute threads, traffic other than that of revisions.
+Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding,
+evaluations, contention of compute threads, traffic other than that of revisions.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
+from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.scheduling.staleness import may_explore, staleness_of
-from solrl_ray.scheduling.worker_state import State, advance, replacement_name, role_of
+from solrl_ray.scheduling.worker_state import State, advance, pool_of, replacement_name, role_of, slot_of
 from solrl_ray.simulator.chance import Chance
-from solrl_ray.simulator.pool import SimulatedPool, SimulatedWorker
 from solrl_ray.simulator.scenario import Scenario
 
 ROLES = ("explorer", "regenerator")
 LOSSES = 10
 """Losses of each worker and rank in one iteration, on average, after which it is said never to end."""
+LOOK_SECONDS = 0.2
+"""Between two looks at all workers, as `actors.fleet.fleet` takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,25 @@ class SimulatedIteration:
     busy: dict[str, float]
     """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
     lost: int
+    requeued: int
+    """Units that were given to another worker because theirs was lost."""
+    hedged: int
+    """Units that an idle worker did as well, because they were late."""
     closed: IterationSummary
+
+
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    device: str
+    node: int
+    factor: float
+    """Its time for a unit, in times of the usual one."""
+    dies: float
+    state: State = State.STARTING
+    loading: bool = False
+    free: float = 0.0
+    """When it has done all units that it was given."""
 
 
 @dataclass(slots=True)
@@ -65,20 +87,28 @@ class _Open:
     """An iteration under way."""
 
     state: IterationState
-    waiting: dict[str, bool]
-    """Role → whether it may have units for it."""
     explored: float
     """When the last result of a pool's unit came."""
+    is_open: bool = False
+    """Whether the selector has said which units are wanted."""
+
+    @property
+    def batch(self) -> str:
+        return f"iteration {self.state.plan.iteration}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
     kind: str
-    """``started``, ``loaded``, ``done`` or ``lost``."""
-    worker: str
+    """Of a worker: ``started``, ``loaded``, ``done`` or ``lost``; of the selector: ``opened``, ``judged`` or
+    ``assembled``; ``look``: it is time to look for late units."""
+    worker: str = ""
     unit: WorkUnit | None = None
-    publication: int = 0
+    number: int = 0
+    """Of the revision that was loaded, or of the iteration that was opened."""
     seconds: float = 0.0
+    brought: tuple[_Event, ...] = ()
+    """The ``done`` ones that are judged."""
 
 
 class Simulation:
@@ -97,22 +127,35 @@ class Simulation:
         self._scenario = scenario
         self._costs = scenario.orchestration
         self._chance = Chance(scenario)
+        self._dispatcher = Dispatcher(max_inflight=scenario.max_inflight, hedge=scenario.hedge, strikes=1)
         self._now = 0.0
         self._written = 0.0
         """When all groups are on the disk."""
         self._controller = 0.0
         self._iteration = 0
         self._sequence = 0
-        self._lost = 0
+        self._lost = self._hedged = 0
         self._heap: list[tuple[float, int, _Event]] = []
+        self._looks_again = False
+        """Whether a ``look`` is among the events."""
+        self._looked = 0.0
+        """When the controller last looked at all workers."""
         self._device_free: dict[str, float] = {}
-        self._pools = {role: SimulatedPool(role) for role in ROLES}
-        self._working = ROLES[:1] if scenario.one_stage else ROLES
+        self._workers: dict[str, dict[str, _Worker]] = {role: {} for role in ROLES}
+        self._published = dict.fromkeys(ROLES, 0)
+        """Role → the revision that its workers were sent last."""
         self._open_iterations: dict[int, _Open] = {}
+        self._inbox: list[_Event] = []
+        """What is to be brought to the selector."""
+        self._calls: list[list[_Event]] = []
+        """The same, of which the next calls are made."""
+        self._selector_answers = True
+        """Whether it has answered what it was brought last."""
+        self._selector_free = 0.0
         for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
             for index in range(count):
-                member = self._open(role, f"{role}-{index}")
-                member.state = advance(member.state, "started")
+                worker = self._open(role, f"{role}-{index}")
+                worker.state = advance(worker.state, "started")
 
     def run(self, iterations: int) -> Iterator[SimulatedIteration]:
         """The next `iterations`, one after the other."""
@@ -124,7 +167,7 @@ class Simulation:
         Raises RunError if workers fail so often that it does not end.
         """
         scenario, began, lost, present = self._scenario, self._now, self._lost, self._iteration
-        self._lost_before = lost
+        self._lost_before, self._hedged = lost, 0
         self._busy = dict.fromkeys(ROLES, 0.0)
         self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
@@ -132,19 +175,22 @@ class Simulation:
             self._publish("explorer", present)
         if present not in self._open_iterations:
             self._begin(present)
-            self._serve()
+        this = self._open_iterations[present]
+        while not this.is_open:
+            self._turn()
         self._publish("regenerator", present)
         opened, self._controller = self._now, 0.0
-        saved, this = opened + scenario.stages.checkpoint, self._open_iterations[present]
+        saved = opened + scenario.stages.checkpoint
         self._explore_ahead()
         while not this.state.complete:
-            self._hand_out()
-            self._take_all(self._arrived())
+            self._turn()
         rolled, controller = self._now, self._controller
         self._aside(max(0.0, saved - rolled))
         self._update()
         self._now = max(self._now, self._written)
         self._iteration += 1
+        requeued = self._dispatcher.requeued[this.batch]
+        self._dispatcher.drop(this.batch)
         del self._open_iterations[present]
         self._chance.forget(present)
         return SimulatedIteration(
@@ -155,10 +201,15 @@ class Simulation:
             update=self._now - rolled,
             busy=self._busy | {"controller": controller},
             lost=self._lost - lost,
+            requeued=requeued,
+            hedged=self._hedged,
             closed=this.state.close(),
         )
 
+    # What the controller does
+
     def _begin(self, iteration: int) -> None:
+        """Have the selector open an iteration; all else goes on meanwhile."""
         scenario = self._scenario
         plan = IterationPlan(
             iteration=iteration,
@@ -170,11 +221,13 @@ class Simulation:
             micro_batch=scenario.micro_batch,
             one_stage=scenario.one_stage,
         )
-        self._open_iterations[iteration] = _Open(
-            IterationState(plan), dict.fromkeys(self._working, True), explored=self._now
-        )
+        self._open_iterations[iteration] = _Open(IterationState(plan), explored=self._now)
+        units = scenario.prompts * scenario.pool // scenario.micro_batch
+        self._ask(units * self._costs.open, _Event("opened", number=iteration))
 
-    # What the controller does
+    def _opened(self, this: _Open) -> None:
+        this.is_open = True
+        self._want(this, this.state.all_wanted())
 
     def _explore_ahead(self) -> None:
         """The explorers go on with the next iteration, if they may."""
@@ -183,158 +236,99 @@ class Simulation:
         if following not in self._open_iterations and may_explore(
             following, present=self._iteration, explored=explored, max_staleness=staleness, iterations=iterations
         ):
-            if self._pools["explorer"].revision != self._iteration:
+            if self._published["explorer"] != self._iteration:
                 self._publish("explorer", self._iteration)
             self._begin(following)
 
     def _publish(self, role: str, revision: int) -> None:
-        pool = self._pools[role]
-        pool.revision = revision
-        for member in pool.members.values():
-            member.state = advance(member.state, "outdated")
-            pool.settle(member, self._scenario.max_inflight)
-            self._spend(self._costs.load)
-            if member.state is State.STALE:
-                self._load(member)
+        self._published[role] = revision
+        for worker in self._workers[role].values():
+            worker.state = advance(worker.state, "outdated")
+            self._dispatcher.not_ready(worker.name)
+            if worker.state is State.STALE and not worker.loading:
+                self._load(worker)
 
-    def _hand_out(self, max_inflight: int | None = None) -> None:
-        """Fill free slots; `max_inflight`: units that a worker may have, if not all that it may at other times."""
-        for iteration, this in self._open_iterations.items():
-            regenerated = self._pools["regenerator"].revision == iteration == self._iteration
-            for role in self._working if regenerated else ROLES[:1]:
-                self._hand_out_stage(this, role, max_inflight or self._scenario.max_inflight)
+    def _want(self, this: _Open, units: Iterable[WorkUnit]) -> None:
+        for unit in units:
+            pool = "regenerators" if unit.stage == "regenerate" else "explorers"
+            self._dispatcher.add([unit], batch=this.batch, pool=pool, priority=unit.iteration)
 
-    def _hand_out_stage(self, this: _Open, role: str, max_inflight: int) -> None:
-        pool = self._pools[role]
-        worker = pool.slot(max_inflight) if this.waiting[role] else None
-        if worker is None:
-            return
-        self._spend(self._costs.ask)
-        ledger = this.state.explore if role == "explorer" else this.state.regenerate
-        while worker is not None:
-            unit = ledger.lease(worker)
-            if unit is None:
-                this.waiting[role] = False
-                break
+    def _hand_out(self) -> None:
+        """As `actors.dispatch.hand_out.HandOut` does."""
+        for each in self._dispatcher.assign(self._now):
             self._spend(self._costs.call)
-            self._give(pool, pool.members[worker], unit)
-            worker = pool.slot(max_inflight)
-
-    def _serve(self) -> None:
-        """As `Rollout.fill_workers`."""
-        for max_inflight in (1, 1, None):
-            if self._heap and self._heap[0][0] <= self._now:
-                self._take_all(self._arrived())
-            self._hand_out(max_inflight)
+            self._hedged += each.hedge
+            self._give(self._workers[role_of(each.worker)][each.worker], each.unit)
+        seconds = self._dispatcher.hedge_look(self._now)
+        if seconds is not None and not self._looks_again:
+            self._looks_again = True
+            self._happens(self._now + seconds, _Event("look"))
 
     def _aside(self, seconds: float) -> None:
-        """Time that the learner group needs, while everybody else goes on."""
+        """Time that the learner group or the selector needs, while everybody else goes on."""
         until = self._now + seconds
         while self._heap and self._heap[0][0] < until:
-            self._hand_out()
-            self._take_all(self._arrived())
-        self._hand_out()
+            self._turn()
         self._now = max(self._now, until)
 
-    def _arrived(self) -> list[_Event]:
-        """Wait for the next event; it, and whatever else is there by then."""
+    def _turn(self) -> None:
+        """Wait for the next event, and do all that is to be done because of it and of what else is there by then."""
         self._now = max(self._now, self._heap[0][0])
+        if self._now >= self._looked + LOOK_SECONDS:
+            self._spend(self._costs.worker * sum(len(workers) for workers in self._workers.values()))
+            self._looked = self._now
         events = []
         while self._heap and self._heap[0][0] <= self._now:
             events.append(heapq.heappop(self._heap)[2])
-        workers = sum(len(pool.members) for pool in self._pools.values())
-        self._spend(self._costs.round + self._costs.worker * workers)
-        return events
-
-    def _take_all(self, events: list[_Event]) -> None:
-        """As `Rollout.take`: results of pools' units come to the selector together, and after them groups."""
         for event in events:
-            if event.kind != "lost":
-                self._settle(event)
-        explored = [event for event in events if event.unit is not None and event.unit.stage != "regenerate"]
-        stored = [event.unit for event in events if event.unit is not None and event.unit.stage == "regenerate"]
-        if explored:
-            self._bring(len(explored), self._costs.record + self._costs.candidate * self._scenario.micro_batch)
-            for event in explored:
-                self._record(event)
-        if stored:
-            if explored:
-                self._hand_out()
-            self._bring(len(stored), self._costs.store)
-            for unit in stored:
-                self._store(unit)
-        for event in events:
-            if event.kind == "lost":
-                self._replace(event.worker)
+            self._take(event)
+        self._bring()
+        self._hand_out()
 
-    def _settle(self, event: _Event) -> None:
-        """An answer, as its pool takes it."""
-        pool = self._pools[role_of(event.worker)]
-        member = pool.members[event.worker]
+    def _take(self, event: _Event) -> None:
+        if event.kind == "look":
+            self._looks_again = False
+            return
         self._spend(self._costs.answer)
         if event.kind == "done":
-            member.units -= 1
+            assert event.unit is not None
+            self._dispatcher.answered(event.worker, event.unit, now=self._now, seconds=event.seconds)
             self._busy[role_of(event.worker)] += event.seconds
-        elif event.kind == "started":
-            member.state = advance(member.state, "started")
-            self._load(member)
-        elif event.publication == pool.revision:
-            member.state = advance(member.state, "proved")
-        pool.settle(member, self._scenario.max_inflight)
+            self._inbox.append(event)
+        elif event.kind == "judged":
+            self._selector_answers = True
+            for each in event.brought:
+                self._judged(each)
+        elif event.kind == "opened":
+            self._opened(self._open_iterations[event.number])
+        elif event.kind == "assembled":
+            assert event.unit is not None
+            self._store(event.unit)
+        elif event.kind == "lost":
+            self._replace(event.worker)
+        else:
+            self._advance(self._workers[role_of(event.worker)][event.worker], event)
 
-    def _bring(self, count: int, cost: float) -> None:
-        """The selector takes so many at a time; groups are written while it and the controller go on."""
-        self._spend(self._costs.ask + self._costs.commit + count * cost)
+    def _advance(self, worker: _Worker, event: _Event) -> None:
+        """A worker has started, or has loaded a revision: which may not be the newest one any more."""
+        revision = self._published[role_of(worker.name)]
+        worker.loading = False
+        if event.kind == "loaded" and event.number == revision:
+            worker.state = advance(worker.state, "proved")
+            self._dispatcher.ready(worker.name, pool_of(worker.name), ("old", revision))
+            return
+        if event.kind == "started":
+            worker.state = advance(worker.state, "started")
+        self._load(worker)
 
-    def _record(self, event: _Event) -> None:
-        unit = event.unit
-        assert unit is not None
-        this, rewards = self._open_iterations[unit.iteration], self._chance.rewards(unit)
-        result = UnitResult(
-            unit=unit,
-            rewards=tuple(rewards[index] for index in unit.indices),
-            worker=event.worker,
-            score_class="simulated",
-            seconds=event.seconds,
-        )
-        this.state.record(result)
-        this.explored = self._now
-        full = this.state.ready(unit.prompt_id)
-        if full is not None and self._scenario.one_stage:  # put together one by one
-            self._bring(1, self._costs.store)
-            self._store(full)
-        elif full is not None:
-            this.waiting["regenerator"] = True
-        if unit.iteration == self._iteration:
-            self._explore_ahead()
-
-    def _store(self, unit: WorkUnit) -> None:
-        rewards = self._chance.rewards(unit)
-        group = SampleGroup(
-            iteration=unit.iteration,
-            revision=unit.revision,
-            prompt_id=unit.prompt_id,
-            indices=unit.indices,
-            rewards=tuple(rewards[index] for index in unit.indices),
-            latents=torch.zeros(len(unit.indices), 1),
-        )
-        self._open_iterations[unit.iteration].state.record_group(group)
-        self._written = max(self._written, self._now) + self._costs.write
-
-    def _replace(self, worker: str) -> None:
-        pool = self._pools[role_of(worker)]
-        member = pool.members[worker]
-        self._spend(self._costs.ask)
-        member.state = advance(member.state, "lost")
-        del pool.members[member.name]
+    def _replace(self, name: str) -> None:
+        worker = self._workers[role_of(name)].pop(name)
+        worker.state = advance(worker.state, "lost")
         self._lose()
-        for this in self._open_iterations.values():
-            this.state.explore.release(member.name)
-            this.state.regenerate.release(member.name)
-            this.waiting = dict.fromkeys(self._working, True)
+        self._dispatcher.lost(name)
         if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
-            self._device_free[member.device] = self._now
-        replacement = self._open(pool.role, replacement_name(member.name))
+            self._device_free[worker.device] = self._now
+        replacement = self._open(role_of(name), replacement_name(name))
         self._push(self._now + self._scenario.disturbances.restart, replacement, _Event("started", replacement.name))
 
     def _update(self) -> None:
@@ -360,51 +354,130 @@ class Simulation:
         self._now += seconds
         self._controller += seconds
 
+    # What the selector does
+
+    def _bring(self) -> None:
+        """As `actors.dispatch.selector_client.SelectorClient` does: results, and after them the groups that came with
+        them."""
+        if not self._selector_answers:
+            return
+        if not self._calls:
+            results: list[_Event] = []
+            groups: list[_Event] = []
+            for event in self._inbox:
+                assert event.unit is not None
+                (groups if event.unit.stage == "regenerate" else results).append(event)
+            self._calls = [part for part in (results, groups) if part]
+            self._inbox.clear()
+        if self._calls:
+            together = self._calls.pop(0)
+            unit = together[0].unit
+            of_group = unit is not None and unit.stage == "regenerate"
+            costs = self._costs
+            each = costs.store if of_group else costs.record + costs.candidate * self._scenario.micro_batch
+            self._selector_answers = False
+            self._ask(len(together) * each, _Event("judged", brought=tuple(together)))
+
+    def _ask(self, seconds: float, answer: _Event) -> None:
+        """Have the selector do something, for which it needs so long beside its journal and the messages."""
+        begins = max(self._now, self._selector_free)
+        self._spend(self._costs.call)
+        self._selector_free = begins + self._costs.commit + seconds
+        self._happens(self._selector_free + self._costs.ask, answer)
+
+    def _judged(self, event: _Event) -> None:
+        unit = event.unit
+        assert unit is not None
+        self._dispatcher.done(unit)
+        if unit.iteration not in self._open_iterations:
+            return  # somebody else's result was there before
+        if unit.stage == "regenerate":
+            self._store(unit)
+        else:
+            self._record(event, unit)
+
+    def _record(self, event: _Event, unit: WorkUnit) -> None:
+        this, rewards = self._open_iterations[unit.iteration], self._chance.rewards(unit)
+        result = UnitResult(
+            unit=unit,
+            rewards=tuple(rewards[index] for index in unit.indices),
+            worker=event.worker,
+            score_class="simulated",
+            seconds=event.seconds,
+        )
+        outcome, selection = this.state.record(result)
+        if outcome is Outcome.ACCEPTED:
+            this.explored = self._now
+        if selection is not None and this.state.plan.one_stage:  # put together one by one
+            self._ask(self._costs.store, _Event("assembled", unit=this.state.regenerate_unit(selection)))
+        elif selection is not None:
+            self._want(this, this.state.wanted(unit.prompt_id))
+        if unit.iteration == self._iteration:
+            self._explore_ahead()
+
+    def _store(self, unit: WorkUnit) -> None:
+        rewards = self._chance.rewards(unit)
+        group = SampleGroup(
+            iteration=unit.iteration,
+            revision=unit.revision,
+            prompt_id=unit.prompt_id,
+            indices=unit.indices,
+            rewards=tuple(rewards[index] for index in unit.indices),
+            latents=torch.zeros(len(unit.indices), 1),
+        )
+        if self._open_iterations[unit.iteration].state.record_group(group) is Outcome.ACCEPTED:
+            self._written = max(self._written, self._now) + self._costs.write
+
     # What the workers do
 
-    def _open(self, role: str, name: str) -> SimulatedWorker:
-        slot = int(name.partition(".")[0].partition("-")[2])
+    def _open(self, role: str, name: str) -> _Worker:
+        slot = slot_of(name)
         dies = self._now + self._chance.life(name)
-        member = SimulatedWorker(
+        worker = _Worker(
             name=name,
             device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
             node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
             factor=self._scenario.disturbances.slow_factor if self._chance.is_slow(name) else 1.0,
             dies=dies,
         )
-        self._pools[role].members[name] = member
+        self._workers[role][name] = worker
         if math.isfinite(dies):
-            self._sequence += 1
-            heapq.heappush(self._heap, (dies, self._sequence, _Event("lost", name)))
-        return member
+            self._happens(dies, _Event("lost", name))
+        return worker
 
-    def _give(self, pool: SimulatedPool, member: SimulatedWorker, unit: WorkUnit) -> None:
+    def _give(self, worker: _Worker, unit: WorkUnit) -> None:
         stages = self._scenario.stages
         usual = stages.regenerate if unit.stage == "regenerate" else stages.explore
-        seconds = usual * member.factor * self._chance.factor(unit)
-        begins = max(self._now + self._costs.hop, self._device_free.get(member.device, 0.0))
-        self._device_free[member.device] = begins + seconds + self._costs.gap
-        member.units += 1
-        pool.settle(member, self._scenario.max_inflight)
-        self._push(begins + seconds + self._costs.hop, member, _Event("done", member.name, unit=unit, seconds=seconds))
+        seconds = usual * worker.factor * self._chance.factor(unit)
+        begins = max(self._now + self._costs.hop, self._device_free.get(worker.device, 0.0))
+        worker.free = begins + seconds
+        self._device_free[worker.device] = worker.free + self._costs.gap
+        self._push(worker.free + self._costs.hop, worker, _Event("done", worker.name, unit=unit, seconds=seconds))
 
-    def _load(self, member: SimulatedWorker) -> None:
-        """The revision travels and is proved; the worker's pool sits on nodes of its own unless colocated."""
+    def _load(self, worker: _Worker) -> None:
+        """The revision travels, is loaded after the units that the worker has, and is proved; the worker's pool sits on
+        nodes of its own unless colocated."""
+        self._spend(self._costs.load)
         network, arrives = self._scenario.network, self._now + self._costs.hop
         if network is not None:
             scenario = self._scenario
             counts = (scenario.explorers, scenario.regenerators)
             nodes = [math.ceil(count / network.workers_per_node) for count in counts]
             if scenario.colocated:
-                arrives += network.arrival(member.node, max(nodes))
+                arrives += network.arrival(worker.node, max(nodes))
             else:
-                before = 0 if role_of(member.name) == "explorer" else nodes[0]
-                arrives += network.arrival(before + member.node, sum(nodes))
-        event = _Event("loaded", member.name, publication=self._pools[role_of(member.name)].revision)
-        self._push(arrives + self._scenario.stages.load + self._costs.hop, member, event)
+                before = 0 if role_of(worker.name) == "explorer" else nodes[0]
+                arrives += network.arrival(before + worker.node, sum(nodes))
+        worker.loading = True
+        loaded = max(arrives, worker.free) + self._scenario.stages.load
+        event = _Event("loaded", worker.name, number=self._published[role_of(worker.name)])
+        self._push(loaded + self._costs.hop, worker, event)
 
-    def _push(self, time: float, member: SimulatedWorker, event: _Event) -> None:
-        """Something will arrive, unless the worker is dead by then."""
-        if time < member.dies:
-            self._sequence += 1
-            heapq.heappush(self._heap, (time, self._sequence, event))
+    def _push(self, time: float, worker: _Worker, event: _Event) -> None:
+        """A worker will do something, unless it is dead by then."""
+        if time < worker.dies:
+            self._happens(time, event)
+
+    def _happens(self, time: float, event: _Event) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (time, self._sequence, event))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import (
     READ_SECONDS,
-    in_time,
     lacks_space,
     make_folder,
     read_json,

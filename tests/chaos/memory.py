@@ -25,7 +25,7 @@ import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
 from actors.client import launch
-from actors.client.controller_actor import namespace
+from actors.cluster.names import namespace
 from tests.chaos.held import GIVEN, HELD, sizes
 from tests.support.small import folder, small_config
 

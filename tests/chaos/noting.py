@@ -53,7 +53,7 @@ class NotingEncoder(TextEncoder):
         self._notes = Path(config.run.root, "notes.jsonl")
 
     def _note(self, doing: str) -> None:
-        write(self._notes, "encoder", doing)
+        write(self._notes, "text_encoder", doing)
 
     start = noted("starting", TextEncoder.start, "idle")
 
@@ -93,11 +93,11 @@ class NotingSelector(Selector):
 
     open = noted("opening", Selector.open, "open")
     record = noted("recording", Selector.record, "open")
-    store = noted("storing", Selector.store, "open")
+    record_group = noted("storing", Selector.record_group, "open")
 
 
-ROLES = ActorClasses(
-    encoder=NotingEncoder,
+CLASSES = ActorClasses(
+    text_encoder=NotingEncoder,
     explorer=NotingExplorer,
     regenerator=NotingRegenerator,
     learner=NotingLearner,

@@ -14,10 +14,10 @@ WHOLE = {
     "regenerator": ("ready",),
     "learner": ("joined", "loaded"),
     "selector": ("open",),
-    "encoder": ("idle",),
+    "text_encoder": ("idle",),
 }
 """Role → what its players note when they can work (again)."""
-EVERYBODY = ("driver", "controller", "encoder")
+EVERYBODY = ("driver", "controller", "text_encoder")
 """Who ends the run, which is whole again when an explorer of the resumed one is at work."""
 
 
@@ -41,8 +41,8 @@ class End:
 
 ENDS = {
     "the controller is gone": "controller",
-    "encoding ": "encoder",
-    "the start of the encoder": "encoder",
+    "encoding ": "text_encoder",
+    "the start of the text encoder": "text_encoder",
 }
 """How a run may end → for whose death: who is not replaced, see docs/reliability.md."""
 

@@ -40,7 +40,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
 from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.notes import Note, Reader, alive
-from tests.chaos.noting import ROLES
+from tests.chaos.noting import CLASSES
 from tests.chaos.recovered import Disturbance, End, problems, summarized, unexplained
 from tests.support.small import digests, folder, small_config, summary
 
@@ -87,7 +87,7 @@ KINDS = (
     Kind("selector, taking a result", "selector", ("recording", "storing"), 2),
     Kind("learner rank, idle", "learner", ("joined", "loaded", "updated"), 1),
     Kind("learner rank, in an update", "learner", ("updating",), 2),
-    Kind("encoder", "encoder", ("idle",), 1),
+    Kind("text encoder", "text_encoder", ("idle",), 1),
     Kind("controller", "controller", (), 1),
     Kind("driver", "driver", (), 1),
     Kind("node", "node", (), 2),
@@ -145,7 +145,7 @@ def drive(root: Path, name: str, address: str, iterations: int) -> int:
     config = small_config(root, name, *SIZES, f"run.iterations={iterations}")
     resume = (folder(config) / "config.yaml").exists()
     try:
-        return launch.train(config, resume=resume, address=address, live=False, roles=ROLES)
+        return launch.train(config, resume=resume, address=address, live=False, classes=CLASSES)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,80 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.fleet.events import Event, Lost, Nonsense
-from actors.fleet.fleet import Fleet
-from actors.fleet.places import Places
-from actors.monitoring.telemetry import Telemetry
-from solrl_ray.config.schema import Deadlines
+from actors.fleet.actor_factory import Actor
+from solrl_ray.config.schema import Config, Deadlines
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
-from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.manifest import Expected
-from tests.chaos.pools import Worker, load, spawn, units
-from tests.support.small import small_config
-from tests.support.weight_sync import factors, publication, publisher
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
+from tests.chaos.fleets import opened, run
+from tests.chaos.pools import Batch, Explored, Worker, revision, spawn, units, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def wait_for(fleet: Fleet, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120.0
-    while not reached():
-        assert time.monotonic() < deadline
-        fleet.events(seconds=1.0, needed=False)
-
-
 class Broken(Worker):
-    """Finds NaN wherever it looks, as memory that is damaged does; its replacement is well."""
+    """Finds NaN in units 1 and 2, as memory that is damaged does; its replacements are well. In unit 3 there is NaN."""
 
-    def explore(self, unit: WorkUnit) -> str:
-        if "." not in self._name:
+    def explore(self, unit: WorkUnit) -> Explored:
+        if unit.prompt_id == "p3" or ("." not in self._name and unit.prompt_id in ("p1", "p2")):
             raise NotFiniteError(f"NaN in {unit.id}")
-        return unit.id
-
-
-class Damaged:
-    """A cast whose only explorer is broken."""
-
-    def explorer(self, name: str) -> Any:
-        return spawn(name, kind=Broken)
-
-    def regenerator(self, name: str) -> Any:
-        return spawn(name, "C")
+        return super().explore(unit)
 
 
 def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_unit_is_the_runs_error(
     tmp_path: Path,
 ) -> None:
-    config = small_config(tmp_path, "damaged", "fleet.strikes=2", "fleet.max_replacements=1")
-    fleet = Fleet(config, Damaged(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
-    fleet.open()
-    while not fleet.score_class:
-        fleet.events(seconds=1.0)
-    first, second = units(2)
-    for unit in (first, second):
-        fleet.explorers["explorers"].give("explorer-0", unit, "explore", unit)
-    refused: list[Event] = []
-    while len(refused) < 2:
-        refused += fleet.events(seconds=1.0)
-    assert refused == [Nonsense("explorer-0", unit, f"NaN in {unit.id}") for unit in (first, second)]
-    fleet._strikes.answered("explorer-0")  # else, alone, it would end the run
-    assert fleet.refuse("explorer-0", first, "NaN") is None
-    lost = fleet.refuse("explorer-0", second, "NaN")
-    assert lost == Lost("explorer-0", "strike 2: NaN", "explorer-0.1")
-    assert fleet.refuse("explorer-0", second, "NaN") is None  # it has gone already
-    with pytest.raises(RunError, match=r"explore/0/p0/0-0 was refused from explorer-0 and from explorer-0\.1: NaN"):
-        fleet.refuse("explorer-0.1", first, "NaN")
+    async def test() -> None:
+        strict = ("fleet.strikes=2", "fleet.max_replacements=2", "fleet.max_inflight=1")
+        async with opened(tmp_path, lambda name: spawn(name, kind=Broken), *strict) as scene:
+            await scene.publish(EXPLORER, revision(0))
+            fine, first, second, never = units(4)
+            batch = Batch(scene.fleet.hand_out)
+            scene.fleet.hand_out.add(batch, [fine], "explorers")
+            await until(lambda: batch.answers)
+            scene.fleet.hand_out.add(batch, [first, second], "explorers")
+            await until(lambda: len(batch.answers) == 3)
+            assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
+            reason = "NaN in explore/0/p1/0-0"
+            assert f"explore/0/p1/0-0 is done again; strike 1 of 2 for explorer-0: {reason}" in scene.said
+            assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
+            assert scene.fleet.replacements.left == 1
+            scene.fleet.hand_out.add(batch, [never], "explorers")
+            await until(lambda: False)
+
+    refused = r"^explore/0/p3/0-0 was refused from explorer-0\.1 and from explorer-0\.2: NaN in explore/0/p3/0-0$"
+    with pytest.raises(RunError, match=refused):
+        run(test)
+
+
+def test_nonsense_of_a_worker_that_is_alone_and_was_never_right_ends_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, lambda name: spawn(name, kind=Broken)) as scene:
+            await scene.publish(EXPLORER, revision(0))
+            batch = Batch(scene.fleet.hand_out)
+            scene.fleet.hand_out.add(batch, units(2)[1:], "explorers")
+            await until(lambda: False)
+
+    with pytest.raises(RunError, match=r"^explore/0/p1/0-0 was refused from explorer-0, which is alone and was never"):
+        run(test)
 
 
 class Dies(Worker):
@@ -83,119 +74,168 @@ class Dies(Worker):
         os._exit(1)
 
 
-class Newcomers:
-    """A cast whose second explorer is of another score class than the first; the third cannot start, the fourth dies in
-    its start, and who takes its place does as well; for the sixth there is no room."""
-
-    def explorer(self, name: str) -> Any:
-        if name == "explorer-5":
-            return spawn(name, resources={"nowhere": 1})
-        if name.startswith("explorer-3"):
-            return spawn(name, kind=Dies)
-        failure = (lambda: UserError("model.path: no such folder")) if name == "explorer-2" else None
-        return spawn(name, "B" if name == "explorer-1" else "A", failure)
-
-    def regenerator(self, name: str) -> Any:
-        return spawn(name, "C")
+def newcomer(name: str) -> Actor:
+    """The second explorer is of another score class than the first; the third cannot start, the fourth dies in its
+    start, and so does the one that takes its place; for the sixth there is no room."""
+    if name == "explorer-5":
+        return spawn(name, resources={"nowhere": 1})
+    if name.startswith("explorer-3"):
+        return spawn(name, kind=Dies)
+    failure = (lambda: UserError("model.path: no such folder")) if name == "explorer-2" else None
+    return spawn(name, "B" if name == "explorer-1" else "A", failure)
 
 
 def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "healthy", "fleet.max_replacements=1")
-    telemetry = Telemetry(config, RunFolder(tmp_path))
-    fleet = Fleet(config, Newcomers(), telemetry)  # type: ignore[arg-type]
-    fleet._receipts._expected["old", 0] = {"explorer": Expected(modules=1, digest="")}
-    fleet.open()
-    fleet._counts["load_seconds"] = 0.0
-    fleet.explorers["explorers"].publish("revision 0", load)
-    wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0"])
-    fleet.scale({"explorers": 4})
-    wait_for(fleet, lambda: sum("cannot work with the others" in m for m in telemetry.progress().messages) == 3)
-    assert list(fleet.explorers["explorers"].roll.states()) == ["explorer-0"]
-    said = "\n".join(telemetry.progress().messages)
-    assert "explorer-1 and explorer-0 would score a unit differently" in said
-    assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
-    assert "explorer-3.1 takes its place" in said
-    assert "explorer-3.1 cannot work with the others and has gone (its worker is gone: " in said
-    assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
-    assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
-    fleet.scale({"explorers": 2})
-    wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0", "explorer-4"])
-    fleet.explorers["explorers"]._places = Places(fleet.explorers["explorers"]._members, Deadlines(start=1.0))
-    fleet.scale({"explorers": 3})
-    waits = "explorer-5 has found no place for 1 s, and waits; at work: 2"
-    wait_for(fleet, lambda: waits in telemetry.progress().messages)
+    async def test() -> None:
+        async with opened(tmp_path, newcomer, "fleet.max_replacements=1") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(lambda: scene.ready() == ["explorer-0"])
+            assert await scene.fleet.scale({"explorers": 4}) == (
+                "explorers go from 1 to 4: new ones work once they have started and proved their weights"
+            )
+            await until(lambda: sum("cannot work with the others" in message for message in scene.said) == 3)
+            assert list(scene.explorers.workers) == ["explorer-0"]
+            said = "\n".join(scene.said)
+            assert "explorer-1 and explorer-0 would score a unit differently" in said
+            assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
+            assert "explorer-3.1 takes its place" in said
+            assert "explorer-3.1 cannot work with the others and has gone (its worker is gone: " in said
+            assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
+            await scene.telemetry.written()
+            assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
+            await scene.fleet.scale({"explorers": 2})
+            await until(lambda: scene.ready() == ["explorer-0", "explorer-4"])
+            scene.explorers._deadlines = Deadlines(start=1.0)
+            await scene.fleet.scale({"explorers": 3})
+            await scene.says("explorer-5 has found no place for 1 s, and waits; at work: 2")
+            await scene.fleet.scale({"explorers": 1})
+            await scene.says("explorer-5 leaves after what it holds")
+            await until(lambda: scene.ready() == ["explorer-0"] == list(scene.explorers.workers))
+
+    run(test)
+
+
+def test_sizes_out_of_bounds_change_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, spawn) as scene:
+            with pytest.raises(UserError, match=r"--explorers 7: it must be between 1 and 6, the 6 units"):
+                await scene.fleet.scale({"regenerators": 2, "explorers": 7})
+            assert list(scene.explorers.workers) == ["explorer-0"]
+            assert list(scene.fleet.regenerators.workers) == ["regenerator-0"]
+
+    run(test)
 
 
 class Claims(Worker):
     """Says that it holds other weights than revision 1, that it bound nothing of revision 2, and the truth of 3."""
 
-    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt:  # type: ignore[override]
-        manifest = payload.read(content).manifest
-        held = manifest.expected["explorer"]
+    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt:
+        receipt, number = super().load_revision(content, probe, full), payload.read(content).manifest.revision
+        assert isinstance(receipt, Receipt)
         return replace(
-            super().load_revision(full),
-            revision=manifest.revision,
-            bound_modules=0 if manifest.revision == 2 else held.modules,
-            buffer_digest="another" if manifest.revision == 1 else held.digest,
+            receipt,
+            bound_modules=0 if number == 2 else receipt.bound_modules,
+            buffer_digest="another" if number == 1 else receipt.buffer_digest,
         )
 
 
-class Claiming:
-    def explorer(self, name: str) -> Any:
-        return spawn(name, kind=Claims)
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (1, "does not hold revision 1: its receipt states 2 modules, another; published were 2 modules, [0-9a-f]{12}"),
+        (2, "bound no module of revision 2"),
+        (3, ""),
+    ],
+)
+def test_a_receipt_of_other_weights_than_were_published_ends_the_run(
+    number: int, sentence: str, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, lambda name: spawn(name, kind=Claims)) as scene:
+            await scene.publish(EXPLORER, revision(number))
+            await until(scene.ready)
 
-    def regenerator(self, name: str) -> Any:
-        return spawn(name, "C")
-
-
-def test_a_receipt_of_other_weights_than_were_published_ends_the_run(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "claiming", "fleet.explorers.count=1")
-    fleet = Fleet(config, Claiming(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
-    fleet.open()
-
-    def publish(revision: int) -> None:
-        fleet.publish("explorer", publication(publisher().build(revision, factors())), probe=None)
-        wait_for(fleet, lambda: fleet.explorers["explorers"].ready() == ["explorer-0"])
-
-    stated = "its receipt states 2 modules, another; published were 2 modules, [0-9a-f]{12}"
-    with pytest.raises(RunError, match=rf"^explorer-0 \(explorer\) does not hold revision 1: {stated}$"):
-        publish(1)
-    with pytest.raises(RunError, match=r"^explorer-0 \(explorer\) bound no module of revision 2$"):
-        publish(2)
-    publish(3)
+    if not sentence:
+        run(test)
+        return
+    with pytest.raises(RunError, match=rf"^explorer-0 \(explorer\) {sentence}$"):
+        run(test)
 
 
-class Mixed:
-    """A cast whose second explorer is of another score class than the first."""
+def test_a_receipt_counts_however_many_policies_the_other_workers_were_sent_meanwhile(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, spawn, "fleet.max_replacements=1") as scene:
+            await scene.publish(EXPLORER, revision(0))
+            await until(scene.ready)
+            for number in range(1, 7):  # as evaluations do
+                await scene.publish(REGENERATOR, revision(number))
+            await until(lambda: scene.ready(scene.fleet.regenerators))
+            scene.explorers.retire("explorer-0", "of the test")
+            await until(lambda: scene.ready() == ["explorer-0.1"])
 
-    def explorer(self, name: str) -> Any:
-        return spawn(name, "B" if name == "explorer-1" else "A")
+    run(test)
 
-    def regenerator(self, name: str) -> Any:
-        return spawn(name, "C")
+
+def mixed(name: str) -> Actor:
+    """The second explorer is of another score class than the first."""
+    return spawn(name, "B" if name == "explorer-1" else "A")
 
 
 def test_workers_of_one_pool_that_score_differently_are_refused(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "mixed", "fleet.explorers.count=2")
-    fleet = Fleet(config, Mixed(), Telemetry(config, RunFolder(tmp_path)))  # type: ignore[arg-type]
-    fleet.open()
+    async def test() -> None:
+        async with opened(tmp_path, mixed, "fleet.explorers.count=2"):
+            await until(lambda: False)
+
     with pytest.raises(RunError, match="workers of one pool must be alike") as caught:
-        wait_for(fleet, lambda: False)
+        run(test)
     for words in ("explorer-0", "explorer-1", "device A", "device B"):
         assert words in str(caught.value)
     assert "regenerator" not in str(caught.value)
 
 
-def test_nobody_at_work_is_an_error_for_whoever_waits_for_units_and_for_nobody_else(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "calm", "fleet.explorers.count=1")
-    fleet = Fleet(config, Mixed(), Telemetry(config, RunFolder(tmp_path)), explores=False)  # type: ignore[arg-type]
-    fleet.open()
-    deadline = time.monotonic() + 120.0
-    while fleet.at_work:
-        assert time.monotonic() < deadline
-        fleet.events(seconds=1.0)
-    assert list(fleet.explorers["explorers"].roll.states()) == []
-    assert list(fleet.regenerators.roll.states()) == ["regenerator-0"]
-    assert fleet.events(seconds=0.1, needed=False) == []
-    with pytest.raises(RunError, match="no worker has a call in flight, yet the work is not done"):
-        fleet.events(seconds=0.1)
+def test_a_fleet_that_does_not_explore_has_regenerators_alone(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(tmp_path, mixed, "fleet.explorers.count=2", explores=False) as scene:
+            await scene.publish(REGENERATOR, revision(0))
+            await until(lambda: scene.ready(scene.fleet.regenerators) == ["regenerator-0"])
+            assert not scene.explorers.workers
+
+    run(test)
+
+
+def test_the_score_class_is_there_once_a_worker_of_each_pool_has_started_and_another_tier_makes_another(
+    tmp_path: Path,
+) -> None:
+    tier = ["A"]
+
+    async def test() -> None:
+        async with opened(tmp_path, lambda name: spawn(name, tier[0])) as scene:
+            explored_with: list[Config] = []
+            scene.world.explore_with = explored_with.append  # type: ignore[method-assign]
+            scene.fleet.explore_as(scene.config)  # the first tier: whoever was made before is made anew
+            assert await scene.fleet.score_class() == "A/C"
+            await scene.publish(EXPLORER, revision(0))
+            await until(scene.ready)
+            before = list(scene.explorers.workers)
+            more_steps = with_preview(scene.config, steps=5)
+            scene.fleet.explore_as(more_steps)
+            await asyncio.sleep(0.3)
+            assert list(scene.explorers.workers) == before
+            tier[0] = "B"
+            scene.fleet.explore_as(with_preview(scene.config, precision="bf16"))
+            assert await scene.fleet.score_class() == "B/C"
+            assert set(scene.explorers.workers).isdisjoint(before)
+            assert [c.rollout.explore.precision for c in explored_with] == ["nvfp4-emulated", "bf16"]
+            assert not scene.ready(), "before it is sent a revision"
+            await scene.publish(EXPLORER, revision(1))
+            await until(scene.ready)
+            assert scene.fleet.replacements.left == scene.config.fleet.max_replacements
+            assert not any("was lost" in message for message in scene.said)
+
+    run(test)
+
+
+def with_preview(config: Config, **settings: Any) -> Config:
+    """Another fallback level of exploring."""
+    preview = config.rollout.explore.model_copy(update=settings)
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})

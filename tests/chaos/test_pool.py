@@ -1,47 +1,251 @@
-"""A pool of small real actors: how a failure arrives, who leaves and who compiles."""
+"""A pool of small real actors: how a failure arrives, who leaves, who compiles, and who is sent what."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
+import re
 import signal
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from ray.exceptions import ObjectLostError
 
-from actors.fleet.events import Done, Left, Loaded, Lost, Rested, Started, Unplaced, Warmed
-from actors.fleet.places import Places
-from actors.fleet.pool import Pool
-from actors.workers import termination
-from solrl_ray.config.schema import Deadlines
+from actors.cluster import termination
+from actors.fleet import worker
+from actors.fleet.actor_factory import Actor
+from solrl_ray.config.schema import Deadlines, Publish
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.records import Attestation, WorkUnit
-from tests.chaos.pools import Failure, Worker, load, pool_of, settle, spawn, units
+from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
+from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.publication import Publications
+from tests.chaos.pools import Explored, Failure, Stage, Worker, opened, revision, spawn, units, until
+from tests.support.weight_sync import factors, publisher
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def opened(failure: Failure) -> Pool:
-    pool = pool_of(lambda name: spawn(name, failure=failure), replacements=1)
-    pool.open("explorer-0")
-    return pool
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
+
+
+async def kill(stage: Stage, name: str) -> None:
+    """End a worker's process."""
+    stage.world.kill(stage.pool.workers[name].actor)
+
+
+# Beginnings that fail
+
+
+def failing(failure: Failure, first: str = "explorer-0") -> Callable[[str], Actor]:
+    """Makes workers of which this one fails in its start."""
+    return lambda name: spawn(name, failure=failure if name == first else None)
 
 
 def test_bad_input_found_in_start_ends_the_run_with_its_own_sentence() -> None:
+    async def test() -> None:
+        async with opened(failing(lambda: UserError("model.path: no such folder")), replacements=1) as stage:
+            stage.pool.resize(1)
+            await until(lambda: False)
+
     with pytest.raises(UserError, match=r"^model\.path: no such folder$"):
-        settle(opened(lambda: UserError("model.path: no such folder")), 1)
+        run(test)
 
 
 def test_a_worker_that_cannot_get_its_inputs_is_replaced() -> None:
-    lost, started = settle(opened(lambda: ObjectLostError("ab12", None, "")), 2)
-    assert isinstance(lost, Lost)
-    assert (lost.worker, lost.replacement) == ("explorer-0", "explorer-0.1")
-    assert "All copies of ab12 have been lost" in lost.reason
-    assert isinstance(started, Started)
-    assert started.worker == "explorer-0.1"
+    async def test() -> None:
+        async with opened(failing(lambda: ObjectLostError("ab12", None, "")), replacements=1) as stage:
+            stage.pool.resize(1)
+            await stage.until(lambda: stage.of("started") == [("explorer-0.1",)])
+            [(lost, reason, replacement, requeued)] = stage.of("lost")
+            assert (lost, replacement, requeued) == ("explorer-0", "explorer-0.1", 0)
+            assert "All copies of ab12 have been lost" in reason
+            assert stage.replacements.left == 0
+
+    run(test)
+
+
+class Dies(Worker):
+    def start(self) -> Attestation:
+        os._exit(1)
+
+
+def test_who_cannot_start_leaves_those_at_work_alone_at_once_or_after_a_second_try() -> None:
+    def spawned(name: str) -> Actor:
+        if name.startswith("explorer-2"):
+            return spawn(name, kind=Dies)
+        return failing(lambda: UserError("model.path: no such folder"), "explorer-1")(name)
+
+    async def test() -> None:
+        async with opened(spawned, replacements=1) as stage:
+            await stage.holding(1)
+            stage.pool.resize(2)
+            await stage.until(lambda: stage.of("unfit") == [("explorer-1", "model.path: no such folder")])
+            assert stage.replacements.left == 1
+            stage.pool._next_slot = 2
+            stage.pool.resize(2)
+            await stage.until(lambda: len(stage.of("unfit")) == 2)
+            [(lost, _, replacement, _)] = stage.of("lost")
+            assert (lost, replacement) == ("explorer-2", "explorer-2.1")
+            assert stage.of("unfit")[1][0] == "explorer-2.1"
+            assert stage.of("unfit")[1][1].startswith("its worker is gone: ")
+            assert stage.replacements.left == 0
+            assert stage.words() == {"explorer-0": "ready"}
+
+    run(test)
+
+
+def test_workers_that_die_in_their_start_end_the_run_when_no_replacement_is_left() -> None:
+    async def test() -> None:
+        async with opened(Dies, replacements=1) as stage:
+            stage.pool.resize(1)
+            await until(lambda: False)
+
+    said = r"^explorer-0\.1 was lost \(.*\), and all 1 replacements of fleet\.max_replacements are used$"
+    with pytest.raises(RunError, match=said):
+        run(test)
+
+
+# Losses at work
+
+
+class Fails(Worker):
+    """The first one dies, or hangs, at its first unit."""
+
+    HOW = ""
+
+    def explore(self, unit: WorkUnit) -> Explored:
+        if self._name == "explorer-0":
+            if self.HOW == "dies":
+                os._exit(1)
+            time.sleep(3600.0)
+        return super().explore(unit)
+
+
+class Crashes(Fails):
+    HOW = "dies"
+
+
+@pytest.mark.parametrize("kind", [Crashes, Fails], ids=["crashes", "hangs"])
+def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind: type[Worker]) -> None:
+    async def test() -> None:
+        async with opened(kind, max_inflight=2, replacements=1, unit_seconds=3.0) as stage:
+            await stage.holding(2)
+            asked = units(6)
+            batch = stage.ask(asked)
+            await stage.until(lambda: len(batch.answers) == 6)
+            assert set(batch.answers) == {unit.id for unit in asked}
+            assert "explorer-0" not in batch.answers.values()
+            [(lost, reason, replacement, requeued)] = stage.of("lost")
+            assert (lost, replacement, requeued) == ("explorer-0", "explorer-0.1", 2)
+            if kind is Crashes:
+                assert reason.startswith("its worker is gone: ")
+            else:
+                assert reason == "explore/0/p0/0-0 passed its deadline of 3 s"
+            await stage.until(lambda: stage.ready() == 2)
+            assert stage.words() == {"explorer-1": "ready", "explorer-0.1": "ready"}
+            assert stage.replacements.left == 0
+            assert stage.hand_out.requeued(batch) == 2
+
+    run(test)
+
+
+def test_a_death_is_noticed_while_nobody_has_work_and_one_without_a_replacement_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "PING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with opened(Worker, replacements=1) as stage:
+            await stage.holding(1)
+            await kill(stage, "explorer-0")
+            await stage.until(lambda: stage.ready() == 1 and "explorer-0.1" in stage.words())
+            [(lost, reason, replacement, requeued)] = stage.of("lost")
+            assert (lost, replacement, requeued) == ("explorer-0", "explorer-0.1", 0)
+            assert reason.startswith("its worker is gone: ")
+            await kill(stage, "explorer-0.1")
+            await until(lambda: False)
+
+    with pytest.raises(RunError, match=r"^explorer-0\.1 was lost \(.*\), and all 1 replacements"):
+        run(test)
+
+
+def test_a_death_is_noticed_while_a_worker_that_has_started_waits_for_the_first_revision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker, "PING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with opened(Worker, replacements=1) as stage:
+            stage.pool.resize(1)
+            await stage.until(lambda: stage.of("started"))
+            await kill(stage, "explorer-0")
+            await stage.until(lambda: ("explorer-0.1",) in stage.of("started"))
+            stage.publish(revision(0))
+            await stage.until(lambda: stage.words() == {"explorer-0.1": "ready"})
+
+    run(test)
+
+
+class Told(Worker):
+    """The first one is told to end in the middle of its first unit, as by a batch system that takes its node back."""
+
+    def start(self) -> Attestation:
+        termination.listen()
+        return super().start()
+
+    def explore(self, unit: WorkUnit) -> Explored:
+        termination.check(self._name)
+        if "." not in self._name:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().explore(unit)
+
+
+def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PING_SECONDS", 0.2)
+
+    async def test() -> None:
+        async with opened(Told, max_inflight=2) as stage:
+            await stage.holding(1)
+            first, second = units(2)
+            batch = stage.ask([first, second])
+            await stage.until(lambda: len(batch.answers) == 2)
+            assert batch.answers == {first.id: "explorer-0", second.id: "explorer-0.1"}
+            told = "explorer-0 was told to end by SIGTERM"
+            assert stage.of("lost") == [("explorer-0", told, "explorer-0.1", 1)]
+            idle = stage.pool.workers["explorer-0.1"].actor.handle
+            await idle.__ray_call__.remote(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+            await stage.until(lambda: stage.words() == {"explorer-0.2": "ready"})
+            told = "explorer-0.1 was told to end by SIGTERM"
+            assert stage.of("lost")[1] == ("explorer-0.1", told, "explorer-0.2", 0)
+
+    run(test)
+
+
+def test_who_is_retired_is_replaced_and_its_units_are_done_again() -> None:
+    async def test() -> None:
+        async with opened(Fails, replacements=1) as stage:
+            await stage.holding(1)
+            (unit,) = units(1)
+            batch = stage.ask([unit])
+            await stage.until(lambda: stage.words() == {"explorer-0": "explore p0"})
+            stage.pool.retire("explorer-0", "strike 3: NaN")
+            await stage.until(lambda: batch.answers == {unit.id: "explorer-0.1"})
+            assert stage.of("lost") == [("explorer-0", "strike 3: NaN", "explorer-0.1", 1)]
+            stage.pool.retire("explorer-0", "strike 4: NaN")  # it has gone already
+            await asyncio.sleep(0.2)
+            assert list(stage.words()) == ["explorer-0.1"]
+
+    run(test)
+
+
+# The GPU that is shared with learners
 
 
 class Rests(Worker):
@@ -54,141 +258,242 @@ class Rests(Worker):
 
 
 def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
-    pool = pool_of(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=5.0))
-    pool.open("explorer-0")
-    pool.open("explorer-1")
-    pool.release_gpu_cache()  # nobody has started, so there is nothing to give back
-    assert not pool.resting
-    settle(pool, 2)
-    pool.release_gpu_cache()
-    assert pool.resting
-    rested, lost = settle(pool, 2)
-    assert rested == Rested("explorer-0", 7)
-    assert isinstance(lost, Lost)
-    assert (lost.worker, lost.reason) == ("explorer-1", "release_gpu_cache passed its deadline of 5 s")
-    assert not pool.resting
+    async def test() -> None:
+        async with opened(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=5.0)) as stage:
+            stage.pool.resize(2)
+            await asyncio.wait_for(stage.pool.release_gpu_cache(), 0.5)  # nobody has started: nothing to give back
+            stage.publish(revision(0))
+            await stage.until(lambda: stage.ready() == 2)
+            began = time.monotonic()
+            await stage.pool.release_gpu_cache()
+            assert time.monotonic() - began >= 5.0
+            await stage.until(lambda: stage.ready() == 2)
+            lost = ("explorer-1", "giving back GPU memory passed its deadline of 5 s", "explorer-1.1", 0)
+            assert stage.of("lost") == [lost]
+            assert set(stage.words()) == {"explorer-0", "explorer-1.1"}
+
+    run(test)
 
 
-class Told(Worker):
-    """The first one is told to end in the middle of its first unit, as by a batch system that takes its node back."""
-
-    def start(self) -> Attestation:
-        termination.listen()
-        return super().start()
-
-    def explore(self, unit: WorkUnit) -> str:
-        termination.check(self._name)
-        if "." not in self._name:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return unit.id
-
-
-def test_who_gets_sigterm_finishes_its_unit_and_is_replaced_at_no_cost() -> None:
-    pool = pool_of(Told, max_inflight=2)
-    pool.open("explorer-0")
-    settle(pool, 1)
-    first, second = units(2)
-    pool.give("explorer-0", first, "explore", first)
-    pool.give("explorer-0", second, "explore", second)
-    done, lost, started = settle(pool, 3)
-    assert done == Done("explorer-0", first, first.id)
-    assert lost == Lost("explorer-0", "explorer-0 was told to end by SIGTERM", "explorer-0.1")
-    assert isinstance(started, Started)
-    idle = pool._members["explorer-0.1"].handle
-    ray.get(idle.__ray_call__.remote(lambda _: os.kill(os.getpid(), signal.SIGTERM)), timeout=60.0)
-    pool.ping()
-    assert settle(pool, 1) == [Lost("explorer-0.1", "explorer-0.1 was told to end by SIGTERM", "explorer-0.2")]
+# Those that leave, and those that find no place
 
 
 class Slow(Worker):
     """Is at its unit until the file appears."""
 
-    def explore(self, unit: WorkUnit, gate: Path) -> str:
+    def explore(self, unit: WorkUnit, gate: Path) -> Explored:  # type: ignore[override]
         while not gate.exists():
             time.sleep(0.05)
-        return unit.id
+        return super().explore(unit)
+
+
+def placed(first: str) -> Callable[[str], Actor]:
+    """Makes workers of which only this one finds a place."""
+    return lambda name: spawn(name, kind=Slow, resources={} if name == first else {"nowhere": 1})
 
 
 def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_ends_the_run(tmp_path: Path) -> None:
-    pool = pool_of(
-        lambda name: spawn(name, kind=Slow, resources={} if name == "explorer-0" else {"nowhere": 1}), max_inflight=2
-    )
-    pool.open("explorer-0")
-    settle(pool, 1)
-    (unit,) = units(1)
-    pool.give("explorer-0", unit, "explore", unit, tmp_path / "gate")
-    pool.open("explorer-1")
-    pool.open("explorer-2")
-    pool._places = Places(pool._members, Deadlines(start=1.0))  # of who has none yet
-    assert settle(pool, 2) == [Unplaced("explorer-1", 1.0), Unplaced("explorer-2", 1.0)]
-    assert pool.roll.at_work == 1
-    assert pool.roll.states()["explorer-1"] == "waiting for a place"
-    pool.drain("explorer-0")
-    pool.drain("explorer-2")
-    assert settle(pool, 1) == [Left("explorer-2")]
-    assert pool.roll.states()["explorer-0"] == "explore p0, then leaves"
-    assert pool.slots() == []
-    (tmp_path / "gate").touch()
-    assert settle(pool, 2) == [Done("explorer-0", unit, unit.id), Left("explorer-0")]
-    with pytest.raises(RunError, match=r"explorer-1 found no room in the cluster within 1 s .* no other worker"):
-        settle(pool, 1)
+    async def test() -> None:
+        async with opened(placed("explorer-0"), max_inflight=2, deadlines=Deadlines(start=30.0)) as stage:
+            await stage.holding(1)
+            stage.pool._deadlines = Deadlines(start=1.0)  # of those who have no place yet
+            (unit,) = units(1)
+            batch = stage.ask([unit], tmp_path / "gate")
+            stage.pool.resize(3)
+            await stage.until(lambda: len(stage.of("unplaced")) == 2)
+            assert stage.of("unplaced") == [("explorer-1", 1.0, 1), ("explorer-2", 1.0, 1)]
+            assert stage.pool.at_work == 1
+            assert stage.words()["explorer-1"] == "waiting for a place"
+            assert stage.pool.resize(2) == ["explorer-2"]
+            await stage.until(lambda: stage.of("left") == [("explorer-2",)])
+            [(leaver, successor)] = stage.pool.leave_nodes([stage.pool.workers["explorer-0"].node])
+            assert (leaver, successor) == ("explorer-0", "explorer-0.1")
+            assert stage.words()["explorer-0"] == "explore p0, then leaves"
+            more = stage.ask(units(2)[1:], tmp_path / "gate")  # not for who leaves
+            await asyncio.sleep(0.2)
+            (tmp_path / "gate").touch()
+            await stage.until(lambda: stage.of("left") == [("explorer-2",), ("explorer-0",)])
+            assert batch.answers == {unit.id: "explorer-0"}
+            assert not more.answers
+            assert len(stage.of("unplaced")) <= 3, "each is told of once"
+            await until(lambda: False)
+
+    said = r"^explorer-1, explorer-0\.1 found no room in the cluster within 1 s .* no other worker of the pool is left"
+    with pytest.raises(RunError, match=said):
+        run(test)
+
+
+# Who compiles
 
 
 class Warms(Worker):
-    """Compiles for two shapes, the second time when it is told to."""
+    """Compiles for two shapes, the second time when the file is there."""
+
+    GO = Path()
 
     def start(self) -> Attestation:
         return dataclasses.replace(super().start(), warm_ups=2)
 
-    def warm_up(self, shape: int, go: Path) -> None:
+    def warm_up(self, shape: int, probe: str) -> None:
         deadline = time.monotonic() + 60.0
-        while shape == 1 and not go.exists():
+        while shape == 1 and not Path(probe).exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["", "started before there is a revision"])
 def test_who_compiles_shows_how_far_it_is_and_loads_a_revision_after_that(early: bool, tmp_path: Path) -> None:
-    pool = pool_of(Warms)
-    go = tmp_path / "go"
-    pool.open("explorer-0")
-    happened = settle(pool, 1) if early else []
-    pool.publish(
-        "revision 0",
-        load,
-        warm_up=lambda handle, shape: handle.warm_up.remote(shape, go),
-    )
-    assert pool.roll.warmed() == (0, 2 * early)
-    started, warmed = [*happened, *settle(pool, 2 - len(happened))]
-    assert isinstance(started, Started)
-    assert warmed == Warmed("explorer-0", 1)
-    assert (pool.roll.states(), pool.roll.warmed()) == ({"explorer-0": "warming up 2 of 2 shapes"}, (1, 2))
-    assert pool.roll.census()["starting"] == 1
-    assert pool.slots() == []
-    go.touch()
-    last, loaded = settle(pool, 2)
-    assert last == Warmed("explorer-0", 0)
-    assert isinstance(loaded, Loaded)
-    assert pool.slots() == ["explorer-0"]
-    assert pool.roll.warmed() == (2, 2)
+    async def test() -> None:
+        async with opened(Warms) as stage:
+            stage.pool.resize(1)
+            if early:
+                await stage.until(lambda: stage.of("started"))
+                assert stage.pool.warmed() == (0, 2)
+            batch = stage.ask(units(1))
+            stage.publish(revision(0), probe=str(tmp_path / "go"))
+            await stage.until(lambda: stage.pool.warmed() == (1, 2))
+            assert stage.words() == {"explorer-0": "warming up 2 of 2 shapes"}
+            assert stage.pool.census()["starting"] == 1
+            assert not stage.of("loaded")
+            (tmp_path / "go").touch()
+            await stage.until(lambda: batch.answers)
+            assert stage.of("loaded") == [("explorer-0", 0)]
+            assert stage.pool.warmed() == (2, 2)
+
+    run(test)
 
 
-def test_who_started_early_loads_a_revision_that_nobody_warms_up_for() -> None:
-    pool = pool_of(Warms)
-    pool.open("explorer-0")
-    settle(pool, 1)
-    pool.publish("revision 0", load)
-    [loaded] = settle(pool, 1)
-    assert isinstance(loaded, Loaded)
-    assert pool.slots() == ["explorer-0"]
+def test_a_warm_up_has_a_deadline_of_its_own_and_a_renewed_pool_starts_anew_at_no_cost(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(Warms, replacements=1, deadlines=Deadlines(warm_up=2.0)) as stage:
+            stage.pool.resize(1)
+            stage.publish(revision(0), probe=str(tmp_path / "never"))
+            await stage.until(lambda: stage.of("lost"))
+            late = "warm-up passed its deadline of 2 s"
+            assert stage.of("lost") == [("explorer-0", late, "explorer-0.1", 0)]
+            stage.pool.renew()
+            await stage.until(lambda: list(stage.words()) == ["explorer-0.2"])
+            await stage.until(lambda: ("explorer-0.2",) in stage.of("started"))
+            assert len(stage.of("lost")) == 1
+            assert not stage.of("loaded"), "before the renewed pool is sent a revision"
+
+    run(test)
 
 
-def test_a_warm_up_has_a_deadline_of_its_own(tmp_path: Path) -> None:
-    pool = pool_of(Warms, replacements=1, deadlines=Deadlines(warm_up=2.0))
-    pool.open("explorer-0")
-    pool.publish("revision 0", lambda handle, full: None, warm_up=lambda h, shape: h.warm_up.remote(1, tmp_path / "no"))
-    _, lost = settle(pool, 2)
-    assert isinstance(lost, Lost)
-    assert lost.reason == "warm-up passed its deadline of 2 s"
-    pool.renew()  # nobody is left at work
-    assert list(pool.roll.states()) == ["explorer-0.2"]
+# Who is sent what
+
+
+class Reads(Worker):
+    """Needs the revision before a delta, as the real ones; refuses one that it cannot use. Notes what it is sent."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._packed = ""
+        self._sent: list[tuple[int, bool]] = []
+
+    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt | Refusal:
+        received = read(content)
+        self._sent.append((received.manifest.revision, full))
+        if received.deltas and received.parent != self._packed:
+            assert not full
+            return Refusal(worker=self._name, reason=str(Unusable("it builds on another revision")))
+        self._packed = received.manifest.packed_digest()
+        return super().load_revision(content, probe, full)
+
+    def forget(self) -> None:
+        self._packed = "another"
+
+    def sent(self) -> list[tuple[int, bool]]:
+        return self._sent
+
+
+def test_newcomers_are_sent_the_whole_the_others_a_delta_and_who_cannot_use_it_the_whole_after_all() -> None:
+    async def ask(stage: Stage, name: str, method: str) -> Any:
+        return await stage.world.answer(
+            stage.world.send(stage.pool.workers[name].actor, method), what=method, seconds=60.0
+        )
+
+    async def test() -> None:
+        made, publications = publisher(), Publications(Publish.model_validate({"mode": "packed"}))
+        first, second = (publications.publish(made.build(n, factors(scale=0.1 * (n + 1)))) for n in (1, 2))
+        assert (first.kind, second.kind) == ("snapshot", "delta")
+        async with opened(Reads) as stage:
+            stage.pool.resize(2)
+            stage.publish(first)
+            await stage.until(lambda: stage.ready() == 2)
+            await ask(stage, "explorer-1", "forget")
+            stage.publish(second)
+            stage.pool.resize(3)
+            await stage.until(lambda: stage.ready() == 3)
+            assert await ask(stage, "explorer-0", "sent") == [(1, False), (2, False)]
+            assert await ask(stage, "explorer-1", "sent") == [(1, False), (2, False), (2, True)]
+            assert await ask(stage, "explorer-2", "sent") == [(2, True)]
+            assert stage.of("resynced") == [("explorer-1", "it builds on another revision")]
+            assert not stage.of("lost")
+
+    run(test)
+
+
+class Keeps(Slow):
+    """Says which revision it holds when it does a unit."""
+
+    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt | Refusal:
+        self._revision = read(content).manifest.revision
+        return super().load_revision(content, probe, full)
+
+    def explore(self, unit: WorkUnit, gate: Path) -> Explored:  # type: ignore[override]
+        return dataclasses.replace(super().explore(unit, gate), worker=f"{self._name} with {self._revision}")
+
+
+def test_what_is_published_while_a_unit_is_at_work_is_loaded_after_it_and_before_units_of_its_own(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with opened(Keeps, max_inflight=2) as stage:
+            await stage.holding(1)
+            gate = tmp_path / "gate"
+            (old,) = units(1)
+            batch = stage.ask([old], gate)
+            await stage.until(lambda: stage.words() == {"explorer-0": "explore p0"})
+            stage.publish(revision(1))
+            new = dataclasses.replace(old, revision=1, iteration=1)
+            waits = [dataclasses.replace(each, prompt_id="late") for each in (old, new)]
+            later = stage.ask(waits, gate)
+            await asyncio.sleep(0.5)
+            assert not stage.of("answered")
+            gate.touch()
+            await stage.until(lambda: len(later.answers) == 1)
+            assert batch.values == {old.id: "explorer-0 with 0"}
+            assert later.values == {waits[1].id: "explorer-0 with 1"}, "nobody holds revision 0 any more"
+            assert stage.of("loaded") == [("explorer-0", 0), ("explorer-0", 1)]
+
+    run(test)
+
+
+def test_an_error_of_a_units_own_ends_the_run_with_it() -> None:
+    class Wrong(Worker):
+        def explore(self, unit: WorkUnit) -> Explored:
+            raise UserError("the reward has no such file")
+
+    async def test() -> None:
+        async with opened(Wrong, replacements=1) as stage:
+            await stage.holding(1)
+            stage.ask(units(1))
+            await until(lambda: False)
+
+    with pytest.raises(UserError, match=re.escape("the reward has no such file")):
+        run(test)
+
+
+def test_a_run_that_ends_leaves_no_process_behind(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with opened(Slow) as stage:
+            await stage.holding(1)
+            stage.ask(units(1), tmp_path / "never")
+            await stage.until(lambda: stage.words() == {"explorer-0": "explore p0"})
+            handles.append(stage.pool.workers["explorer-0"].actor.handle)
+
+    handles: list[Any] = []
+    run(test)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(handles[0].__ray_ready__.remote(), timeout=60.0)

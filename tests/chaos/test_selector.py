@@ -1,10 +1,12 @@
-"""The selector is killed between receiving and acknowledging; a new one goes on from the journal."""
+"""The selector is killed, or hangs, in chosen states; a new one goes on from its journal, and nothing is lost."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import torch
 
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
-from actors.fleet.budget import Budget
-from actors.workers.selector import Ack, Selector
-from solrl_ray.errors import RunError
+from actors.ray_world import RayWorld
+from actors.workers.selector import Ack, Opened, Selector
+from actors.world import Tasks
+from solrl_ray.errors import InputGone, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary, group_digest
 from solrl_ray.scheduling.ledger import Outcome
+from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.small import small_config
 
@@ -28,7 +32,76 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
 AHEAD = replace(PLAN, iteration=5, revision=5, staleness=1)
+ONE_STAGE = replace(PLAN, one_stage=True)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
+"""Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
+
+
+class Line:
+    """A client, and what the controller would know by it."""
+
+    def __init__(
+        self, folder: Path, tasks: Tasks, player: type[Selector] = Selector, *settings: str, replacements: int = 4
+    ) -> None:
+        config = small_config(folder, "run", *settings)
+        self.world = RayWorld(ActorFactory(config, folder, ActorClasses(selector=player)))
+        self.said: list[str] = []
+        self.reopened: list[tuple[int, Opened]] = []
+        self.client = SelectorClient(
+            self.world,
+            tasks,
+            seconds=60.0,
+            replacements=Replacements(replacements),
+            tell=self.said.append,
+            reopened=lambda iteration, opened: self.reopened.append((iteration, opened)),
+        )
+
+    def bring(self, result: UnitResult) -> asyncio.Future[Ack]:
+        acknowledged: asyncio.Future[Ack] = asyncio.get_running_loop().create_future()
+        self.client.accept(result, acknowledged.set_result)  # a second time it would raise
+        return acknowledged
+
+    def bring_group(self, group: Any, iteration: int = 4) -> asyncio.Future[Ack | str]:
+        """Its acknowledgement, or why it is lost."""
+        told: asyncio.Future[Ack | str] = asyncio.get_running_loop().create_future()
+        self.client.accept_group(iteration, group, told.set_result, told.set_result)
+        return told
+
+    async def wanted(self, iteration: int = 4) -> list[str]:
+        """What the selector wants now, by itself."""
+        sent = self.world.send(self.client._actor, "wanted", iteration)
+        return ids(await self.world.answer(sent, what="what is wanted", seconds=60.0))
+
+
+def ids(units: Sequence[WorkUnit]) -> list[str]:
+    return [unit.id for unit in units]
+
+
+def result_of(unit: WorkUnit) -> UnitResult:
+    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
+    return UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
+
+
+def group_of(unit: WorkUnit) -> SampleGroup:
+    return SampleGroup(
+        iteration=4,
+        revision=4,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=(0.9, 0.1),
+        latents=torch.tensor([[1.0], [float(len(unit.prompt_id))]]),
+    )
+
+
+def lost_object() -> Any:
+    """A reference of what went down with whoever was to make it."""
+
+    class Maker:
+        def make(self) -> None: ...
+
+    maker: Any = ray.remote(Maker).options(num_cpus=0).remote()
+    ray.kill(maker)
+    return maker.make.remote()
 
 
 def die_once(folder: Path, name: str) -> None:
@@ -52,126 +125,245 @@ class Killed(Selector):
     """Once after it journaled a result, once before it takes a result, once after it took a group, and once when it has
     taken all of them and written none."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, strict: bool) -> None:
+        super().__init__(folder, strict)
         self._folder = Stuck(folder)
 
     def close(self, iteration: int) -> IterationSummary:
         die_once(self._folder.path, "closing")
         return super().close(iteration)
 
-    def record(self, result: UnitResult) -> WorkUnit | None:
+    def record(self, result: UnitResult) -> Ack:
         if result.unit.prompt_id == "cafe":
             die_once(self._folder.path, "before")
-        ready = super().record(result)
+        ack = super().record(result)
         die_once(self._folder.path, "recorded")
-        return ready
+        return ack
 
-    def store(self, group: SampleGroup) -> Outcome:
-        outcome = super().store(group)
+    def record_group(self, group: SampleGroup) -> Outcome:
+        outcome = super().record_group(group)
         die_once(self._folder.path, "taken")
         return outcome
 
 
-def client(folder: Path, at_work: list[tuple[str, WorkUnit]], *, replacements: int = 4) -> SelectorClient:
-    def spawn(name: str) -> Any:
-        return ray.remote(Killed).options(name=f"{folder.name}-{name}", num_cpus=0).remote(folder)
+def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_counts_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, Killed)
+            opened = await line.client.open(PLAN)
+            assert opened.candidates == 0
+            ahead = (await line.client.open(AHEAD)).units
+            assert ids(ahead) == ids(AHEAD.pool_units())
+            assert await line.bring(result_of(opened.units[0])) == Ack()
+            assert ids(line.reopened[0][1].units) == ids(opened.units[1:])  # it was journaled, and not acknowledged
+            regenerate: list[WorkUnit] = []
+            for unit in opened.units[1:]:
+                regenerate += (await line.bring(result_of(unit))).units
+            assert [(unit.prompt_id, unit.indices) for unit in regenerate] == [("beef", (1, 0)), ("cafe", (3, 1))]
+            groups = [ray.put(group_of(unit)) for unit in regenerate]
+            assert await line.bring_group(groups[0]) == Ack()
+            assert await line.bring_group(groups[1]) == Ack()
+            summary = await line.client.close(4)
+            assert len(line.said) == 4
+            assert [tuple(c.index for c in selection.chosen) for selection in summary.selections] == [(1, 0), (3, 1)]
+            assert summary.proxy_mean == pytest.approx(0.5)
+            assert (summary.counts.candidates, summary.counts.groups, summary.counts.violations) == (8, 2, 0)
+            units, group = await line.client.stored(4, "cafe")
+            assert units == ()
+            assert group_digest(await group) == group_digest(group_of(regenerate[1]))
+            # Each time both iterations were gone on with, and the younger one's units are wanted as before.
+            assert [iteration for iteration, _ in line.reopened] == [4, 5] * 4
+            assert all(found.units == ahead for iteration, found in line.reopened if iteration == 5)
+            assert [ids(found.units) for iteration, found in line.reopened if iteration == 4][2:] == [
+                ids(regenerate),  # the group was taken but not acknowledged, so it was not brought again before this
+                [],
+            ]
 
-    return SelectorClient(
-        spawn, seconds=60.0, budget=Budget(replacements), held=lambda: list(at_work), tell=lambda _: None
-    )
-
-
-def result_of(unit: WorkUnit) -> UnitResult:
-    rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-    return UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
-
-
-def group_of(unit: WorkUnit) -> SampleGroup:
-    return SampleGroup(
-        iteration=4,
-        revision=4,
-        prompt_id=unit.prompt_id,
-        indices=unit.indices,
-        rewards=(0.9, 0.1),
-        latents=torch.tensor([[1.0], [float(len(unit.prompt_id))]]),
-    )
-
-
-def test_what_a_killed_selector_did_not_acknowledge_is_sent_again_and_folds_away(tmp_path: Path) -> None:
-    at_work: list[tuple[str, WorkUnit]] = []
-    selector = client(tmp_path, at_work)
-    assert selector.open(PLAN).candidates == 0
-    at_work += selector.ask("lease", 4, "explore", ["explorer-0"] * 4)
-    assert len(at_work) == 4
-    selector.open(AHEAD)
-    at_work += selector.ask("lease", 5, "explore", ["explorer-2"])
-    while len(at_work) > 1:  # the one of the next iteration stays at work all the time
-        _, unit = at_work.pop(0)
-        selector.ask("take", [result_of(unit)])
-        assert selector.ask("lease", 4, "explore", ["explorer-1"]) == []  # nobody does what is at work already
-    full = [unit for _, unit in selector.ask("lease", 4, "regenerate", ["regenerator-0"] * 3)]
-    assert [(unit.prompt_id, unit.indices) for unit in full] == [("beef", (1, 0)), ("cafe", (3, 1))]
-    for unit in full:
-        assert selector.take_groups(4, [ray.put(group_of(unit))]) == [Ack()]
-    closed = selector.ask("close", 4)
-    assert selector.restarts == 4
-    assert [tuple(c.index for c in selection.chosen) for selection in closed.selections] == [(1, 0), (3, 1)]
-    assert closed.proxy_mean == pytest.approx(0.5)
-    assert (closed.counts.candidates, closed.counts.groups, closed.counts.violations) == (8, 2, 0)
-    stored = ray.get(selector.stored(4, "cafe"))
-    assert group_digest(stored) == group_digest(group_of(full[1]))
-    left = selector.ask("lease", 5, "explore", ["explorer-2"] * 4)
-    assert [unit for _, unit in left] == AHEAD.pool_units()[1:]  # the new selectors knew of that iteration, too
+    asyncio.run(scenario())
 
 
 class Hangs(Selector):
-    """Once, when it is asked for units."""
+    """Once, when it is brought a result."""
 
-    def lease(self, iteration: int, stage: str, slots: list[str]) -> list[tuple[str, WorkUnit]]:
+    def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
         try:
             (self._folder.path / "hung").touch(exist_ok=False)
         except FileExistsError:
-            return super().lease(iteration, stage, slots)
+            return super().accept(results)
         time.sleep(3600.0)
         return []
 
 
-def test_a_selector_that_hangs_is_restarted_and_asked_again(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_selector_that_hangs_is_restarted_and_brought_the_same_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, Hangs, replacements=1)
 
-    def tell(sentence: str) -> None:
-        said.append(sentence)
-        selector._seconds = 60.0
+            def tell(sentence: str) -> None:
+                line.said.append(sentence)
+                line.client._seconds = 60.0
 
-    def spawn(name: str) -> Any:
-        return ray.remote(Hangs).options(name=f"{tmp_path.name}-{name}", num_cpus=0).remote(tmp_path)
+            line.client._tell = tell
+            first, second, *_ = (await line.client.open(PLAN)).units
+            line.client._seconds = 1.0  # it has started: a start takes longer
+            acknowledged = [line.bring(result_of(each)) for each in (second, first)]
+            assert ids((await acknowledged[1]).units) == ["regenerate/4/beef/1-0"]
+            assert await acknowledged[0] == Ack()
+            late = "the selector's answer to accept failed: no answer within its deadline of 1 s"
+            assert line.said == [f"the selector is restarted and replays its journal ({late})"]
 
-    selector = SelectorClient(spawn, seconds=60.0, budget=Budget(1), held=list, tell=tell)
-    selector.open(PLAN)
-    selector._seconds = 1.0  # it has started: a start takes longer
-    assert [unit for _, unit in selector.ask("lease", 4, "explore", ["explorer-0"])] == PLAN.pool_units()[:1]
-    late = "the selector's answer to lease failed: no answer within its deadline of 1 s"
-    assert said == [f"the selector is restarted and replays its journal ({late})"]
+    asyncio.run(scenario())
+
+
+class Slow(Selector):
+    """Notes how many results it was brought at a time."""
+
+    def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
+        with (self._folder.path / "together").open("a") as notes:
+            notes.write(f"{len(results)}\n")
+        time.sleep(0.5)
+        return super().accept(results)
+
+
+def test_what_comes_while_the_selector_answers_is_brought_in_one_call(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, Slow)
+            units = (await line.client.open(PLAN)).units
+            first = line.bring(result_of(units[0]))
+            while not (tmp_path / "together").exists():
+                await asyncio.sleep(0.01)
+            others = [line.bring(result_of(unit)) for unit in units[1:]]
+            acks = await asyncio.gather(first, *others)
+            assert [ids(ack.units) for ack in acks] == [[], ["regenerate/4/beef/1-0"], [], ["regenerate/4/cafe/3-1"]]
+
+    asyncio.run(scenario())
+    assert (tmp_path / "together").read_text().split() == ["1", "3"]
+
+
+def test_a_group_that_is_lost_on_its_way_is_told_and_those_beside_it_count(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks)
+            units = (await line.client.open(PLAN)).units
+            acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
+            of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
+            told = [line.bring_group(lost_object()), line.bring_group(ray.put(group_of(of_cafe)))]
+            lost, taken = await asyncio.gather(*told)
+            assert taken == Ack()
+            assert str(lost).startswith("an object it needs is lost: ")
+            assert await line.wanted() == [of_beef.id]
+            assert await line.bring_group(ray.put(group_of(of_beef))) == Ack()
+            assert (await line.client.close(4)).counts.groups == 2
+            assert line.said == []  # the selector itself is well
+
+    asyncio.run(scenario())
+
+
+class DiesBeforeItWrites(Selector):
+    """Is killed once when it is asked to close, and has written nothing by then."""
+
+    def __init__(self, folder: Path, strict: bool) -> None:
+        super().__init__(folder, strict)
+        self._folder = Stuck(folder)
+
+    def close(self, iteration: int) -> IterationSummary:
+        die_once(self._folder.path, "closing")
+        return super().close(iteration)
+
+
+def test_a_group_that_neither_disk_nor_object_store_holds_is_wanted_again_of_a_new_selector(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, DiesBeforeItWrites)
+            units = (await line.client.open(PLAN)).units
+            acks = await asyncio.gather(*[line.bring(result_of(unit)) for unit in units])
+            of_beef, of_cafe = [unit for ack in acks for unit in ack.units]
+            for unit in (of_beef, of_cafe):
+                assert await line.bring_group(ray.put(group_of(unit))) == Ack()
+            line.client._groups[4][0] = lost_object()  # as when its node is lost at the same time
+            with pytest.raises(RunError, match="closed before it was complete"):
+                await line.client.close(4)
+            ((iteration, opened),) = line.reopened
+            assert (iteration, ids(opened.units)) == (4, [of_beef.id])
+
+    asyncio.run(scenario())
+
+
+def test_kept_samples_that_are_lost_are_made_again_to_the_same_group(tmp_path: Path) -> None:
+    def sampled(unit: WorkUnit) -> SampleGroup:
+        latents = torch.tensor([[float(i)] for i in unit.indices])
+        return replace(group_of(unit), rewards=result_of(unit).rewards, latents=latents, worker="explorer-0")
+
+    def answer_of(unit: WorkUnit) -> UnitResult:
+        return replace(result_of(unit), samples_digest=group_digest(sampled(unit)))
+
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks)
+            units = (await line.client.open(ONE_STAGE)).units
+            assert {unit.stage for unit in units} == {"sample"}
+            acks = await asyncio.gather(*[line.bring(answer_of(unit)) for unit in units])
+            assert [ack.assemble is not None for ack in acks] == [False, True, False, True]
+            unit = acks[3].assemble
+            assert unit is not None
+            assert (unit.prompt_id, unit.indices) == ("cafe", (3, 1))
+            with pytest.raises(InputGone):
+                await line.client.assemble(unit, ray.put(sampled(units[2])), lost_object())
+            again = await line.client.lose(unit)
+            assert again == units[2:]  # both hold a chosen one
+            first, second = await asyncio.gather(*[line.bring(answer_of(unit)) for unit in again])
+            assert (first.units, first.assemble) == (again[1:], None)
+            assert (second.units, second.assemble) == ((), unit)
+            rewards, group = await line.client.assemble(unit, *[ray.put(sampled(each)) for each in again])
+            assert rewards == (1.0, 0.25)
+            assert (await group).latents.tolist() == [[3.0], [1.0]]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_to_an_iteration_that_is_over_means_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks)
+            late, unit, *_ = (await line.client.open(PLAN)).units
+            await line.client.open(AHEAD)
+            await line.client.drop(4)
+            said = [line.bring(result_of(late)), line.bring_group(ray.put(group_of(unit)))]
+            ahead = replace(unit, iteration=5)
+            assert await line.bring(result_of(ahead)) == Ack()
+            assert not any(each.done() for each in said)
+
+    asyncio.run(scenario())
 
 
 def test_a_strict_run_ends_with_a_result_that_comes_again_with_other_bytes(tmp_path: Path) -> None:
-    cast = ActorFactory(small_config(tmp_path, "strict", "fleet.strict=true"), tmp_path, ActorClasses())
-    selector = SelectorClient(cast.selector, seconds=60.0, budget=Budget(0), held=list, tell=lambda _: None)
-    selector.open(PLAN)
-    [(_, unit)] = selector.ask("lease", 4, "explore", ["explorer-0"])
-    for _ in range(2):
-        selector.ask("take", [result_of(unit)])  # the same again is none
-    other = replace(result_of(unit), rewards=(0.5, 0.5), worker="explorer-1")
-    with pytest.raises(
-        RunError, match=rf"^explorer-1 brought other bytes for {unit.id} than explorer-0, and fleet\.strict is true$"
-    ):
-        selector.ask("take", [other])
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, Selector, "fleet.strict=true", replacements=0)
+            unit, *_ = (await line.client.open(PLAN)).units
+            for _ in range(2):
+                assert await line.bring(result_of(unit)) == Ack()  # the same again is none
+            line.bring(replace(result_of(unit), rewards=(0.5, 0.5), worker="explorer-1"))
+            await asyncio.sleep(60.0)
+
+    sentence = "explorer-1 brought other bytes for explore/4/beef/0-1 than explorer-0, and fleet.strict is true"
+    with pytest.raises(RunError) as caught:
+        asyncio.run(scenario())
+    assert str(caught.value) == sentence
 
 
 def test_a_selector_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
-    selector = client(tmp_path, [], replacements=0)
-    selector.open(PLAN)
-    _, unit = selector.ask("lease", 4, "explore", ["explorer-0"])[0]
-    with pytest.raises(RunError, match=r"the selector was lost \(the selector's answer to take failed: its worker is "):
-        selector.ask("take", [result_of(unit)])
+    async def scenario() -> None:
+        async with Tasks() as tasks:
+            line = Line(tmp_path, tasks, Killed, replacements=0)
+            unit, *_ = (await line.client.open(PLAN)).units
+            line.bring(result_of(unit))
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(RunError) as caught:
+        asyncio.run(scenario())
+    assert str(caught.value).startswith(
+        "the selector was lost (the selector's answer to accept failed: its worker is gone: "
+    )
+    assert str(caught.value).endswith("), and all 0 replacements of fleet.max_replacements are used")

@@ -13,14 +13,13 @@ import pytest
 from ray.exceptions import ObjectLostError
 
 from actors.client import launch
-from actors.cluster import wait
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, GroupReport, Regenerator
-from actors.workers.selector import Selector
+from actors.workers.selector import Ack, Selector
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
+from solrl_ray.errors import InputGone, RunError
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import (
     Attestation,
@@ -155,16 +154,16 @@ class MortalRegenerator(Regenerator):
 class MortalSelector(Selector):
     """Killed between journal and acknowledgement; and once it loses a group on its way here, as a dead node does."""
 
-    def record(self, result: UnitResult) -> WorkUnit | None:
-        ready = super().record(result)
+    def record(self, result: UnitResult) -> Ack:
+        ack = super().record(result)
         if result.unit.iteration == 1:
             once(self._folder.path.parent, "selector journaled")
-        return ready
+        return ack
 
-    def store(self, group: SampleGroup) -> Outcome:
+    def record_group(self, group: SampleGroup) -> Outcome:
         if group.iteration == 2 and first_time(self._folder.path.parent, "group lost"):
             raise ObjectLostError("00", None, "")
-        return super().store(group)
+        return super().record_group(group)
 
 
 class MortalLearner(LearnerRank):
@@ -181,7 +180,7 @@ class MortalLearner(LearnerRank):
         if iteration == 1 and first_time(self._config.run.root, "samples lost"):
             stored = min((RunFolder.of(self._config).path / "samples/iteration-000001").glob("*.safetensors"))
             os.truncate(stored, stored.stat().st_size // 2)
-            raise wait.InputGone("fetching the samples", "an object it needs is lost")
+            raise InputGone("fetching the samples", "an object it needs is lost")
         if iteration == 1:
             Path(self._config.run.root, "offered").write_text(str(self._joined.taken))
         super().feed(iteration, groups, embeddings)
@@ -242,10 +241,10 @@ def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     fleet = ("fleet.explorers.count=2", "fleet.max_replacements=20", "fleet.deadlines.explore=8")
     beside = "evaluation.every=1"  # beside update 1, before which a damaged group is made again
     config = small_config(tmp_path, "killed", *fleet, beside)
-    roles = ActorClasses(
+    classes = ActorClasses(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
-    launch.train(config, live=False, roles=roles)
+    launch.train(config, live=False, classes=classes)
     written = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert written == DEATHS | {"idle", "sent the whole", "offered"}
     assert int((tmp_path / "offered").read_text()) > 0  # groups that the learner had before it was fed
@@ -273,7 +272,7 @@ class Dies(Explorer):
 def test_a_fleet_that_keeps_dying_ends_the_run_with_its_diagnosis(tmp_path: Path) -> None:
     config = small_config(tmp_path, "dying", "fleet.max_replacements=1")
     with pytest.raises(RunError) as caught:
-        launch.train(config, live=False, roles=ActorClasses(explorer=Dies))
+        launch.train(config, live=False, classes=ActorClasses(explorer=Dies))
     message = str(caught.value)
     assert message.startswith("explorer-0.1 was lost (its worker is gone: The actor is dead because its worker process")
     assert "killed by the OOM killer" in message

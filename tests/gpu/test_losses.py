@@ -48,7 +48,7 @@ def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
     roles = ActorClasses(
         explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
     )
-    launch.train(config, live=False, roles=roles)
+    launch.train(config, live=False, classes=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= DEATHS
     assert digests(config) == digests(calm)
     assert rewards(config) == rewards(calm)

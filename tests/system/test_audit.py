@@ -39,7 +39,7 @@ def test_an_audit_makes_explorers_ahead_start_anew_for_a_higher_tier_and_never_r
     config = small_config(
         tmp_path, "audited", "rollout.explore.steps=2", "rollout.max_staleness=1", f"fidelity={{{fidelity}}}"
     )
-    launch.train(config, live=False, roles=ActorClasses(regenerator=Poisoned))
+    launch.train(config, live=False, classes=ActorClasses(regenerator=Poisoned))
 
     # Iteration 1 is explored before iteration 0 is measured; the chosen seeds alone would stay above the floor.
     assert drawn(config) == [(0, 2, "nvfp4-emulated"), (0, 2, "nvfp4-emulated"), (1, 2, "float32")]

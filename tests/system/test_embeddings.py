@@ -1,14 +1,18 @@
-"""Which prompts the encoder is asked for, and how often."""
+"""Which prompts the text encoder is asked for, and how often."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
 import pytest
 import ray
 
+from actors.cluster.rpc import Callee
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
+from actors.fleet.actor_factory import Actor
+from actors.ray_world import RayWorld
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding
@@ -16,7 +20,7 @@ from solrl_ray.records import Prompt, PromptEmbedding
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-class Asked:
+class Asked(Callee):
     """Answers as an encoder does, and notes what it was asked for."""
 
     def __init__(self) -> None:
@@ -35,50 +39,67 @@ class Asked:
         return "".join(asked)
 
 
-def prompts(ids: str) -> list[Prompt]:
-    return [Prompt(id=key, text=key) for key in ids]
-
-
-def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does() -> None:
-    encoder = ray.remote(Asked).options(num_cpus=0).remote()
-    embeddings = PromptEmbeddings(encoder, Deadlines())
-
-    def of(ids: str) -> str:
-        """Which of them the encoder was asked for, now or ahead."""
-        refs = embeddings.of(prompts(ids))
-        assert [ray.get(ref, timeout=60).prompt_id for ref in refs.values()] == list(refs) == list(ids)
-        taken: str = ray.get(encoder.taken.remote(), timeout=60)
-        return taken
-
-    assert of("abc") == "abc"
-    assert of("cbd") == "d"
-    embeddings.ask_ahead(prompts("cef"))
-    assert of("xy") == "efxy"  # held-out prompts
-    assert of("fce") == ""
-    assert of("xf") == "x"
-    assert of("cd") == "cd"
-
-
 class Hangs(Asked):
     def start(self) -> None:
         time.sleep(3600.0)
 
 
+class WorldOf(RayWorld):
+    """Ray's, with one text encoder."""
+
+    def __init__(self, encoder: type) -> None:
+        self.handle = ray.remote(encoder).options(num_cpus=0).remote()
+        self.text_encoder = lambda: Actor(self.handle, "text_encoder")
+
+
+def prompts(ids: str) -> list[Prompt]:
+    return [Prompt(id=key, text=key) for key in ids]
+
+
+def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does() -> None:
+    async def asked() -> None:
+        world = WorldOf(Asked)
+        embeddings = PromptEmbeddings(world, Deadlines())
+
+        async def of(ids: str) -> str:
+            """Which of them the encoder was asked for, now or ahead."""
+            refs = await embeddings.of(prompts(ids))
+            assert [(await ref).prompt_id for ref in refs.values()] == list(refs) == list(ids)
+            taken: str = await world.handle.taken.remote()
+            return taken
+
+        assert await of("abc") == "abc"
+        assert await of("cbd") == "d"
+        embeddings.ask_ahead(prompts("cef"))
+        assert await of("xy") == "efxy"  # held-out prompts
+        assert await of("fce") == ""
+        assert await of("xf") == "x"
+        assert await of("cd") == "cd"
+
+    asyncio.run(asked())
+
+
 def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> None:
-    encoder = ray.remote(Hangs).options(num_cpus=0).remote()
-    embeddings = PromptEmbeddings(encoder, Deadlines(start=1.0, encode=0.5))
-    with pytest.raises(RunError, match=r"^the start of the encoder failed: no answer within its deadline of 1 s$"):
-        embeddings.await_encoder()
-    with pytest.raises(RunError, match=r"^encoding 3 prompts failed: no answer within its deadline of 1\.5 s$"):
-        embeddings.of(prompts("abc"))
+    async def hangs() -> None:
+        embeddings = PromptEmbeddings(WorldOf(Hangs), Deadlines(start=1.0, encode=0.5))
+        said = r"^the start of the text encoder failed: no answer within its deadline of 1 s$"
+        with pytest.raises(RunError, match=said):
+            await embeddings.await_encoder()
+        with pytest.raises(RunError, match=r"^encoding 3 prompts failed: no answer within its deadline of 1\.5 s$"):
+            await embeddings.of(prompts("abc"))
+
+    asyncio.run(hangs())
 
 
 def test_an_encoder_that_is_gone_is_named_with_what_it_was_asked_for() -> None:
-    encoder = ray.remote(Asked).options(num_cpus=0).remote()
-    embeddings = PromptEmbeddings(encoder, Deadlines())
-    embeddings.await_encoder()
-    known = embeddings.of(prompts("a"))
-    encoder.__ray_call__.remote(lambda _: os._exit(1))
-    with pytest.raises(RunError, match=r"^encoding 3 prompts failed: its worker is gone: "):
-        embeddings.of(prompts("bcd"))
-    assert ray.get(known["a"], timeout=60).prompt_id == "a"  # the open iteration has what it needs
+    async def gone() -> None:
+        world = WorldOf(Asked)
+        embeddings = PromptEmbeddings(world, Deadlines())
+        await embeddings.await_encoder()
+        known = await embeddings.of(prompts("a"))
+        world.handle.__ray_call__.remote(lambda _: os._exit(1))
+        with pytest.raises(RunError, match=r"^encoding 3 prompts failed: its worker is gone: "):
+            await embeddings.of(prompts("bcd"))
+        assert (await known["a"]).prompt_id == "a"  # the open iteration has what it needs
+
+    asyncio.run(gone())

@@ -13,8 +13,9 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.client.controller_actor import NAME, ControllerActor, namespace
+from actors.client.controller_actor import ControllerActor
 from actors.client.launch import located
+from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.instruments import INSTRUMENTS, table
@@ -55,7 +56,7 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(ControllerActor, NAME, namespace(run.path), max_concurrency=4)
+    controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
     handle = controller.remote(located(config), run.path, ActorClasses())
     ray.get(handle.run.remote(), timeout=200)
     yield config

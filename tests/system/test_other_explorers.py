@@ -70,7 +70,7 @@ def test_two_score_classes_rank_the_same_whoever_is_killed_and_however_many_they
 
     both = ("fleet.explorers.count=2", "run.iterations=2")
     more = small_config(tmp_path, "more", OTHERS.format(count=2, threads=2), *both)
-    launch.train(more, live=False, roles=ActorClasses(explorer=Killed))
+    launch.train(more, live=False, classes=ActorClasses(explorer=Killed))
     assert summary(more)["requeued_units"] >= 1
     assert sorted(brought(more)) == sorted(brought(one))
     assert digests(more) == digests(one)

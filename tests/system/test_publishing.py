@@ -59,7 +59,7 @@ def test_a_revision_that_cannot_be_taken_as_sent_is_sent_whole_and_counted(
     mode: str, role: type, snapshots: list[int], calm: Config, tmp_path: Path
 ) -> None:
     config = small_config(tmp_path, mode, f"publish.mode={mode}")
-    launch.train(config, live=False, roles=ActorClasses(explorer=role))
+    launch.train(config, live=False, classes=ActorClasses(explorer=role))
     assert digests(config) == digests(calm)
     found = publications(config)
     assert [one["resyncs"] for one in found] == [1, 1, 1]

@@ -13,7 +13,7 @@ import torch
 from ray.util.placement_group import placement_group_table
 
 from actors.client import launch
-from actors.client.controller_actor import namespace
+from actors.cluster.names import namespace
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from solrl_ray.config.schema import Config
@@ -113,7 +113,7 @@ def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_s
     sizes = ("fleet.explorers.count=3", "fleet.regenerators.count=2", "fleet.deadlines.explore=1800", "fleet.strikes=2")
     config = small_config(tmp_path, "three", *sizes)
     began = time.monotonic()
-    launch.train(config, live=False, roles=ActorClasses(explorer=Troubled))
+    launch.train(config, live=False, classes=ActorClasses(explorer=Troubled))
     assert time.monotonic() - began < 900.0  # others did what the hung one held, long before its deadline
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"nan", "other", "hung", "late"}
     assert digests(config) == digests(calm)
@@ -151,7 +151,7 @@ class Poisoned(Explorer):
 
 def test_quantised_samples_and_their_rewards_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "poisoned")
-    launch.train(config, live=False, roles=ActorClasses(explorer=Poisoned))
+    launch.train(config, live=False, classes=ActorClasses(explorer=Poisoned))
     assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
     assert summary(config)["selection_digest"] != summary(calm)["selection_digest"]  # it contains proxy rewards
 

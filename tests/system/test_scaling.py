@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import ray
 
-from actors.client.controller_actor import NAME, ControllerActor, namespace
+from actors.client.controller_actor import ControllerActor
 from actors.client.launch import located
+from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node
 from solrl_ray.cli import main
 from solrl_ray.config.schema import Config
@@ -48,7 +49,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     run = RunFolder.of(config)
     run.create(config, resume=False)
     run.unlock()
-    controller = on_this_node(ControllerActor, NAME, namespace(run.path), max_concurrency=4)
+    controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
     handle = controller.remote(located(config), run.path, ActorClasses(explorer=Gated))
     done = handle.run.remote()
 

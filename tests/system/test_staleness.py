@@ -13,8 +13,8 @@ import torch
 
 from actors.client import launch
 from actors.client.controller_actor import ControllerActor
-from actors.controller import Controller
 from actors.fleet.actor_factory import ActorClasses
+from actors.training.checkpoints import CheckpointWriter
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
@@ -70,7 +70,7 @@ class WaitsForTheEvaluation(LearnerRank):
 @pytest.fixture(scope="module")
 def ahead(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
     config = small_config(tmp_path_factory.mktemp("ahead"), "ahead", *AHEAD, "evaluation.every=2")
-    launch.train(config, live=False, roles=ActorClasses(explorer=DiesAhead, learner=WaitsForTheEvaluation))
+    launch.train(config, live=False, classes=ActorClasses(explorer=DiesAhead, learner=WaitsForTheEvaluation))
     return config
 
 
@@ -132,22 +132,22 @@ class KillsTheController(LearnerRank):
         return super().update(iteration)
 
 
-class DiesWithItsCheckpoint(Controller):
+class DiesWithItsCheckpoint(ControllerActor):
     """When revision 2 is published, and samples were made with it, but what it was made from is not on the disk."""
 
-    def _save(self, state: LearnerState, updates: int) -> float:
-        if updates == 2:
-            deadline = time.monotonic() + 60.0
-            while not sampled(folder(self._config)) and time.monotonic() < deadline:
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._save(state, updates)
+    def __init__(self, config: Config, run: Path, classes: ActorClasses) -> None:
+        write = CheckpointWriter._write
 
+        def dies(self: CheckpointWriter, state: LearnerState, updates: int) -> None:
+            if updates == 2:
+                deadline = time.monotonic() + 60.0
+                while not sampled(folder(config)) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            write(self, state, updates)
 
-class FrontOfOneThatDies(ControllerActor):
-    def __init__(self, config: Config, folder: Path, roles: ActorClasses) -> None:
-        self._config = config
-        self._controller = DiesWithItsCheckpoint(config, folder, roles)
+        CheckpointWriter._write = dies  # type: ignore[method-assign]  # of this process, which ends with it
+        super().__init__(config, run, classes)
 
 
 def lines(path: Path) -> int:
@@ -165,10 +165,10 @@ def test_a_controller_killed_while_it_explores_ahead_and_before_a_checkpoint_res
     config = small_config(tmp_path, "killed", *AHEAD)
     run = folder(config)
     with pytest.raises(RunError, match=GONE):
-        launch.train(config, live=False, roles=ActorClasses(learner=KillsTheController))
+        launch.train(config, live=False, classes=ActorClasses(learner=KillsTheController))
     before = (run / AHEAD_OF).read_bytes()
     assert before.count(b"\n") >= 3
-    monkeypatch.setattr(launch, "ControllerActor", FrontOfOneThatDies)
+    monkeypatch.setattr(launch, "ControllerActor", DiesWithItsCheckpoint)
     with pytest.raises(RunError, match=GONE):
         launch.train(config, live=False, resume=True)
     assert sampled(run)

@@ -42,13 +42,13 @@ class Records(LearnerRank):
 
 def train(root: Path, name: str, *overrides: str, roles: ActorClasses | None = None) -> Config:
     config = small_config(root, name, *overrides)
-    launch.train(config, live=False, roles=roles)
+    launch.train(config, live=False, classes=roles)
     return config
 
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> Config:
-    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, roles=ActorClasses(learner=Records))
+    return train(tmp_path_factory.mktemp("scaled"), "scaled", *SCALED, classes=ActorClasses(learner=Records))
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ class LosesSamples(Selector):
 @pytest.mark.slow
 def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_path: Path) -> None:
     roles = ActorClasses(explorer=DiesOnce, selector=LosesSamples)
-    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", roles=roles)
+    disturbed = train(tmp_path, "disturbed", *SCALED, "fleet.explorers.count=2", classes=roles)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"shot", "lost"}
     assert summary(disturbed)["requeued_units"] >= 2
     assert digests(disturbed) == digests(scaled)

@@ -60,7 +60,7 @@ def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
     config = small_config(tmp_path, "shared", *SHARES)
     monkeypatch.setattr(launch, "with_tier", lambda config: config)  # it would look for that GPU
     roles = ActorClasses(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
-    launch.train(config, live=False, roles=roles)
+    launch.train(config, live=False, classes=roles)
     assert digests(config) == digests(calm)
     reader = Reader(tmp_path / "notes.jsonl")
     reader.read()

@@ -16,7 +16,9 @@ def test_who_gives_places_back_does_not_wait_for_ever(
     monkeypatch.setattr(actor_factory, "VACATE_SECONDS", 0.1)
     monkeypatch.setattr(actor_factory, "_vacate", lambda namespace: threading.Event().wait())
     actor_factory.vacate("solrl-demo")
-    said = "note: giving back what learners of solrl-demo had reserved passed its deadline of 0.1 s\n"
+    said = (
+        "note: giving back what learners of solrl-demo had reserved passed its deadline of 0.1 s: Ray does not answer\n"
+    )
     assert capsys.readouterr().out == said
 
 

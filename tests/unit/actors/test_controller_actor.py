@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from actors import ray_world
 from actors.client.controller_actor import ControllerActor
 from actors.fleet.actor_factory import ActorClasses
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError
 from tests.support.small import folder, small_config
 
 
-def test_a_controller_that_cannot_be_made_has_a_name(tmp_path: Path) -> None:
+def test_a_controller_that_cannot_be_made_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray asks for it before it tells why."""
-    config = small_config(tmp_path, "unmade", f"prompts.train='{tmp_path / 'nothere.txt'}'")
+
+    def refuse(factory: Any) -> None:
+        raise RunError("the cluster is gone")
+
+    monkeypatch.setattr(ray_world, "RayWorld", refuse)
+    config = small_config(tmp_path, "unmade")
     front = ControllerActor.__new__(ControllerActor)
-    with pytest.raises(UserError, match="nothere"):
+    with pytest.raises(RunError, match="the cluster is gone"):
         front.__init__(config, folder(config), ActorClasses())  # type: ignore[misc]
     assert repr(front) == "controller of unmade, 3 iterations"
+
+
+def test_who_asks_a_run_that_is_still_opening_is_told_to_ask_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_world.RayWorld, "__init__", lambda self, factory: None)
+    config = small_config(tmp_path, "opening")
+    front = ControllerActor(config, folder(config), ActorClasses())
+    assert asyncio.run(front.progress()).state == "starting"
+    for question in (front.scale({"explorers": 2}), front.poll_evaluation("mine"), front.forget_evaluation("mine")):
+        with pytest.raises(RunError, match=r"^the run is still finding where to go on; ask again in a moment$"):
+            asyncio.run(question)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from actors.workers.devices import prepare, settle_tier
+from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.schema import Fidelity, FleetConfig, Worker
-from solrl_ray.config.sharing import takes_turns
 from solrl_ray.errors import UserError
 from tests.support import made_runs
 

@@ -1,13 +1,36 @@
-"""What the controller notes of an iteration's stages."""
+"""An iteration under way: what is handed out when, what answers lead to, and what is noted of its stages."""
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from actors.controller import Controller
+from actors.dispatch.hand_out import HandOut
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
-from actors.workers.selector import Opened
-from solrl_ray.records import Prompt
-from solrl_ray.scheduling.iteration_state import IterationPlan
+from actors.dispatch.selector_client import SelectorClient
+from actors.workers.regenerator import GroupReport
+from actors.workers.selector import Opened, Selector
+from actors.world import Sent, Tasks
+from solrl_ray.config.schema import FleetConfig
+from solrl_ray.errors import InputGone, RunError, WorkerGone
+from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.rollout.audit import AuditPlan
+from solrl_ray.scheduling.iteration_state import IterationPlan, group_digest
+from solrl_ray.scheduling.replacements import Replacements
+from tests.support.small import small_config
+
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
+REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
+"""Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
+OLD = "old", 4
 
 
 @pytest.mark.parametrize(
@@ -28,13 +51,397 @@ def test_what_was_explored_before_the_iterations_revision_was_there_is_told_apar
     assert RolloutResult([], [], [], clocks, staleness=staleness).walls == pytest.approx(expected)
 
 
-def test_groups_are_offered_in_prompt_order_and_once_as_far_as_none_is_missing() -> None:
-    plan = IterationPlan(iteration=0, revision=0, prompt_ids=tuple("abcd"), pool=2, keep=2, micro_batch=2)
-    prompts = [Prompt(id=key, text="") for key in "abcd"]
-    this = OpenIteration(plan, prompts, dict(zip("abcd", "1234", strict=True)), Opened(groups=(), candidates=0))
-    offered = []
-    for key in "bacd":
-        this.groups[key] = key.upper()
-        offered.append(this.offer())
-    assert offered == [(0, [], []), (0, ["A", "B"], ["1", "2"]), (2, ["C"], ["3"]), (3, ["D"], ["4"])]
-    assert this.offer() == (4, [], [])
+@dataclass(slots=True, eq=False)
+class Reference:
+    """Of an object, which may be lost."""
+
+    value: Any
+    lost: bool = False
+
+
+class Here:
+    """A world in which the selector is an object of this process, and answers at once."""
+
+    node = "here"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.clock = 100.0
+
+    def now(self) -> float:
+        return self.clock
+
+    def selector(self, name: str) -> Selector:
+        return Selector(self._folder)
+
+    def kill(self, actor: Any) -> None:
+        pass
+
+    def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
+        given = [each.value if isinstance(each, Reference) else each for each in arguments]
+        try:
+            if any(isinstance(each, Reference) and each.lost for each in arguments):
+                raise InputGone(method, "an object it needs is lost")
+            answer = getattr(actor, method)(*given)
+        except RunError as error:
+            return Sent(error)
+        return Sent(answer[0], Reference(answer[1])) if parts == 2 else Sent(answer)
+
+    async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        await asyncio.sleep(0)
+        if isinstance(sent.answer, Exception):
+            raise sent.answer
+        return sent.answer
+
+    def put(self, value: Any) -> Reference:
+        return Reference(value)
+
+    def exporter(self, run: str) -> None: ...
+
+
+class Watching:
+    """Hears what a user is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None: ...
+
+    def struck(self, worker: str) -> None: ...
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Hand:
+    """A worker that answers when the test wants it."""
+
+    is_alone = False
+
+    def __init__(self, name: str, pool: str) -> None:
+        self.name, self.pool = name, pool
+        self.given: list[WorkUnit] = []
+
+    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
+        assert (batch, method) == (f"iteration {unit.iteration}", unit.stage)
+        assert arguments == (unit, Prompt(id=unit.prompt_id, text=""), f"embedding of {unit.prompt_id}")
+        assert parts == (2 if unit.stage in ("sample", "regenerate") else 1)
+        self.given.append(unit)
+
+
+class Scene:
+    """An open iteration with a real selector and dispatcher."""
+
+    def __init__(self, folder: Path, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self.world: Any = Here(folder)
+        self.watching = Watching()
+        self.retired: list[str] = []
+        fleet = FleetConfig(max_inflight=9, strikes=2)
+        self.hand_out = HandOut(self.world, fleet, self.watching, lambda name, _: self.retired.append(name))
+        self.open: dict[int, OpenIteration] = {}
+        self.selector = SelectorClient(
+            self.world,
+            tasks,
+            seconds=60.0,
+            replacements=Replacements(1),
+            tell=self.watching.said.append,
+            reopened=lambda iteration, opened: self.open[iteration].reopened(opened),
+        )
+
+    async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:
+        this = self.open[plan.iteration] = OpenIteration(
+            plan,
+            [Prompt(id=key, text="") for key in plan.prompt_ids],
+            {key: f"embedding of {key}" for key in plan.prompt_ids},
+            await self.selector.open(plan),
+            world=self.world,
+            tasks=self.tasks,
+            hand_out=self.hand_out,
+            selector=self.selector,
+            publication=lambda: {"bytes": 7.0},
+            tell=self.watching.said.append,
+            changed=lambda: None,
+        )
+        return this
+
+    async def worker(self, name: str, pool: str, holds: tuple[str, int] = OLD) -> Hand:
+        hand = Hand(name, pool)
+        self.hand_out.ready(hand, holds)
+        await settled()
+        return hand
+
+    async def answer(self, hand: Hand, *, lost: bool = False) -> None:
+        """Answer all that it has been given."""
+        units, hand.given = hand.given, []
+        for unit in units:
+            value, large = answer_to(unit, hand.name)
+            self.hand_out.answered(hand, unit, f"iteration {unit.iteration}", value, Reference(large, lost=lost))
+        await settled()
+
+
+async def settled() -> None:
+    """Until everything that can go on has gone on."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+def samples(unit: WorkUnit) -> SampleGroup:
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=tuple(REWARDS[unit.prompt_id][i] for i in unit.indices),
+        latents=torch.tensor([[float(i)] for i in unit.indices]),
+        seconds=2.0,
+        worker="w",
+    )
+
+
+def answer_to(unit: WorkUnit, worker: str) -> tuple[Any, SampleGroup | None]:
+    """Its small part, and the large one."""
+    group = samples(unit)
+    if unit.stage == "regenerate":
+        return GroupReport(prompt_id=unit.prompt_id, rewards=group.rewards, seconds=2.0, started=0.0), group
+    digest = group_digest(group) if unit.stage == "sample" else ""
+    result = UnitResult(
+        unit=unit, rewards=group.rewards, worker=worker, score_class="c", seconds=0.5, samples_digest=digest
+    )
+    return result, group if unit.stage == "sample" else None
+
+
+def ids(units: list[WorkUnit]) -> list[str]:
+    return [unit.id for unit in units]
+
+
+def scene(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test that is given a scene."""
+
+    def run(tmp_path: Path) -> None:
+        async def acted() -> None:
+            async with Tasks() as tasks:
+                await test(Scene(tmp_path, tasks))
+
+        asyncio.run(acted())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@scene
+async def test_units_go_from_explorers_to_regenerators_until_every_prompt_has_its_group(scene: Scene) -> None:
+    this = await scene.begin()
+    assert (this.candidates, this.pool_size) == (0, 8)
+    explorer = await scene.worker("explorer-0", "explorers")
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    assert len(explorer.given) == 4
+    assert regenerator.given == []
+    scene.world.clock += 10.0
+    await scene.answer(explorer)
+    assert this.explored.is_set()
+    assert this.candidates == 8
+    assert ids(regenerator.given) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
+    assert not this.completed.is_set()
+    scene.world.clock += 5.0
+    await scene.answer(regenerator)
+    assert this.completed.is_set()
+    found = this.result()
+    assert found.rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert [group.value.prompt_id for group in found.groups] == ["beef", "cafe"]
+    assert found.embeddings == ["embedding of beef", "embedding of cafe"]
+    assert found.walls == {"explore": 10.0, "regenerate": 5.0}
+    assert {name: clock.busy for name, clock in found.clocks.items()} == {"explore": 2.0, "regenerate": 4.0}
+    assert (found.publication, found.requeued) == ({"bytes": 7.0}, 0)
+    assert scene.watching.said == []
+
+
+@scene
+async def test_each_kind_of_explorers_is_given_the_units_of_its_prompts(scene: Scene) -> None:
+    await scene.begin(replace(PLAN, kinds=("l40s", "")))
+    plain = await scene.worker("explorer-0", "explorers")
+    other = await scene.worker("explorer_l40s-0", "explorers_l40s")
+    assert {unit.prompt_id for unit in plain.given} == {"cafe"}
+    assert {unit.prompt_id for unit in other.given} == {"beef"}
+
+
+@scene
+async def test_what_is_learned_from_goes_before_audits_and_an_iteration_before_the_next(scene: Scene) -> None:
+    audited = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
+    this = await scene.begin(audited)
+    await scene.begin(replace(PLAN, iteration=5, revision=5, staleness=1))
+    explorer = await scene.worker("explorer-0", "explorers")
+    assert [unit.iteration for unit in explorer.given] == [4] * 4 + [5] * 4
+    await scene.answer(explorer)
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    assert [unit.stage for unit in regenerator.given] == ["regenerate"] * 2 + ["audit"] * 2
+    assert {unit.iteration for unit in regenerator.given} == {4}  # it holds that revision
+    regenerator.given, audits = regenerator.given[:2], regenerator.given[2:]
+    await scene.answer(regenerator)
+    assert not this.completed.is_set()
+    regenerator.given = audits
+    await scene.answer(regenerator)
+    assert this.completed.is_set()
+    assert this.clocks["audit"].busy == 1.0
+    other = await scene.worker("regenerator-1", "regenerators", holds=("old", 5))
+    assert [(unit.stage, unit.iteration) for unit in other.given] == [("regenerate", 5)] * 2
+
+
+@scene
+async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_refuses(scene: Scene) -> None:
+    this = await scene.begin()
+    explorer = await scene.worker("explorer-0", "explorers")
+    first, second, *_ = explorer.given
+    value, _ = answer_to(first, explorer.name)
+    scene.hand_out.answered(explorer, second, this.batch, value, None)
+    await settled()
+    assert scene.watching.said[0].startswith(
+        f"{second.id} is done again; strike 1 of 2 for explorer-0: explorer-0 was given {second.id} and answered "
+    )
+    wrong = replace(value, rewards=(float("nan"), 0.5))
+    scene.hand_out.answered(explorer, first, this.batch, wrong, None)
+    await settled()
+    assert "strike 2 of 2 for explorer-0: refused a result of explorer-0" in scene.watching.said[1]
+    assert scene.retired == ["explorer-0"]
+    assert this.candidates == 0
+    scene.hand_out.lost("explorer-0")
+    other = await scene.worker("explorer-1", "explorers")
+    await scene.answer(other)
+    assert this.explored.is_set()
+
+
+@scene
+async def test_a_group_that_is_lost_on_its_way_is_made_again(scene: Scene) -> None:
+    this = await scene.begin()
+    await scene.answer(await scene.worker("explorer-0", "explorers"))
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    units = list(regenerator.given)
+    await scene.answer(regenerator, lost=True)
+    assert regenerator.given == units
+    assert scene.watching.said == [f"{unit.id} is done again (an object it needs is lost)" for unit in units]
+    await scene.answer(regenerator)
+    assert this.completed.is_set()
+    assert this.result().requeued == 2
+
+
+@scene
+async def test_of_one_stage_groups_are_put_together_from_kept_samples_and_lost_ones_are_made_again(
+    scene: Scene,
+) -> None:
+    this = await scene.begin(replace(PLAN, one_stage=True))
+    explorer = await scene.worker("explorer-0", "explorers")
+    await scene.answer(explorer, lost=True)
+    assert this.explored.is_set()
+    assert not this.groups
+    # Of beef both chosen samples are in one unit.
+    assert sorted(ids(explorer.given)) == ["sample/4/beef/0-1", "sample/4/cafe/0-1", "sample/4/cafe/2-3"]
+    assert sorted(scene.watching.said) == [
+        f"chosen samples of prompt {key} are made again (an object it needs is lost)" for key in ("beef", "cafe")
+    ]
+    await scene.answer(explorer)
+    assert this.completed.is_set()
+    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+    assert [group.value.latents.tolist() for group in this.result().groups] == [[[1.0], [0.0]], [[3.0], [1.0]]]
+
+
+@scene
+async def test_a_damaged_group_is_made_again_when_the_groups_are_wanted_once_more(scene: Scene) -> None:
+    this = await scene.begin()
+    await scene.answer(await scene.worker("explorer-0", "explorers"))
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    await scene.answer(regenerator)
+    await scene.selector.close(4)
+    next(scene.world._folder.rglob("cafe.safetensors")).write_bytes(b"no more")
+    stored = asyncio.ensure_future(this.stored(nullcontext))
+    await settled()
+    assert ids(regenerator.given) == ["regenerate/4/cafe/3-1"]
+    assert not this.completed.is_set()
+    assert scene.watching.said == ["the stored group of prompt cafe is damaged: it is made again"]
+    await scene.answer(regenerator)
+    assert [group.value.prompt_id for group in await stored] == ["beef", "cafe"]
+
+
+@scene
+async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene) -> None:
+    before = Selector(scene.world._folder)
+    first, second, third, _ = before.open(PLAN).units
+    (_, ack, _) = before.accept([answer_to(unit, "explorer-0")[0] for unit in (first, second, third)])
+    before.accept_groups(samples(ack.units[0]))
+    before._of(4).settle(wait=True)
+    this = await scene.begin()
+    assert (this.candidates, list(this.groups), this.rewards) == (6, ["beef"], {"beef": (0.6, 0.1)})
+    explorer = await scene.worker("explorer-0", "explorers")
+    assert ids(explorer.given) == ["explore/4/cafe/2-3"]
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    assert regenerator.given == []
+    await scene.answer(explorer)
+    await scene.answer(regenerator)
+    assert this.completed.is_set()
+    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+
+@scene
+async def test_what_a_new_selector_knows_already_is_not_handed_out_and_what_is_at_work_not_twice(scene: Scene) -> None:
+    this = await scene.begin()
+    explorer = await scene.worker("explorer-0", "explorers")
+    first, *others = explorer.given
+    # The old one has journaled an answer and dies before it acknowledges that.
+    scene.selector._actor.accept([answer_to(first, explorer.name)[0]])
+    await scene.selector._restart(WorkerGone("the selector", "a test"))
+    late = await scene.worker("explorer-1", "explorers")
+    assert late.given == []
+    explorer.given = others
+    await scene.answer(explorer)
+    assert len(this._unexplored) == 1  # its acknowledgement is on its way
+    explorer.given = [first]
+    await scene.answer(explorer)
+    assert this.explored.is_set()
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    assert ids(regenerator.given) == ["regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"]
+
+
+@scene
+async def test_after_an_update_nothing_of_its_iteration_is_handed_out(scene: Scene) -> None:
+    this = await scene.begin()
+    await scene.answer(await scene.worker("explorer-0", "explorers"))
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    await scene.answer(regenerator)
+    this.learned()
+    # A selector that takes over now lacks a group: it was not written, and was lost with a node.
+    unit = WorkUnit(stage="regenerate", iteration=4, revision=4, prompt_id="beef", indices=(1, 0))
+    this.reopened(Opened(groups=(), candidates=8, units=(unit,)))
+    await settled()
+    assert regenerator.given == []
+
+
+def test_groups_are_offered_to_the_learners_in_prompt_order_and_once_as_far_as_none_is_missing(tmp_path: Path) -> None:
+    plan = replace(PLAN, prompt_ids=tuple("abcd"))
+
+    async def acted() -> None:
+        async with Tasks() as tasks:
+            scene = Scene(tmp_path, tasks)
+            this = await scene.begin(plan)
+            controller = Controller(small_config(tmp_path, "run"), tmp_path, scene.world)
+            offered: list[tuple[Any, ...]] = []
+
+            class Learners:
+                def offer(self, *arguments: Any) -> None:
+                    offered.append(arguments)
+
+            parts: Any = controller._parts
+            parts.rollouts, parts.learners = {4: this}, Learners()
+            tasks.start(controller._offer(4), "offering")
+            sizes, said = [2] * 4, []
+            for key in "bacd":
+                this._keep(key, (1.0, 0.0), key.upper())
+                await settled()
+                said.append(offered[:])
+                offered.clear()
+            assert said == [
+                [],
+                [(4, sizes, 0, ["A", "B"], ["embedding of a", "embedding of b"])],
+                [(4, sizes, 2, ["C"], ["embedding of c"])],
+                [(4, sizes, 3, ["D"], ["embedding of d"])],
+            ]
+
+    asyncio.run(acted())

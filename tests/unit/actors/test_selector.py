@@ -1,7 +1,9 @@
-"""The selector's journal: what is gone on with, what is set aside, what is refused."""
+"""The selector: which answers count, what is wanted because of them, and what its journal brings back."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.workers.selector import Selector
+from actors.workers.selector import Ack, Selector
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
@@ -21,61 +23,137 @@ from solrl_ray.storage.run_folder import RunFolder
 PLAN = IterationPlan(
     iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2, policy_digest="aa"
 )
+AHEAD = replace(PLAN, staleness=1)
+AUDIT = AuditPlan(run_seed=42, prompts=2, seeds=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
+"""Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
+
+POOL = ["explore/4/beef/0-1", "explore/4/beef/2-3", "explore/4/cafe/0-1", "explore/4/cafe/2-3"]
+OF_BEEF, OF_CAFE = "regenerate/4/beef/1-0", "regenerate/4/cafe/3-1"
 
 
-def work(folder: Path) -> Selector:
-    """Explore both prompts but for one unit, and regenerate the first prompt."""
-    selector = Selector(folder)
-    opened = selector.open(PLAN)
-    assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
-    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 3):
-        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        ready = selector.record(
-            UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1)
-        )
-        if ready is not None:
-            regenerate(selector, ready)
-    return selector
+def ids(units: tuple[WorkUnit, ...]) -> list[str]:
+    return [unit.id for unit in units]
 
 
-def stored(selector: Selector, group: SampleGroup) -> Outcome:
-    """Bring a group, and wait until it is on the disk."""
-    outcome = selector.store(group)
+def result(unit: WorkUnit, worker: str = "explorer-0", shift: float = 0.0) -> UnitResult:
+    rewards = tuple(REWARDS[unit.prompt_id][i] + shift for i in unit.indices)
+    return UnitResult(unit=unit, rewards=rewards, worker=worker, score_class="c", seconds=0.1)
+
+
+def group_of(unit: WorkUnit, *, rewards: tuple[float, ...] = (0.9, 0.1), latent: float = 1.0) -> SampleGroup:
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=rewards,
+        latents=torch.tensor([[latent], [2.0]]),
+        worker="regenerator-0",
+    )
+
+
+def explore(selector: Selector, units: tuple[WorkUnit, ...]) -> tuple[WorkUnit, ...]:
+    """Bring results one by one; returns the units that they lead to."""
+    acks = [ack for unit in units for ack in selector.accept([result(unit)])]
+    assert all(not ack.refused and ack.assemble is None for ack in acks)
+    return tuple(unit for ack in acks for unit in ack.units)
+
+
+def on_disk(selector: Selector, group: SampleGroup) -> Outcome:
+    """Bring a group, and wait until it is written."""
+    outcome = selector.record_group(group)
     selector._of(group.iteration).settle(wait=True)
     return outcome
 
 
-def regenerate(selector: Selector, unit: WorkUnit, *, rewards: tuple[float, ...] = (0.9, 0.1)) -> Outcome:
-    return stored(
-        selector,
-        SampleGroup(
-            iteration=4,
-            revision=4,
-            prompt_id=unit.prompt_id,
-            indices=unit.indices,
-            rewards=rewards,
-            latents=torch.tensor([[1.0], [2.0]]),
-        ),
-    )
+def begun(folder: Path) -> Selector:
+    """Both prompts are explored but for one unit, and the first one is regenerated."""
+    selector = Selector(folder)
+    opened = selector.open(PLAN)
+    assert (opened.groups, opened.candidates, opened.message) == ((), 0, "")
+    assert ids(opened.units) == POOL
+    (regenerate,) = explore(selector, opened.units[:3])
+    assert regenerate.id == OF_BEEF
+    on_disk(selector, group_of(regenerate))
+    return selector
+
+
+def entries(selector: Selector) -> list[str]:
+    """What its journal's lines are about."""
+    return [entry["kind"] for entry in selector._of(4).journal.entries()]
+
+
+def test_an_acknowledgement_says_which_units_are_wanted_because_of_it(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    first, second, third, fourth = selector.open(PLAN).units
+    assert selector.accept([result(second)]) == [Ack()]
+    assert ids(selector.wanted(4)) == [POOL[0], *POOL[2:]]
+    (ack,) = selector.accept([result(first)])
+    assert ids(ack.units) == [OF_BEEF]
+    assert selector.accept([result(first)]) == [Ack()]  # it was said already
+    (regenerate,) = ack.units
+    assert (regenerate.stage, regenerate.revision, regenerate.indices) == ("regenerate", 4, (1, 0))
+    assert ids(selector.wanted(4)) == [OF_BEEF, *POOL[2:]]
+    assert selector.accept_groups(group_of(regenerate)) == [Ack()]
+    nothing, last = selector.accept([result(third), result(fourth)])
+    assert (nothing, ids(last.units)) == (Ack(), [OF_CAFE])
+    assert ids(selector.wanted(4)) == [OF_CAFE]
+    assert selector.accept_groups(group_of(last.units[0])) == [Ack()]
+    assert selector.wanted(4) == ()
+    assert selector.close(4).counts.groups == 2
 
 
 def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
-    work(tmp_path)
+    begun(tmp_path)
     again = Selector(tmp_path)
     opened = again.open(PLAN)
     assert [group.prompt_id for group in opened.groups] == ["beef"]
     assert opened.groups[0].indices == (1, 0)
     assert opened.candidates == 6
     assert opened.message == ""
-    assert [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 3)] == ["explore/4/cafe/2-3"]
+    assert ids(opened.units) == [POOL[3]]
+    (last,) = explore(again, opened.units)
+    on_disk(again, group_of(last))
+    assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
+
+
+def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Path) -> None:
+    whole = begun(tmp_path / "whole")
+    (last,) = explore(whole, whole.wanted(4))
+    on_disk(whole, group_of(last))
+    expected = whole.close(4)
+    journal = next((tmp_path / "whole").rglob("*.jsonl")).read_bytes()
+    ends = [position + 1 for position, byte in enumerate(journal) if byte == ord("\n")]
+    assert len(ends) == 1 + 4 + 2 + 2
+    cuts = {0, 1, *ends, *(end - 1 for end in ends), *((a + b) // 2 for a, b in itertools.pairwise(ends))}
+    for cut in sorted(cuts):
+        folder = tmp_path / f"cut-{cut}"
+        path = RunFolder(folder).journal(4).path
+        path.parent.mkdir(parents=True)
+        path.write_bytes(journal[:cut])
+        selector = Selector(folder)
+        opened = selector.open(PLAN)
+        held = sum(end <= cut for end in ends)
+        assert opened.candidates == 2 * journal[: ends[held - 1] if held else 0].count(b'"kind":"explore"')
+        assert opened.groups == ()  # none of their files is there
+        wanted = opened.units
+        while wanted:
+            groups = [group_of(unit) for unit in wanted if unit.stage == "regenerate"]
+            acks = selector.accept([result(unit) for unit in wanted if unit.stage == "explore"])
+            assert selector.accept_groups(*groups) == [Ack()] * len(groups)
+            wanted = tuple(unit for ack in acks for unit in ack.units)
+        assert selector.wanted(4) == ()
+        assert selector.close(4) == expected
+        again = Selector(folder).open(PLAN)
+        assert (again.units, again.candidates, len(again.groups)) == ((), 8, 2)
 
 
 @pytest.mark.parametrize(
     "damage", [lambda whole: whole[: len(whole) // 2], lambda whole: whole.replace(b"[1, 0]", b"[3, 0]")]
 )
 def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    work(tmp_path)
+    begun(tmp_path)
     path = next(tmp_path.rglob("beef.safetensors"))
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
@@ -83,49 +161,46 @@ def test_a_stored_group_that_is_not_whole_is_made_again(tmp_path: Path, damage: 
     again = Selector(tmp_path)
     opened = again.open(PLAN)
     assert (opened.groups, opened.candidates) == ((), 6)
-    [(_, unit)] = again.lease(4, "regenerate", ["regenerator-0"])
-    assert unit.id == "regenerate/4/beef/1-0"
-    regenerate(again, unit)
+    assert ids(opened.units) == [OF_BEEF, POOL[3]]
+    on_disk(again, group_of(opened.units[0]))
     assert path.read_bytes() == whole
 
 
 def test_a_stored_group_that_is_not_whole_when_it_is_asked_for_is_made_again(tmp_path: Path) -> None:
-    selector = work(tmp_path)
-    there, group = selector.stored(4, "beef")
-    assert there
+    selector = begun(tmp_path)
+    units, group = selector.stored(4, "beef")
+    assert units == ()
     assert group is not None
     path = next(tmp_path.rglob("beef.safetensors"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    assert selector.stored(4, "beef") == (False, None)
-    assert selector.stored(4, "beef") == (False, None)
-    [(_, unit)] = selector.lease(4, "regenerate", ["regenerator-0"] * 2)
-    assert unit.id == "regenerate/4/beef/1-0"
-    assert regenerate(selector, unit) is Outcome.RESTORED
+    for _ in range(2):
+        units, group = selector.stored(4, "beef")
+        assert (ids(units), group) == ([OF_BEEF], None)
+    assert ids(selector.wanted(4)) == [OF_BEEF, POOL[3]]
+    assert on_disk(selector, group_of(units[0])) is Outcome.RESTORED
     assert path.read_bytes() == whole
-    assert selector.stored(4, "beef")[0]
-    assert regenerate(selector, unit) is Outcome.DUPLICATE
-    assert [entry["kind"] for entry in selector._of(4).journal.entries()].count("regenerate") == 1
+    assert selector.stored(4, "beef")[0] == ()
+    assert on_disk(selector, group_of(units[0])) is Outcome.DUPLICATE
+    assert entries(selector).count("regenerate") == 1
 
 
 def test_a_lost_group_that_comes_back_with_other_bytes_ends_the_run(tmp_path: Path) -> None:
-    selector = work(tmp_path)
+    selector = begun(tmp_path)
     next(tmp_path.rglob("beef.safetensors")).unlink()
-    selector.stored(4, "beef")
-    [(_, unit)] = selector.lease(4, "regenerate", ["regenerator-0"])
+    (unit,), _ = selector.stored(4, "beef")
     with pytest.raises(RunError, match="whose samples are lost"):
-        regenerate(selector, unit, rewards=(0.9, 0.2))
+        selector.accept_groups(group_of(unit, rewards=(0.9, 0.2)))
 
 
 def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tmp_path: Path) -> None:
-    work(tmp_path)
-    again = Selector(tmp_path)
-    opened = again.open(replace(PLAN, policy_digest="bb"))
+    begun(tmp_path)
+    opened = Selector(tmp_path).open(replace(PLAN, policy_digest="bb"))
     assert (opened.groups, opened.candidates) == ((), 0)
     assert opened.message == (
         "iteration 4 is done anew: iteration-000004.jsonl.stale was made by another revision's bytes"
     )
-    assert len(again.lease(4, "explore", ["explorer-0"] * 9)) == 4
+    assert ids(opened.units) == POOL
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
         "iteration-000004.jsonl",
         "iteration-000004.jsonl.stale",
@@ -133,8 +208,7 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
 
 
 def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path: Path) -> None:
-    begun = Selector(tmp_path)
-    begun.open(replace(PLAN, score_class="a/b"))
+    Selector(tmp_path).open(replace(PLAN, score_class="a/b"))
     opened = Selector(tmp_path).open(replace(PLAN, score_class="c/b"))
     assert opened.candidates == 0
     assert opened.message == (
@@ -148,102 +222,85 @@ def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path
 
 @pytest.mark.parametrize("changes", [{"prompt_ids": ("beef", "f00d")}, {"keep": 4}, {"pool": 6, "policy_digest": "bb"}])
 def test_a_journal_of_another_plan_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
-    work(tmp_path)
+    begun(tmp_path)
     with pytest.raises(RunError, match="was begun with another plan"):
         Selector(tmp_path).open(replace(PLAN, **changes))
     assert not list((tmp_path / "journal").glob("*.stale"))
 
 
 def test_audits_that_are_done_are_not_done_again_after_a_restart(tmp_path: Path) -> None:
-    plan = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))
+    plan = replace(PLAN, audit=AUDIT)
     selector = Selector(tmp_path)
-    selector.open(plan)
-    for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4):
-        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        selector.record(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
-    leased = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
-    assert [unit.stage for unit in leased] == [
-        "regenerate",
-        "regenerate",
-        "audit",
-        "audit",
-    ]  # what is learned from goes first
-    done, lost = leased[2:]
-    selector.record_audit(UnitResult(unit=done, rewards=(0.5, 0.4), worker="r", score_class="c", seconds=0.1))
+    led_to = explore(selector, selector.open(plan).units)
+    assert [unit.stage for unit in led_to] == ["regenerate", "audit"] * 2  # what is learned from comes first
+    assert led_to[1].indices == (2, 3)  # of beef; those that were not chosen
+    _, done, _, lost = led_to
+    answer = replace(result(done, "regenerator-0"), rewards=(0.5, 0.4))
+    assert selector.accept([answer]) == [Ack()]
     again = Selector(tmp_path)
-    assert again.open(plan).audits == (done.prompt_id,)
-    waiting = [unit for _, unit in again.lease(4, "regenerate", ["regenerator-0"] * 4)]
-    assert [unit.id for unit in waiting if unit.stage == "audit"] == [lost.id]
-    assert again.release("regenerator-0")[-1] == lost.id
-    again.hold([("regenerator-0", lost)])  # it is at work already
-    assert "audit" not in [unit.stage for _, unit in again.lease(4, "regenerate", ["regenerator-1"] * 4)]
-    with pytest.raises(RunError, match="refused an audit of r"):
-        again.record_audit(UnitResult(unit=lost, rewards=(0.5,), worker="r", score_class="c", seconds=0.1))
-
-
-def result(unit: WorkUnit, worker: str, shift: float = 0.0) -> UnitResult:
-    rewards = tuple(REWARDS[unit.prompt_id][i] + shift for i in unit.indices)
-    return UnitResult(unit=unit, rewards=rewards, worker=worker, score_class="c", seconds=0.1)
+    opened = again.open(plan)
+    assert opened.audits == (done.prompt_id,)
+    assert opened.units == (led_to[0], led_to[2], lost)
+    (ack,) = again.accept([replace(answer, unit=lost, rewards=(0.5,))])
+    assert "refused an audit of regenerator-0" in ack.refused
+    assert lost in again.wanted(4)
 
 
 def test_a_result_that_comes_again_with_other_bytes_is_counted_or_ends_a_strict_run(tmp_path: Path) -> None:
     for strict in (False, True):
         selector = Selector(tmp_path / str(strict), strict)
-        selector.open(PLAN)
-        ((_, unit),) = selector.lease(4, "explore", ["explorer-0"])
-        selector.record(result(unit, "explorer-0"))
+        unit, *left = selector.open(PLAN).units
+        selector.accept([result(unit)])
         sentence = f"explorer-1 brought other bytes for {unit.id} than explorer-0"
         if strict:
             with pytest.raises(RunError, match=sentence + ", and fleet.strict is true"):
-                selector.record(result(unit, "explorer-1", shift=1.0))
+                selector.accept([result(unit, "explorer-1", shift=1.0)])
             continue
-        assert selector.record(result(unit, "explorer-1", shift=1.0)) is None
-        for _, left in selector.lease(4, "explore", ["explorer-0"] * 3):
-            selector.record(result(left, "explorer-0"))
-        for _, ready in selector.lease(4, "regenerate", ["regenerator-0"] * 2):
-            made = replace(regenerated(ready), worker="regenerator-0")
-            assert selector.store(made) is Outcome.ACCEPTED
-            assert selector.store(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
-        closed = selector.close(4)
-        assert closed.counts.violations == len(closed.violations) == 3
-        assert closed.violations[0] == sentence
-        assert closed.selections[0].best[0].index == 1  # as by the first result
+        assert selector.accept([result(unit, "explorer-1", shift=1.0)]) == [Ack()]
+        for ready in explore(selector, tuple(left)):
+            made = group_of(ready)
+            assert selector.record_group(made) is Outcome.ACCEPTED
+            assert selector.record_group(replace(made, rewards=(0.9, 0.2))) is Outcome.VIOLATION
+        summary = selector.close(4)
+        assert summary.counts.violations == len(summary.violations) == 3
+        assert summary.violations[0] == sentence
+        assert summary.selections[0].best[0].index == 1  # as by the first result
 
 
-def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_done_again(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_right_is_refused_and_its_unit_stays_wanted(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
-    selector.open(PLAN)
-    leased = [unit for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4)]
+    units = selector.open(PLAN).units
     wrong = (
-        replace(result(leased[1], "explorer-0"), rewards=(0.5, float("nan"))),
-        replace(result(leased[1], "explorer-0"), rewards=(0.5,)),
-        result(replace(leased[1], revision=3), "explorer-0"),
-        result(replace(leased[1], prompt_id="cafe", indices=(1, 2)), "explorer-0"),
+        replace(result(units[1]), rewards=(0.5, float("nan"))),
+        replace(result(units[1]), rewards=(0.5,)),
+        result(replace(units[1], revision=3)),
+        result(replace(units[1], prompt_id="cafe", indices=(1, 2))),
     )
     for answer in wrong:
-        with pytest.raises(NonsenseError, match="refused a result of explorer-0"):
-            selector.record(answer)
-    selector.requeue(leased[1], "explorer-0")
-    assert selector.lease(4, "explore", ["explorer-1"] * 2) == [("explorer-1", leased[1])]
+        (ack,) = selector.accept([answer])
+        assert ack.refused.startswith("refused a result of explorer-0: ")
+        assert (ack.units, ack.assemble) == ((), None)
+    assert selector.wanted(4) == units
+    assert entries(selector) == ["open"]
 
 
 def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as_one_by_one(tmp_path: Path) -> None:
     alone, together = Selector(tmp_path / "alone"), Selector(tmp_path / "together")
-    alone.open(PLAN)
+    units = alone.open(PLAN).units
     together.open(PLAN)
-    results = [result(unit, "explorer-0") for _, unit in together.lease(4, "explore", ["explorer-0"] * 4)]
-    ready = [alone.record(each) for each in results]
+    results = [result(unit) for unit in units]
+    one_by_one = [alone.accept([each])[0] for each in results]
     wrong = replace(results[2], rewards=(0.5, float("nan")))
-    taken = together.take([*results[:2], wrong, *results[2:], results[0]])
-    assert [each.regenerate for each in taken] == [*ready[:2], None, *ready[2:], None]
-    assert [bool(each.refused) for each in taken] == [False, False, True, False, False, False]
-    assert "refused a result of explorer-0" in taken[2].refused
-    groups = [regenerated(unit) for unit in ready if unit is not None]
+    acks = together.accept([*results[:2], wrong, *results[2:], results[0]])
+    assert [ack.units for ack in acks] == [each.units for each in [*one_by_one[:2], Ack(), *one_by_one[2:], Ack()]]
+    assert [bool(ack.refused) for ack in acks] == [False, False, True, False, False, False]
+    assert "refused a result of explorer-0" in acks[2].refused
+    groups = [group_of(unit) for ack in one_by_one for unit in ack.units]
     for group in groups:
-        alone.store(group)
+        alone.record_group(group)
     stray = replace(groups[0], indices=(3, 2))
-    taken = together.take_groups(*groups, stray, groups[1])
-    assert [bool(each.refused) for each in taken] == [False, False, True, False]
+    acks = together.accept_groups(*groups, stray, groups[1])
+    assert [bool(ack.refused) for ack in acks] == [False, False, True, False]
     assert [selector.close(4).counts.duplicates for selector in (alone, together)] == [0, 2]
     lines = [sorted((tmp_path / name).rglob("*.jsonl"))[0].read_text().splitlines() for name in ("alone", "together")]
     assert len(lines[0]) == 1 + 4 + 2 + 2
@@ -251,6 +308,28 @@ def test_of_results_brought_together_each_counts_by_itself_and_the_journal_is_as
     again = Selector(tmp_path / "together").open(PLAN)
     assert {group.prompt_id for group in again.groups} == {"beef", "cafe"}
     assert again.candidates == 8
+
+
+def test_results_that_are_brought_together_wait_for_the_disk_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(PLAN, prompt_ids=tuple(f"{n:04x}" for n in range(50)), pool=4)
+    selector = Selector(tmp_path)
+    units = selector.open(plan).units
+    assert len(units) == 100
+    journal, waits = selector._of(4).journal.path, list[int]()
+    sync = os.fsync
+
+    def counted(descriptor: int) -> None:
+        sync(descriptor)
+        waits.append(journal.read_bytes().count(b"\n"))
+
+    monkeypatch.setattr(os, "fsync", counted)
+    rewards = [(0.1 * (unit.indices[0] + 1), 0.2) for unit in units]
+    results = [replace(result(replace(unit, prompt_id="beef")), unit=unit) for unit in units]
+    acks = selector.accept([replace(each, rewards=r) for each, r in zip(results, rewards, strict=True)])
+    assert sum(len(ack.units) for ack in acks) == 50
+    assert waits == [1 + 100 + 50]  # all lines are there when it is waited for
 
 
 class Noting(RunFolder):
@@ -268,8 +347,8 @@ class Judging(Selector):
         self.happened: list[str] = []
         self._folder = Noting(path, self.happened)
 
-    def store(self, group: SampleGroup) -> Outcome:
-        outcome = super().store(group)
+    def record_group(self, group: SampleGroup) -> Outcome:
+        outcome = super().record_group(group)
         time.sleep(0.05)  # a writer would have begun
         self.happened.append("judged")
         return outcome
@@ -277,91 +356,96 @@ class Judging(Selector):
 
 def test_groups_are_written_when_those_that_came_with_them_are_judged(tmp_path: Path) -> None:
     selector = Judging(tmp_path)
-    selector.open(PLAN)
-    taken = selector.take([result(unit, "explorer-0") for _, unit in selector.lease(4, "explore", ["explorer-0"] * 4)])
-    selector.take_groups(*[regenerated(each.regenerate) for each in taken if each.regenerate is not None])
+    led_to = explore(selector, selector.open(PLAN).units)
+    selector.accept_groups(*[group_of(unit) for unit in led_to])
     selector.close(4)
     assert selector.happened == ["judged", "judged", "written", "written"]
 
 
-AHEAD = replace(PLAN, staleness=1)
+def test_groups_that_are_brought_again_after_a_restart_count_once(tmp_path: Path) -> None:
+    selector = begun(tmp_path)
+    (last,) = explore(selector, selector.wanted(4))
+    written, unwritten = group_of(replace(last, prompt_id="beef", indices=(1, 0))), group_of(last)
+    again = Selector(tmp_path)
+    assert ids(again.open(PLAN).units) == [OF_CAFE]
+    again.accept_again(written, unwritten)
+    assert again.wanted(4) == ()
+    counts = again.close(4).counts
+    assert (counts.groups, counts.duplicates) == (2, 0)
+    assert entries(again).count("regenerate") == 2
 
 
-def preview(selector: Selector, count: int) -> None:
-    for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
-        assert unit.revision == 3
-        rewards = tuple(REWARDS[unit.prompt_id][i] for i in unit.indices)
-        selector.record(UnitResult(unit=unit, rewards=rewards, worker="explorer-0", score_class="c", seconds=0.1))
-
-
-def regenerated(unit: WorkUnit, latents: float = 1.0) -> SampleGroup:
-    return SampleGroup(
-        iteration=unit.iteration,
-        revision=unit.revision,
-        prompt_id=unit.prompt_id,
-        indices=unit.indices,
-        rewards=(0.9, 0.1),
-        latents=torch.full((2, 1), latents),
-    )
+def test_an_iteration_is_closed_when_everything_is_in_and_not_before(tmp_path: Path) -> None:
+    selector = begun(tmp_path)
+    with pytest.raises(RunError, match="iteration 4 was closed before it was complete"):
+        selector.close(4)
+    (last,) = explore(selector, selector.wanted(4))
+    selector.accept_groups(group_of(last))
+    summary = selector.close(4)
+    assert summary.proxy_mean == pytest.approx((1.5 + 2.5) / 8)
+    assert [[c.index for c in selection.chosen] for selection in summary.selections] == [[1, 0], [3, 1]]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2  # all of it is on the disk then
 
 
 def test_two_iterations_are_open_at_a_time_and_do_not_mix(tmp_path: Path) -> None:
     selector = Selector(tmp_path)
-    selector.open(replace(PLAN, iteration=3, revision=3))
-    selector.open(AHEAD)
-    (_, of_three), (_, of_four) = (selector.lease(i, "explore", ["explorer-0"])[0] for i in (3, 4))
-    assert (of_three.id, of_three.revision) == ("explore/3/beef/0-1", 3)
-    assert (of_four.id, of_four.revision) == ("explore/4/beef/0-1", 3)
-    assert selector.release("explorer-0") == (of_three.id, of_four.id)
-    selector.hold([("explorer-0", of_three)])
-    assert selector.lease(3, "explore", ["explorer-1"])[0][1].id == "explore/3/beef/2-3"
-    assert selector.lease(4, "explore", ["explorer-1"])[0][1].id == of_four.id
+    of_three = selector.open(replace(PLAN, iteration=3, revision=3)).units
+    of_four = selector.open(AHEAD).units
+    assert (of_three[0].id, of_three[0].revision) == ("explore/3/beef/0-1", 3)
+    assert (of_four[0].id, of_four[0].revision) == ("explore/4/beef/0-1", 3)
+    selector.accept([result(of_three[0]), result(of_four[1])])
+    assert selector.wanted(3) == of_three[1:]
+    assert selector.wanted(4) == (of_four[0], *of_four[2:])
     selector.drop(3)
     with pytest.raises(RunError, match=r"asked about iteration 3, but \[4\] are open"):
         selector.close(3)
-    with pytest.raises(RunError, match="made a group of iteration 3, which is not open"):
-        selector.store(regenerated(replace(of_three, stage="regenerate")))
+    with pytest.raises(NonsenseError, match="made a group of iteration 3, which is not open"):
+        selector.record_group(group_of(replace(of_three[0], stage="regenerate")))
+    selector.drop(3)  # nothing to do
 
 
 def test_what_was_explored_ahead_is_kept_and_what_was_regenerated_only_of_the_same_policy(tmp_path: Path) -> None:
     first = Selector(tmp_path)
-    first.open(AHEAD)
-    preview(first, 4)
-    first.revise(4, "bb")
-    (_, ready), (_, unfinished) = first.lease(4, "regenerate", ["regenerator-0"] * 2)
+    units = first.open(AHEAD).units
+    assert {unit.revision for unit in units} == {3}
+    ready, unfinished = explore(first, units)
     assert (ready.revision, unfinished.revision) == (4, 4)
-    stored(first, regenerated(ready))
+    assert first.revise(4, "bb").units == (ready, unfinished)
+    on_disk(first, group_of(ready))
 
     same = Selector(tmp_path)
     opened = same.open(AHEAD)
-    assert (opened.candidates, opened.groups) == (8, ())  # not before it is known what they are regenerated with
-    assert [group.prompt_id for group in same.revise(4, "bb").groups] == [ready.prompt_id]
-    assert [unit for _, unit in same.lease(4, "regenerate", ["regenerator-0"] * 2)] == [unfinished]
+    # Not before it is known what they are regenerated with.
+    assert (opened.candidates, opened.groups, opened.units, same.wanted(4)) == (8, (), (), ())
+    revised = same.revise(4, "bb")
+    assert [group.prompt_id for group in revised.groups] == [ready.prompt_id]
+    assert revised.units == same.wanted(4) == (unfinished,)
 
     other = Selector(tmp_path)
-    assert other.open(AHEAD).candidates == 8
-    assert other.revise(4, "cc").groups == ()
-    assert [unit for _, unit in other.lease(4, "regenerate", ["regenerator-0"] * 2)] == [ready, unfinished]
-    stored(other, regenerated(ready, latents=2.0))
+    other.open(AHEAD)
+    revised = other.revise(4, "cc")
+    assert (revised.groups, revised.units) == ((), (ready, unfinished))
+    on_disk(other, group_of(ready, latent=7.0))
 
     again = Selector(tmp_path)
     again.open(AHEAD)
-    assert [group.latents.tolist() for group in again.revise(4, "cc").groups] == [[[2.0], [2.0]]]
+    assert [group.latents.tolist() for group in again.revise(4, "cc").groups] == [[[7.0], [2.0]]]
 
 
 def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_refused(tmp_path: Path) -> None:
+    plan = replace(AHEAD, audit=AUDIT)
     selector = Selector(tmp_path)
-    selector.open(replace(AHEAD, audit=AuditPlan(run_seed=42, prompts=2, seeds=2)))
-    (_, unit), *_ = selector.lease(4, "explore", ["explorer-0"])
-    newest = replace(unit, revision=4)
-    with pytest.raises(NonsenseError, match="revision 4; expected 4, 3"):
-        selector.record(UnitResult(unit=newest, rewards=(0.1, 0.2), worker="e", score_class="c", seconds=0.1))
-    selector.requeue(unit, "explorer-0")
-    preview(selector, 4)
+    units = selector.open(plan).units
+    (ack,) = selector.accept([result(replace(units[0], revision=4))])
+    assert "revision 4; expected 4, 3" in ack.refused
+    led_to = explore(selector, units)
     selector.revise(4, "bb")
-    units = [unit for _, unit in selector.lease(4, "regenerate", ["regenerator-0"] * 4)]
-    assert [(unit.stage, unit.revision) for unit in units] == [("regenerate", 4)] * 2 + [("audit", 4)] * 2
-    selector.record_audit(UnitResult(unit=units[2], rewards=(0.1, 0.2), worker="r", score_class="c", seconds=0.1))
+    assert [(unit.stage, unit.revision) for unit in led_to] == [("regenerate", 4), ("audit", 4)] * 2
+    audit = led_to[1]
+    assert selector.accept([replace(result(audit), rewards=(0.1, 0.2), worker="r")]) == [Ack()]
     again = Selector(tmp_path)
-    assert again.open(replace(AHEAD, audit=AuditPlan(run_seed=42, prompts=2, seeds=2))).audits == ()
-    assert again.revise(4, "bb").audits == (units[2].prompt_id,)
+    opened = again.open(plan)
+    assert (opened.audits, opened.units) == ((), ())
+    revised = again.revise(4, "bb")
+    assert revised.audits == (audit.prompt_id,)
+    assert [unit.stage for unit in revised.units] == ["regenerate", "regenerate", "audit"]

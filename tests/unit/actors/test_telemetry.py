@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from actors.monitoring.telemetry import Telemetry
+from actors.monitoring.telemetry import MESSAGES, Telemetry
+from actors.ray_world import RayWorld
+from actors.world import Tasks
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 
 
-def telemetry(path: Path) -> Telemetry:
-    made = Telemetry(made_runs.config(), RunFolder(path))
-    made.resume([], [])
-    return made
+def unopened(path: Path, config: Config | None = None) -> Telemetry:
+    """In Ray's world, of which telemetry needs nothing that needs Ray."""
+    return Telemetry(config or made_runs.config(), RunFolder(path), RayWorld.__new__(RayWorld))
+
+
+@asynccontextmanager
+async def telemetry(path: Path) -> AsyncIterator[Telemetry]:
+    """Of a new run; everything is on the disk when the block ends."""
+    made = unopened(path)
+    async with Tasks() as tasks:
+        tasks.start(made.keep_writing(), "writing metrics")
+        await made.resume([], [])
+        yield made
+        await made.close()
+
+
+def attested(path: Path, *attestations: Attestation) -> None:
+    async def test() -> None:
+        async with telemetry(path) as made:
+            for attestation in attestations:
+                made.attested(attestation)
+
+    asyncio.run(test())
 
 
 def stored(path: Path) -> list[Attestation]:
@@ -29,15 +54,9 @@ def stored(path: Path) -> list[Attestation]:
 
 def test_attestations_of_earlier_workers_survive_a_resume(tmp_path: Path) -> None:
     explorer_0, explorer_1, regenerator = made_runs.attestations()
-    first = telemetry(tmp_path)
-    first.attested(explorer_1)
-    first.attested(regenerator)
-    first.close()
+    attested(tmp_path, explorer_1, regenerator)
     elsewhere = replace(explorer_1, device="NVIDIA H200", score_class="cd" * 32)
-    second = telemetry(tmp_path)
-    for attestation in (explorer_0, elsewhere, regenerator):  # the same names, one of them on another device
-        second.attested(attestation)
-    second.close()
+    attested(tmp_path, explorer_0, elsewhere, regenerator)  # the same names, one of them on another device
     assert sorted(map(str, map(asdict, stored(tmp_path)))) == sorted(
         map(str, map(asdict, [explorer_0, explorer_1, elsewhere, regenerator]))
     )
@@ -46,46 +65,84 @@ def test_attestations_of_earlier_workers_survive_a_resume(tmp_path: Path) -> Non
 def test_damaged_attestations_are_named(tmp_path: Path) -> None:
     (tmp_path / "attestations.json").write_text("[{")
     with pytest.raises(UserError, match=r"attestations\.json is not JSON: "):
-        telemetry(tmp_path)
+        attested(tmp_path)
 
 
 def test_a_new_run_has_no_attestations_but_its_own(tmp_path: Path) -> None:
     explorer = made_runs.attestations()[0]
-    made = telemetry(tmp_path)
-    made.attested(explorer)
-    made.attested(explorer)
-    made.close()
+    attested(tmp_path, explorer, explorer)
     assert stored(tmp_path) == [explorer]
 
 
+def test_metrics_and_stages_are_written_in_order_beside_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            made.state("exploring", stage="rollout")
+            made.begin_iteration(0)
+            made.iteration(made_runs.iteration(0))
+            made.state("learning", stage="learn")
+            made.evaluation(made_runs.evaluations()[0], [])
+            made.iteration(made_runs.iteration(1))
+            made.state("done")
+            await made.written()
+            assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+    asyncio.run(test())
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line.get("policy"), line["iteration"]) for line in lines] == [(None, 0), ("base", 0), (None, 1)]
+    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines() if line]
+    assert [span["name"] for span in spans] == ["exploring", "learning"]
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            (tmp_path / "metrics.jsonl").mkdir()
+            made.iteration(made_runs.iteration(0))
+            await asyncio.sleep(60.0)
+
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        asyncio.run(test())
+
+
+def test_the_newest_messages_are_kept(tmp_path: Path) -> None:
+    made = unopened(tmp_path)
+    for number in range(MESSAGES + 2):
+        made.message(str(number))
+    assert made.progress().messages == tuple(str(number) for number in range(2, MESSAGES + 2))
+
+
 def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:
-    made = Telemetry(made_runs.config(), RunFolder(tmp_path))
+    iterations: list[IterationMetrics] = [made_runs.iteration(0), made_runs.iteration(1)]
+    made = unopened(tmp_path)
     assert made.progress().elapsed < 20
-    made.resume([made_runs.iteration(0), made_runs.iteration(1)], made_runs.evaluations()[:2])
-    assert 23 < made.progress().elapsed < 40  # 2 iterations of 10 s, 2 evaluations of 1.5 s, and what passed here
-    made.close()
+
+    async def test() -> None:
+        await made.resume(iterations, made_runs.evaluations()[:2])
+        assert 23 < made.progress().elapsed < 40  # 2 iterations of 10 s, 2 evaluations of 1.5 s, and what passed here
+        await made.close()
+
+    asyncio.run(test())
 
 
-def test_a_disk_that_takes_no_timeline_is_told_to_who_asks_for_progress(tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_timeline_is_named_and_progress_is_told_meanwhile(tmp_path: Path) -> None:
     config = made_runs.config()
-    deadlines = config.fleet.deadlines.model_copy(update={"checkpoint": 0.2})
+    deadlines = config.fleet.deadlines.model_copy(update={"checkpoint": 0.3})
     config = config.model_copy(update={"fleet": config.fleet.model_copy(update={"deadlines": deadlines})})
-    made = Telemetry(config, RunFolder(tmp_path))
+    made = unopened(tmp_path, config)
     os.mkfifo(tmp_path / "spans.jsonl")  # who opens it waits for a reader
-    writing = threading.Thread(target=lambda: made.resume([made_runs.iteration(0)], []))
-    writing.start()
-    said = r"^opening spans\.jsonl in .* \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.2 s$"
 
-    def ask() -> None:
-        while writing.is_alive():
-            made.progress()
-            writing.join(0.05)
+    async def test() -> int:
+        opening, asked = asyncio.create_task(made.resume([made_runs.iteration(0)], [])), 0
+        while not opening.done():
+            await asyncio.sleep(0.02)
+            asked += made.progress().iteration
+        await opening
+        return asked
 
+    said = r"^opening spans\.jsonl in .* \(fleet\.deadlines\.checkpoint\) passed its deadline of 0\.3 s$"
     with pytest.raises(RunError, match=said):
-        ask()
-    reader = os.open(tmp_path / "spans.jsonl", os.O_RDONLY | os.O_NONBLOCK)
-    writing.join(20.0)
-    assert not writing.is_alive()
+        asyncio.run(test())
     assert made.progress().iteration == 1
-    made.close()
-    os.close(reader)
+    os.close(os.open(tmp_path / "spans.jsonl", os.O_RDONLY | os.O_NONBLOCK))  # whoever still waits

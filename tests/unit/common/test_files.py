@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actors.client import launch
-from solrl_ray.common.files import in_time
+from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.policy.saving import FILE as LORA_FILE

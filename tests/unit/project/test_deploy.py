@@ -21,7 +21,7 @@ import yaml
 from solrl_ray import cli
 from solrl_ray.config import checks
 from solrl_ray.config.loading import load
-from solrl_ray.config.sharing import takes_turns
+from solrl_ray.config.pools import takes_turns
 from solrl_ray.metrics.instruments import INSTRUMENTS
 from solrl_ray.scheduling import placement
 

@@ -60,7 +60,7 @@ def test_a_run_may_end_with_a_documented_sentence_if_who_it_names_was_killed_sin
         "the controller is gone: …; go on with --resume",
         "encoding 2 prompts failed: its worker is gone: …",
     )
-    encoder, controller = (killed(who, at, who) for who, at in (("encoder", 5.0), ("controller", 25.0)))
+    encoder, controller = (killed(who, at, who) for who, at in (("text_encoder", 5.0), ("controller", 25.0)))
     both = [encoder, controller]
     assert unexplained([End(encoding, 0.0), End(gone, 20.0)], both) == []
     assert unexplained([End(encoding, 6.0)], both) == [encoding]  # nobody was killed since

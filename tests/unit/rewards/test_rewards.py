@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from solrl_ray import rewards
+from solrl_ray.config.loading import read_file
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
 from solrl_ray.rewards.base import Reward
@@ -297,5 +297,5 @@ def test_a_function_that_misbehaves_is_a_reward_error(
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_reward_part_names_rewards_that_exist_and_options_that_they_read(file: Path) -> None:
-    for entry in yaml.safe_load(file.read_text())["rewards"]:
+    for entry in read_file(file)["rewards"]:
         rewards.registered(RewardConfig.model_validate(entry), keys=str)

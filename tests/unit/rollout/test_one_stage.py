@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,14 +51,12 @@ def result(unit: WorkUnit, shift: float = 0.0) -> UnitResult:
 
 
 def ids(state: IterationState) -> list[str]:
-    """Every unit that waits, in order; they are leased by that."""
-    leased = iter(lambda: state.explore.lease("explorer-9"), None)
-    return [unit.id for unit in leased]
+    """Every unit that is wanted, in order."""
+    return [unit.id for unit in state.all_wanted()]
 
 
 def explored(plan: IterationPlan = PLAN) -> IterationState:
     state = IterationState(plan)
-    ids(state)
     for unit in plan.pool_units():
         state.record(result(unit))
     return state
@@ -78,7 +77,7 @@ def test_a_group_is_made_of_the_chosen_samples_in_the_order_of_the_selection() -
 
 def test_no_group_is_handed_to_a_regenerator() -> None:
     state = explored()
-    assert state.regenerate.lease("regenerator-0") is None
+    assert state.all_wanted() == ()
     assert not state.complete
     for prompt_id in PLAN.prompt_ids:
         unit = state.ready(prompt_id)
@@ -93,7 +92,6 @@ def test_order_losses_and_duplicates_change_no_byte_of_a_group(seed: int) -> Non
     arrivals = PLAN.pool_units() * 2
     chance.shuffle(arrivals)
     state = IterationState(PLAN)
-    ids(state)
     for unit in arrivals:
         state.record(result(unit))
     state.lose(chance.choice(PLAN.prompt_ids))
@@ -122,7 +120,7 @@ def test_lost_samples_are_made_again_and_only_those_that_were_chosen() -> None:
     assert state.ready("beef") is not None
     assert ids(state) == []
     assert state.counts().candidates == 12
-    assert (state.counts().requeued, state.counts().duplicates) == (1, 0)
+    assert state.counts().duplicates == 0
 
 
 def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> None:
@@ -132,21 +130,18 @@ def test_samples_that_come_out_otherwise_the_second_time_are_a_violation() -> No
     assert state.ready("beef") is None
 
 
-def test_a_worker_lost_while_it_makes_a_unit_again_gives_it_back() -> None:
+def test_a_unit_whose_samples_are_lost_is_wanted_until_it_has_come_again() -> None:
     unit = PLAN.pool_units()[0]
     ledger = Ledger([unit])
-    ledger.lease("explorer-0")
-    ledger.finish(unit.id, "digest")
-    assert ledger.lease("explorer-1") is None
+    assert ledger.finish(unit.id, "digest") is Outcome.ACCEPTED
+    assert ledger.wanted() == []
     ledger.redo(unit.id)
     ledger.redo(unit.id)
-    assert ledger.lease("explorer-1") == unit
-    assert ledger.lease("explorer-2") is None
-    assert ledger.release("explorer-1") == (unit.id,)
-    assert ledger.lease("explorer-2") == unit
+    assert ledger.wanted() == [unit]
+    assert ledger.complete  # its result is there
     assert ledger.finish(unit.id, "digest") is Outcome.RESTORED
     assert ledger.finish(unit.id, "digest") is Outcome.DUPLICATE
-    assert ledger.complete
+    assert (ledger.wanted(), ledger.duplicates) == ([], 1)
 
 
 def test_samples_of_another_unit_make_no_group() -> None:
@@ -179,41 +174,46 @@ def test_trajectories_go_with_their_samples_and_come_from_all_or_none() -> None:
             assemble(unit, parts)
 
 
-def explore(selector: Selector, count: int) -> dict[str, SampleGroup]:
-    """Sample `count` units and put every group together that can be; returns what was sampled."""
+def explore(selector: Selector, units: Sequence[WorkUnit]) -> dict[str, SampleGroup]:
+    """Sample units and put every group together that can be; returns what was sampled."""
     made = {}
-    for _, unit in selector.lease(4, "explore", ["explorer-0"] * count):
+    for unit in units:
         made[unit.id] = sampled(unit)
-        ready = selector.record(result(unit))
-        if ready is not None:
-            prompt = [part for part in made.values() if part.prompt_id == ready.prompt_id]
-            rewards, group = selector.assemble(ready, *prompt)
+        (ack,) = selector.accept([result(unit)])
+        if ack.assemble is not None:
+            prompt = [part for part in made.values() if part.prompt_id == ack.assemble.prompt_id]
+            rewards, group = selector.assemble(ack.assemble, *prompt)
             assert group.rewards == rewards
     return made
 
 
+def wanted(selector: Selector) -> list[str]:
+    return [unit.id for unit in selector.wanted(4)]
+
+
 def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tmp_path: Path) -> None:
     first = Selector(tmp_path)
-    first.open(PLAN)
-    assert len(explore(first, 3)) == 3
+    units = first.open(PLAN).units
+    assert len(explore(first, units[:3])) == 3
     first._of(4).settle(wait=True)  # beef's group is stored
-    for _, unit in first.lease(4, "explore", ["explorer-0"] * 2):
-        first.record(result(unit))  # two units of cafe are known; their samples go down with the process
+    first.accept([result(unit) for unit in units[3:5]])  # known, but their samples go down with the process
 
     again = Selector(tmp_path)
     opened = again.open(PLAN)
     assert [group.prompt_id for group in opened.groups] == ["beef"]
     assert opened.groups[0].latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
     assert opened.candidates == 10
-    (_, last), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
-    assert (last.id, rest) == ("sample/4/cafe/4-5", [])
-    assert again.record(result(last)) is None  # selected, but one chosen sample is lost
-    (_, lost), *rest = again.lease(4, "explore", ["explorer-0"] * 9)
-    assert (lost.id, rest) == ("sample/4/cafe/2-3", [])
-    ready = again.record(result(lost))
-    assert ready is not None
-    assert ready.indices == (3, 4)
-    assert again.assemble(ready, sampled(lost), sampled(last))[0] == (1.0, 0.0)
+    (last,) = opened.units
+    assert last.id == "sample/4/cafe/4-5"
+    (ack,) = again.accept([result(last)])
+    (lost,) = ack.units  # selected, but one chosen sample is lost
+    assert (lost.id, ack.assemble) == ("sample/4/cafe/2-3", None)
+    assert wanted(again) == [lost.id]
+    (ack,) = again.accept([result(lost)])
+    assert ack.units == ()
+    assert ack.assemble is not None
+    assert ack.assemble.indices == (3, 4)
+    assert again.assemble(ack.assemble, sampled(lost), sampled(last))[0] == (1.0, 0.0)
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
     entries = [json.loads(line.split(b" ", 1)[1]) for line in (tmp_path / "journal/iteration-000004.jsonl").open("rb")]
     assert [e["kind"] for e in entries].count("sample") == 6
@@ -221,17 +221,43 @@ def test_a_resumed_iteration_samples_again_what_was_chosen_but_not_yet_stored(tm
 
 def test_a_resumed_iteration_asks_at_once_for_the_chosen_samples_of_a_selected_prompt(tmp_path: Path) -> None:
     first = Selector(tmp_path)
-    first.open(PLAN)
-    for _, unit in first.lease(4, "explore", ["explorer-0"] * 6):
-        first.record(result(unit))
+    first.accept([result(unit) for unit in first.open(PLAN).units])
     again = Selector(tmp_path)
-    assert again.open(PLAN).candidates == 12
-    waiting = [unit.id for _, unit in again.lease(4, "explore", ["explorer-0"] * 9)]
+    opened = again.open(PLAN)
+    assert opened.candidates == 12
+    waiting = [unit.id for unit in opened.units]
     assert sorted(waiting) == ["sample/4/beef/0-1", "sample/4/cafe/2-3", "sample/4/cafe/4-5"]
     with pytest.raises(
         RunError, match="brought other bytes for sample/4/beef/0-1 than explorer-0, whose samples are lost"
     ):
-        again.record(result(PLAN.pool_units()[0], shift=1.0))
+        again.accept([result(PLAN.pool_units()[0], shift=1.0)])
+
+
+def test_samples_that_are_lost_before_their_group_is_put_together_are_wanted_again(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    units = selector.open(PLAN).units
+    unit = selector.accept([result(unit) for unit in units])[5].assemble
+    assert unit is not None
+    assert selector.wanted(4) == ()
+    assert [each.id for each in selector.lose(unit)] == ["sample/4/cafe/2-3", "sample/4/cafe/4-5"]
+    explore(selector, selector.wanted(4))
+    assert selector.wanted(4) == ()
+    assert selector.stored(4, "cafe")[0] == ()
+
+
+def test_a_damaged_group_is_put_together_from_samples_that_are_made_again(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    explore(selector, selector.open(PLAN).units)
+    before = selector.close(4)
+    next(tmp_path.rglob("beef.safetensors")).write_bytes(b"")
+    units, group = selector.stored(4, "beef")
+    assert ([unit.id for unit in units], group) == (["sample/4/beef/0-1"], None)
+    explore(selector, units)
+    assert selector.close(4) == before
+    (nothing, again) = selector.stored(4, "beef")
+    assert nothing == ()
+    assert again is not None
+    assert again.latents.tolist() == [[10.0, 1.0], [0.0, 0.0]]
 
 
 def test_a_journal_of_the_other_kind_of_strategy_is_refused(tmp_path: Path) -> None:

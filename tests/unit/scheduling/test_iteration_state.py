@@ -70,8 +70,29 @@ def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> Non
     assert outcome is Outcome.ACCEPTED
     assert [c.index for c in selection.best] == [1, 3]
     assert [c.index for c in selection.worst] == [0, 4]
-    assert state.regenerate.lease("regenerator-0").indices == (1, 3, 0, 4)
+    assert [(unit.stage, unit.indices) for unit in state.wanted("beef")] == [("regenerate", (1, 3, 0, 4))]
     assert not state.complete
+
+
+def test_what_is_wanted_of_a_prompt_is_its_pool_and_then_its_group_until_that_is_there() -> None:
+    state = IterationState(PLAN)
+    assert state.all_wanted() == tuple(PLAN.pool_units())
+    beef = PLAN.pool_units_of("beef")
+    for done, unit in enumerate(beef, 1):
+        assert state.ready("beef") is None
+        state.record(result(unit))
+        assert state.wanted("beef")[: 3 - done] == tuple(beef[done:])
+    (regenerate,) = state.wanted("beef")
+    assert state.ready("beef") == regenerate
+    assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
+    assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
+    state.record_group(group(state.selections["beef"]))
+    assert state.wanted("beef") == ()
+    state.lose_group("beef")
+    assert state.has_lost("beef")
+    assert state.wanted("beef") == (regenerate,)
+    assert state.record_group(group(state.selections["beef"])) is Outcome.RESTORED
+    assert state.all_wanted() == tuple(PLAN.pool_units_of("cafe"))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -142,13 +163,13 @@ AUDITED = replace(PLAN, audit=AuditPlan(run_seed=42, prompts=1, seeds=2))
 
 
 def audit_result(state: IterationState, rewards: tuple[float, ...] = (0.7, 0.8)) -> UnitResult:
-    unit = state.audit.lease("regenerator-0")
+    (unit,) = [unit for unit in state.all_wanted() if unit.stage == "audit"]
     return UnitResult(unit=unit, rewards=rewards, worker="regenerator-0", score_class="c", seconds=0.1)
 
 
 def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() -> None:
     state = IterationState(AUDITED)
-    assert state.audit.lease("regenerator-0") is None
+    assert {unit.stage for unit in state.all_wanted()} == {"explore"}
     for unit in AUDITED.pool_units():
         state.record(result(unit))
     for selection in state.ordered_selections():
@@ -159,7 +180,10 @@ def test_an_audit_waits_for_the_selection_is_of_other_seeds_and_is_waited_for() 
     assert (found.unit.stage, found.unit.prompt_id) == ("audit", prompt_id)
     assert sorted(found.unit.indices + chosen) == list(range(6))
     assert not state.complete
+    assert state.all_wanted() == (found.unit,)
     assert state.record_audit(found) is Outcome.ACCEPTED
+    assert state.all_wanted() == ()
+    assert state.audits_done == (prompt_id,)
     assert state.record_audit(found) is Outcome.DUPLICATE
     assert state.record_audit(replace(found, rewards=(0.7, 0.9))) is Outcome.VIOLATION
     (pool,) = state.close().audited
@@ -174,7 +198,7 @@ def test_an_audit_changes_neither_selections_nor_regenerate_units() -> None:
         for unit in PLAN.pool_units():
             state.record(result(unit))
     assert plain.ordered_selections() == audited.ordered_selections()
-    assert [plain.regenerate.lease("r") for _ in range(3)] == [audited.regenerate.lease("r") for _ in range(3)]
+    assert plain.all_wanted() == tuple(unit for unit in audited.all_wanted() if unit.stage != "audit")
 
 
 def test_an_audit_that_answers_nonsense_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.evaluation.finished_run import with_regenerators_alone
+from actors.client.evaluate import with_regenerators_alone
 from solrl_ray.config.schema import Config, WorkerPool
 from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
 from tests.support.learning import config

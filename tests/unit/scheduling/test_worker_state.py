@@ -46,19 +46,11 @@ def test_who_is_to_leave_never_gets_work_again(state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [(State.STARTING, "proved"), (State.WAITING, "started"), (State.LENT, "proved")]
+    ("state", "event"), [(State.STARTING, "proved"), (State.WAITING, "started"), (State.READY, "started")]
 )
 def test_nothing_can_be_skipped(state: State, event: str) -> None:
     with pytest.raises(ValueError, match=f"{state.value} cannot become {event}"):
         advance(state, event)
-
-
-def test_a_lent_worker_stays_lent_through_new_revisions_and_must_prove_one_when_it_is_back() -> None:
-    state = advance(advance(State.READY, "lent"), "outdated")
-    assert state is State.LENT
-    assert advance(state, "returned") is State.STALE
-    with pytest.raises(ValueError, match="stale cannot become lent"):
-        advance(State.STALE, "lent")
 
 
 def test_replacements_keep_the_slot_and_count_generations() -> None:

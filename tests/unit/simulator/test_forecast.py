@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
-from solrl_ray.config.loading import load
+from solrl_ray.config.loading import load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.simulator.forecast import Forecast, forecast, gpus, times
@@ -226,6 +225,6 @@ def test_workers_without_a_share_of_a_gpu_are_counted_as_one(configure) -> None:
 
 
 def test_the_shipped_costs_of_the_controller_are_there() -> None:
-    milliseconds = yaml.safe_load((SHIPPED / "controller.yaml").read_text())
+    milliseconds = read_file(SHIPPED / "controller.yaml")
     assert orchestration().seconds().ask == pytest.approx(milliseconds["ask"] / 1000)
     assert orchestration().seconds().iteration == pytest.approx(milliseconds["iteration"] / 1000)

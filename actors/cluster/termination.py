@@ -12,13 +12,9 @@ from types import FrameType
 
 import ray
 
-from solrl_ray.errors import RunError
+from solrl_ray.errors import Leaving
 
 _told = threading.Event()
-
-
-class Leaving(RunError):
-    """This worker has been told to end; its work is for others."""
 
 
 def listen() -> None:
@@ -31,11 +27,6 @@ def check(worker: str) -> None:
     """Raises Leaving once SIGTERM has come."""
     if _told.is_set():
         raise Leaving(f"{worker} was told to end by SIGTERM")
-
-
-def present(actor: object, worker: str) -> None:
-    """Called on a worker that has nothing to do, which notices SIGTERM so; raises as `check`."""
-    check(worker)
 
 
 def _note(number: int, frame: FrameType | None) -> None:

@@ -17,15 +17,17 @@ import ray
 import torch
 
 from actors.client import launch
-from actors.client.controller_actor import namespace
-from actors.cluster import capacity, wait
-from actors.evaluation.evaluator import collect
+from actors.cluster import capacity
+from actors.cluster.names import namespace
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
+from actors.evaluation.evaluator import Evaluation
 from actors.fleet.actor_factory import ActorClasses, ActorFactory, on_this_node
 from actors.fleet.fleet import Fleet
 from actors.monitoring.telemetry import Telemetry
+from actors.ray_world import RayWorld
 from actors.workers.learner_rank import LearnerRank
-from actors.workers.regenerator import Evaluated
-from actors.workers.scorer import Scorer
+from actors.workers.regenerator import Evaluated, Scorer
+from actors.world import Tasks, World
 from solrl_ray.config.schema import Config, Learners, WorkerPool
 from solrl_ray.evaluation.held_out import (
     EVAL_POLICIES,
@@ -37,14 +39,13 @@ from solrl_ray.evaluation.held_out import (
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import Progress
 from solrl_ray.prompts.prompt_set import read_prompts
-from solrl_ray.records import Prompt
 from solrl_ray.report.comparison import PAGE_FILE, Comparison, write_comparison
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.report.live import LiveView
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publication import REGENERATOR, Publications
+from solrl_ray.weight_sync.publication import REGENERATOR, Publication, Publications
 from solrl_ray.weight_sync.publish import assemble
 
 
@@ -66,7 +67,7 @@ class Merger(LearnerRank):
         return assemble([part], self._config.model.lora)
 
 
-ROLES = ActorClasses(regenerator=Scorer, learner=Merger)
+CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)
 
 
 def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
@@ -78,7 +79,7 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
         view = stack.enter_context(LiveView(plain=not live))
         request.out.mkdir(parents=True, exist_ok=True)
         name = namespace(request.out)
-        actor = on_this_node(Evaluation, "evaluation", name, max_concurrency=4)
+        actor = on_this_node(FinishedRunEvaluation, "evaluation", name)
         evaluation = actor.remote(launch.located(config), state, request)
         stack.callback(ray.kill, evaluation)
         launch.follow(evaluation, view, config)
@@ -97,74 +98,86 @@ def _images(evaluated: Evaluated) -> torch.Tensor:
     return evaluated.images
 
 
-class Evaluation:
-    """The controller of one evaluation."""
+class FinishedRunEvaluation:
+    """The controller of one evaluation, as an actor."""
 
     def __init__(self, config: Config, state: LearnerState, request: Request) -> None:
         self._config, self._state, self._request = config, state, request
-        self._telemetry = Telemetry(config, RunFolder(request.out))
-        self._cast = ActorFactory(config, request.run, ROLES, scope=namespace(request.out))
+        factory = ActorFactory(config, request.run, CLASSES, scope=namespace(request.out))
+        self._world = RayWorld(factory)
+        self._telemetry = Telemetry(config, RunFolder(request.out), self._world)
         self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
 
-    def progress(self) -> Progress:
-        """A snapshot; answers from another thread while `run` is at work."""
+    async def progress(self) -> Progress:
+        """A snapshot."""
         return self._telemetry.progress()
 
-    def run(self) -> None:
-        self._telemetry.state("merging policies")
-        merger = self._cast.learner(0)
-        seconds = self._config.fleet.deadlines.publish
-        revisions = merged(merger, self._config, self._state, self._request.policies, seconds=seconds)
-        ray.kill(merger)  # the scorers take its place
-        self._telemetry.state("starting workers")
-        fleet = Fleet(self._config, self._cast, self._telemetry, explores=False)
-        fleet.open()
-        embeddings = self._embedded()
-        found: dict[str, dict[str, Evaluated]] = {}
-        for policy, revision in revisions.items():
-            self._telemetry.state(f"evaluating {policy}")
-            publication = Publications(self._config.publish).publish(revision)
-            fleet.publish(REGENERATOR, publication, embeddings[self._prompts[0].id])
-            found[policy] = self._evaluate(fleet, policy, embeddings)
-        with self._telemetry.disk.work("writing what was found"):
-            write(self._config, self._request, self._state, found)
-        self._telemetry.state("done")
+    async def run(self) -> None:
+        config, deadlines = self._config, self._config.fleet.deadlines
+        async with Tasks() as tasks:
+            tasks.start(self._telemetry.keep_writing(), "writing metrics")
+            self._telemetry.state("merging policies")
+            merger, policies = self._world.learner(0, 0), self._request.policies
+            publications = await merged(self._world, merger, config, self._state, policies, seconds=deadlines.publish)
+            self._telemetry.state("starting workers")
+            fleet = Fleet(config, self._world, tasks, self._telemetry, explores=False)
+            fleet.open()
+            embeddings = PromptEmbeddings(self._world, deadlines)
+            await embeddings.await_encoder()
+            references = await embeddings.of(self._prompts)
+            found: dict[str, dict[str, Evaluated]] = {}
+            for policy, publication in publications.items():
+                self._telemetry.state(f"evaluating {policy}")
+                await fleet.publish(REGENERATOR, publication, references[self._prompts[0].id])
+                found[policy] = await self._evaluate(fleet, policy, references)
+            what = f"writing what was found in {self._request.out} (fleet.deadlines.checkpoint)"
+            await self._world.blocking(
+                lambda: write(config, self._request, self._state, found), what, deadlines.checkpoint
+            )
+            self._telemetry.state("done")
 
-    def _embedded(self) -> dict[str, Any]:
-        deadlines = self._config.fleet.deadlines
-        encoder = self._cast.encoder()
-        wait.get(encoder.start.remote(), what="the start of the encoder", seconds=deadlines.start)
-        refs = {prompt.id: encoder.embed.remote(prompt) for prompt in self._prompts}
-        seconds = deadlines.encode * len(refs)
-        wait.get(list(refs.values()), what=f"encoding {len(refs)} prompts", seconds=seconds)
-        self._encoder = encoder  # what it made lives as long as it does
-        return refs
-
-    def _evaluate(self, fleet: Fleet, policy: str, embeddings: dict[str, Any]) -> dict[str, Evaluated]:
-        shown = {prompt.id for prompt in self._prompts[: self._config.evaluation.pictures]}
-        units = evaluation_units(self._config, self._prompts, updates=self._state.updates, policy=EVAL_POLICIES[policy])
+    async def _evaluate(self, fleet: Fleet, policy: str, embeddings: Mapping[str, Any]) -> dict[str, Evaluated]:
+        config = self._config
+        shown = {prompt.id for prompt in self._prompts[: config.evaluation.pictures]}
+        units = evaluation_units(config, self._prompts, updates=self._state.updates, policy=EVAL_POLICIES[policy])
         by_id = {prompt.id: prompt for prompt in self._prompts}
+        evaluation = Evaluation(
+            f"evaluation of {policy}",
+            units,
+            lambda unit: (
+                "evaluate",
+                (unit, by_id[unit.prompt_id], embeddings[unit.prompt_id], unit.prompt_id in shown),
+            ),
+            fleet.hand_out,
+            strict=config.fleet.strict,
+            tell=self._telemetry.message,
+            changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
+        )
+        evaluation.begin()
+        await evaluation.finish()
+        return evaluation.answers
 
-        def arguments(prompt: Prompt) -> tuple[Any, ...]:
-            return prompt, embeddings[prompt.id], prompt.id in shown
 
-        strict = self._config.fleet.strict
-        return collect(
-            fleet, self._telemetry, units, "evaluate", lambda unit: arguments(by_id[unit.prompt_id]), strict=strict
-        ).answers
+async def merged(
+    world: World, merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
+) -> dict[str, Publication]:
+    """Every policy, ready to be sent to regenerators, by the actor `merger`, which ends then.
 
-
-def merged(
-    merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
-) -> dict[str, Revision]:
-    """Every policy as a revision, made by the actor `merger`; `seconds` is the deadline of each."""
-    deadlines = config.fleet.deadlines
-    wait.get(merger.start.remote(), what="the start of the merger", seconds=deadlines.start)
-    revisions = {}
-    for policy in policies:
-        ref = merger.merge.remote(state.updates, policy_factors(state, policy), EVAL_POLICIES[policy])
-        revisions[policy] = wait.get(ref, what=f"merging {policy}", seconds=seconds)
-    return revisions
+    Args:
+        seconds: the deadline of each.
+    """
+    try:
+        starting = world.send(merger, "start")
+        await world.answer(starting, what="the start of the merger", seconds=config.fleet.deadlines.start)
+        publications = {}
+        for policy in policies:
+            factors = policy_factors(state, policy)
+            sent = world.send(merger, "merge", state.updates, factors, EVAL_POLICIES[policy])
+            revision: Revision = await world.answer(sent, what=f"merging {policy}", seconds=seconds)
+            publications[policy] = Publications(config.publish).publish(revision)
+        return publications
+    finally:
+        world.kill(merger)  # the regenerators take its place
 
 
 def write(config: Config, request: Request, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]) -> Path:

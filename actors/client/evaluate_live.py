@@ -1,0 +1,135 @@
+"""``solrl eval`` of a run that is live: its own regenerators do it, beside the updates.
+
+    checkpoint ─► merger (on a CPU): a revision a policy ─► controller (`actors.evaluation.requests`) ─► scores
+
+The addresses, the forwards' shape and the workers are those of an evaluation alone, and so are the scores' bytes within
+one score class. What the run itself computes stays the same: a regenerator loads and proves the run's revision again
+before it gets work of the run's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from actors.client import live_run
+from actors.client.evaluate import Merger, Request, merged, write
+from actors.client.launch import located
+from actors.cluster import wait
+from actors.cluster.names import namespace
+from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
+from actors.fleet.actor_factory import Actor, ActorClasses, ActorFactory, on_this_node
+from actors.ray_world import RayWorld
+from solrl_ray.config.continuation import stored
+from solrl_ray.config.schema import Config, Learners
+from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.evaluation.request import obstacle
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.weight_sync.publication import Publication
+
+POLL = 0.5
+"""How often the run is asked how far it is, seconds."""
+SHOWN = 10.0
+"""How often progress is told, seconds."""
+
+
+class RunEnded(Exception):
+    """The run is not there any more."""
+
+
+def page(config: Config, state: LearnerState, request: Request, *, address: str) -> Path | None:
+    """Evaluate on the live run and write what was found; None, with a line that says why, if alone is better."""
+    why_not = obstacle(config, stored(request.run))
+    if why_not:
+        print(f"note: {why_not}", flush=True)
+        return None
+    found = evaluate(located(config), state, request, address=address, tell=partial(print, flush=True))
+    return None if found is None else write(config, request, state, found)
+
+
+def evaluate(
+    config: Config, state: LearnerState, request: Request, *, address: str, tell: Callable[[str], None]
+) -> Found | None:
+    """Evaluate on the live run of `request.run`, whose cluster is at `address`; None if it is not live, or ends.
+
+    Args:
+        tell: is given a sentence for the user.
+
+    Raises:
+        UserError, RunError: as an evaluation alone.
+    """
+    with live_run.joined(address):
+        controller = live_run.controller_of(request.run)
+        if controller is None:
+            return None
+        try:
+            return asyncio.run(_evaluate(controller, config, state, request, tell))
+        except RunEnded:
+            tell("the run has ended before the evaluation; going on alone")
+            return None
+
+
+async def _evaluate(
+    controller: Any, config: Config, state: LearnerState, request: Request, tell: Callable[[str], None]
+) -> Found:
+    """Raises RunEnded if the run ends before."""
+    name = f"{namespace(request.out)}-{secrets.token_hex(4)}"  # two commands may have chosen the same folder
+    asked = EvaluationRequest(
+        name=name,
+        config=config,
+        prompts=tuple(read_prompts(config.prompts.heldout)[: config.evaluation.prompts]),
+        updates=state.updates,
+        publications=await _merged(controller, config, state, request, name),
+    )
+    await _ask(controller.submit_evaluation.remote(asked))
+    tell(
+        f"waiting for the next update: the run evaluates beside it, for {config.evaluation.share:.0%} of its time more"
+    )
+    loop = asyncio.get_running_loop()
+    shown = loop.time()
+    try:
+        while True:
+            progress: RequestProgress | None = await _ask(controller.poll_evaluation.remote(name))
+            if progress is None:
+                raise RunError(f"the run has forgotten the evaluation {name}")
+            if progress.error is not None:
+                raise progress.error
+            if progress.found is not None or loop.time() - shown > SHOWN:
+                tell(f"{progress.done} of {progress.total} units")
+                shown = loop.time()
+            if progress.found is not None:
+                return progress.found
+            await asyncio.sleep(POLL)
+    finally:
+        with suppress(RunEnded):
+            await _ask(controller.forget_evaluation.remote(name))
+
+
+async def _merged(
+    controller: Any, config: Config, state: LearnerState, request: Request, name: str
+) -> dict[str, Publication]:
+    threads = max(1, (os.cpu_count() or 1) // 2)  # no part of what is merged: the bits are those of any device
+    fleet = config.fleet.model_copy(update={"learners": Learners(threads=threads)})
+    merging = config.model_copy(update={"fleet": fleet})
+    world = RayWorld(ActorFactory(merging, request.run, ActorClasses(), scope=name))
+    merger = Actor(on_this_node(Merger, "merger", name).remote(merging, 0), "merger")
+    try:
+        return await merged(world, merger, merging, state, request.policies, seconds=config.fleet.deadlines.update)
+    except WorkerGone:
+        await _ask(controller.progress.remote())  # a run that has ended takes its cluster along
+        raise
+
+
+async def _ask(answer: Any) -> Any:
+    """What the run's controller answers. Raises RunEnded if it does not."""
+    try:
+        return await wait.answer(answer, what="the run's controller", seconds=live_run.ANSWER_SECONDS)
+    except WorkerGone as error:
+        raise RunEnded from error

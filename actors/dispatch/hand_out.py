@@ -1,0 +1,239 @@
+"""Hands units to workers, and brings what they answer to whoever asked for it.
+
+::
+
+    add ─► dispatcher ─► worker ─► answer ─► its batch's owner ─► done | refuse | requeue
+
+Who gets which unit is decided by `solrl_ray.scheduling.dispatcher`. Whenever a unit is added, a slot becomes free or a
+worker becomes ready, it is asked once, at the end of what goes on in the event loop then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from actors.world import World
+from solrl_ray.config.schema import FleetConfig
+from solrl_ray.errors import NonsenseError, RunError, UserError
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.dispatcher import Dispatcher, Held
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a worker answered to a unit."""
+
+    worker: str
+    unit: WorkUnit
+    value: Any
+    """The answer; its small part, if it has two."""
+    large: Any = None
+    """Reference of the large part, which stays where it was made."""
+
+
+class Owner(ABC):
+    """Asked for a batch of units: an open iteration, an evaluation."""
+
+    batch: str
+
+    @abstractmethod
+    def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
+        """How a worker is asked for a unit, now that it is given out: method, arguments, parts of the answer."""
+
+    @abstractmethod
+    def take(self, answer: Answer) -> None:
+        """Must lead to `HandOut.done`, `refuse` or `requeue` of the unit, now or later."""
+
+    def failed(self, error: RunError | UserError) -> bool:
+        """A unit raised an error of its own. Returns whether the owner bears it; else the run ends with it."""
+        return False
+
+    def lost(self, worker: str) -> bool:
+        """A worker is gone that had units of this owner. Returns whether the owner bears it; else the run does."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a worker's end means for units."""
+
+    requeued: int
+    """Units that go to others because of it."""
+    charged: bool
+    """Whether it counts against the run's replacements."""
+
+
+class Recipient(Protocol):
+    """A worker, as the hand-out needs it."""
+
+    name: str
+    pool: str
+
+    @property
+    def is_alone(self) -> bool: ...
+
+    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None: ...
+
+
+class Watcher(Protocol):
+    """Is told what is answered; `actors.monitoring.telemetry.Telemetry` is one."""
+
+    def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None: ...
+
+    def struck(self, worker: str) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+class HandOut:
+    def __init__(self, world: World, fleet: FleetConfig, watcher: Watcher, retire: Callable[[str, str], None]) -> None:
+        """`retire` replaces a worker that is not to be trusted: its name, and why."""
+        self._world = world
+        self._watcher = watcher
+        self._retire = retire
+        self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
+        self._workers: dict[str, Recipient] = {}
+        """Those that may get units, by name."""
+        self._owners: dict[str, Owner] = {}
+        """By batch."""
+        self._waking = False
+        self._hedge_timer: asyncio.TimerHandle | None = None
+
+    # For those who want units done
+
+    def add(
+        self, owner: Owner, units: Iterable[WorkUnit], pool: str, *, holds: Held | None = None, priority: int = 0
+    ) -> None:
+        """As `Dispatcher.add`; the answers go to `owner`."""
+        self._owners[owner.batch] = owner
+        self._dispatcher.add(units, batch=owner.batch, pool=pool, holds=holds, priority=priority)
+        self.wake()
+
+    def keep_only(self, owner: Owner, wanted: Iterable[WorkUnit]) -> None:
+        """Forget the owner's other units."""
+        self._dispatcher.keep_only(owner.batch, {unit.id for unit in wanted})
+
+    def withdraw(self, owner: Owner) -> None:
+        """Forget the owner's units that wait for a worker."""
+        self._dispatcher.withdraw(owner.batch)
+
+    def out(self, owner: Owner) -> int:
+        """How many units of the owner are with workers."""
+        return self._dispatcher.out(owner.batch)
+
+    def drop(self, owner: Owner) -> None:
+        """Forget all units of the owner; what is still answered to them means nothing."""
+        self._dispatcher.drop(owner.batch)
+        self._owners.pop(owner.batch, None)
+
+    def requeued(self, owner: Owner) -> int:
+        """Units of the owner that were given to another worker because an answer was lost or refused."""
+        return self._dispatcher.requeued[owner.batch]
+
+    def done(self, unit: WorkUnit) -> None:
+        """The answer to a unit counts."""
+        self._dispatcher.done(unit)
+
+    def requeue(self, answer: Answer) -> None:
+        """Have a unit done again, whose answer was lost on its way."""
+        self._dispatcher.requeue(answer.unit, answer.worker)
+        self.wake()
+
+    def refuse(self, answer: Answer, reason: str) -> None:
+        """Have a unit done again whose answer cannot be right; too many of them, and its worker is replaced.
+
+        Raises RunError if the run is at fault.
+        """
+        self._refuse(answer.worker, answer.unit, reason)
+
+    # For workers and their pools
+
+    def ready(self, worker: Recipient, holds: Held) -> None:
+        """A worker has proved what it holds."""
+        self._workers[worker.name] = worker
+        self._dispatcher.ready(worker.name, worker.pool, holds)
+        self.wake()
+
+    def not_ready(self, worker: Recipient) -> None:
+        """A worker gets no unit until it is ready again."""
+        self._dispatcher.not_ready(worker.name)
+
+    def lost(self, worker: str) -> Loss:
+        """A worker is gone."""
+        self._workers.pop(worker, None)
+        owners = [self._owners[batch] for batch in self._dispatcher.batches_of(worker) if batch in self._owners]
+        units = self._dispatcher.lost(worker)
+        self.wake()
+        return Loss(len(units), charged=not any([owner.lost(worker) for owner in owners]))
+
+    def units_of(self, worker: str) -> list[WorkUnit]:
+        """What a worker has, in the order in which it does it."""
+        return self._dispatcher.units_of(worker)
+
+    def answered(self, worker: Recipient, unit: WorkUnit, batch: str, value: Any, large: Any) -> None:
+        """A worker has answered; its slot is free."""
+        self._dispatcher.answered(worker.name, unit, now=self._world.now(), seconds=value.seconds)
+        self._watcher.unit(worker.name, unit, value.started, value.seconds)
+        owner = self._owners.get(batch)
+        if owner is not None:
+            owner.take(Answer(worker.name, unit, value, large))
+        self.wake()
+
+    def failed(self, worker: Recipient, unit: WorkUnit, batch: str, error: RunError | UserError) -> bool:
+        """A unit raised an error of its own; whether that is no matter of the run's: whoever asked for it bears it, or
+        nobody wants it any more."""
+        owner = self._owners.get(batch)
+        if owner is not None and not owner.failed(error):
+            return False
+        self._dispatcher.answered(worker.name, unit, now=self._world.now(), seconds=0.0)
+        if owner is not None:  # else somebody else may want the same unit now
+            self.done(unit)
+        self.wake()
+        return True
+
+    def nonsense(self, worker: Recipient, unit: WorkUnit, batch: str, error: NonsenseError) -> None:
+        """A worker came upon something that cannot be right, and has no answer to a unit."""
+        if not self.failed(worker, unit, batch, error):
+            self._refuse(worker.name, unit, str(error))
+
+    # The decision
+
+    def wake(self) -> None:
+        """Look soon whether a unit can be given to a worker."""
+        if not self._waking:
+            self._waking = True
+            asyncio.get_running_loop().call_soon(self._assign)
+
+    def _assign(self) -> None:
+        self._waking = False
+        now = self._world.now()
+        for each in self._dispatcher.assign(now):
+            owner, worker = self._owners[each.batch], self._workers[each.worker]
+            worker.give(each.unit, each.batch, *owner.call(each.unit))
+            if each.hedge:
+                self._watcher.message(f"{each.unit.id} takes long; {each.worker} does it as well")
+        self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        """Look for late units when that is due, also if nothing happens until then."""
+        if self._hedge_timer is not None:
+            self._hedge_timer.cancel()
+            self._hedge_timer = None
+        seconds = self._dispatcher.hedge_look(now)
+        if seconds is not None:
+            self._hedge_timer = asyncio.get_running_loop().call_later(seconds, self.wake)
+
+    def _refuse(self, name: str, unit: WorkUnit, reason: str) -> None:
+        worker = self._workers.get(name)
+        alone = worker is not None and worker.is_alone
+        strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
+        limit = self._dispatcher.strike_limit
+        self._watcher.struck(name)
+        self._watcher.message(f"{unit.id} is done again; strike {strikes} of {limit} for {name}: {reason}")
+        if strikes >= limit:
+            self._retire(name, f"strike {strikes}: {reason}")
+        self.wake()

@@ -1,0 +1,344 @@
+"""One worker's life, as a coroutine: place → start → warm up → load → units → leave.
+
+::
+
+    WAITING ─► STARTING ─► STALE ─► READY ─► … ─► DRAINING     (`solrl_ray.scheduling.worker_state`)
+                             ▲         │
+                             └─ new weights
+
+Each wait has a deadline, and the first one that fails ends the life: its pool says what follows (`actors.fleet.pool`).
+A worker's calls are done in the order in which they are sent, so weights that are sent while units are at work are
+loaded after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from actors.world import Sent, World
+from solrl_ray.config.schema import Deadlines
+from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
+from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
+from solrl_ray.scheduling.dispatcher import Held
+from solrl_ray.scheduling.worker_state import State, advance
+from solrl_ray.weight_sync.publication import EXPLORER, Publication
+
+PING_SECONDS = 2.0
+"""How often a worker that has nothing to do is asked whether it is there: a death is noticed before there is work."""
+
+_WORDS = {State.WAITING: "waiting for a place"}
+
+
+class PayloadRefs:
+    """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
+
+    def __init__(self, publication: Publication, role: str, world: World, seconds: float) -> None:
+        """`seconds`: the deadline of making one."""
+        self._publication = publication
+        self._role = role
+        self._world = world
+        self._seconds = seconds
+        self._made: dict[bool, asyncio.Task[tuple[Any, int]]] = {}
+
+    async def ref(self, *, full: bool) -> Any:
+        """Reference of the payload; `full`: of the one that asks nothing of what a worker holds."""
+        return (await self._payload(full and self._publication.has_whole(self._role)))[0]
+
+    async def size(self) -> int:
+        """Bytes of the payload for workers that hold the revision before."""
+        return (await self._payload(False))[1]
+
+    async def _payload(self, full: bool) -> tuple[Any, int]:
+        if full not in self._made:
+            what = f"making the payload of {self._publication.name} for {self._role}s"
+            self._made[full] = asyncio.ensure_future(
+                self._world.blocking(lambda: self._make(full), what, self._seconds)
+            )
+        return await asyncio.shield(self._made[full])
+
+    def _make(self, full: bool) -> tuple[Any, int]:
+        content = self._publication.payload(self._role, full=full)
+        # An array is read where it lies in the object store; bytes would be copied into each worker.
+        return self._world.put(np.frombuffer(content, np.uint8)), len(content)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """What the workers of a pool are to hold."""
+
+    publication: Publication
+    payloads: PayloadRefs
+    probe: Any
+    """Reference of the prompt embedding of the probe forward."""
+    chained: bool
+    """Whether what is sent builds on the revision before; a worker that never held one is sent the whole."""
+
+    @property
+    def holds(self) -> Held:
+        manifest = self.publication.revision.manifest
+        return manifest.policy, manifest.revision
+
+
+class Observer(Protocol):
+    """Is told what happens to a pool's workers; `actors.fleet.fleet.Fleet` is one."""
+
+    def started(self, worker: Worker, attestation: Attestation) -> None:
+        """Raises RunError if it would answer a unit with other bits than its pool."""
+
+    def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
+        """It was sent a publication, for which it had waited. Raises RunError if its receipt is not what it must be."""
+
+    def resynced(self, worker: str, reason: str) -> None: ...
+
+    def changed(self) -> None:
+        """Something about a worker is other than before."""
+
+
+class Units(Protocol):
+    """Where units come from and answers go; `actors.dispatch.hand_out.HandOut` is one."""
+
+    def ready(self, worker: Worker, holds: Held) -> None: ...
+
+    def not_ready(self, worker: Worker) -> None: ...
+
+    def answered(self, worker: Worker, unit: WorkUnit, batch: str, value: Any, large: Any) -> None: ...
+
+    def nonsense(self, worker: Worker, unit: WorkUnit, batch: str, error: NonsenseError) -> None: ...
+
+    def failed(self, worker: Worker, unit: WorkUnit, batch: str, error: Any) -> bool: ...
+
+    def units_of(self, worker: str) -> list[WorkUnit]: ...
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        pool: str,
+        actor: Any,
+        *,
+        world: World,
+        deadlines: Deadlines,
+        unit_seconds: float,
+        weights: Callable[[], Weights | None],
+        alone: Callable[[], bool],
+        unplaced: Callable[[Worker, float, float], None],
+        observer: Observer,
+        units: Units,
+    ) -> None:
+        """
+        Args:
+            pool: its pool's name, as in `config.pools`.
+            unit_seconds: deadline of one unit.
+            weights: what it is to hold now.
+            alone: whether no other worker of its pool is placed and stays.
+            unplaced: is told again and again that this worker has no place: after how many seconds more, and since when
+                those were. Raises RunError if there is none to wait for.
+        """
+        self.name = name
+        self.pool = pool
+        self.actor = actor
+        self.state = State.WAITING
+        self.node = ""
+        """Id of the node that it was placed on."""
+        self.tier = ""
+        """What it attested."""
+        self.proved = False
+        """Whether it ever held a revision, which a delta may be against."""
+        self.warm_ups = self.warmed = 0
+        """Shapes of its forward for which it compiles before anything else, and those that are done."""
+        self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
+        self._weights, self._alone, self._unplaced = weights, alone, unplaced
+        self._observer, self._units = observer, units
+        self._loaded: Weights | None = None
+        self._changed = asyncio.Event()
+        self._answers = asyncio.TaskGroup()
+        self._releases: list[asyncio.Future[None]] = []
+        self._idle_since = world.now()
+
+    @property
+    def is_alone(self) -> bool:
+        return self._alone()
+
+    @property
+    def units(self) -> list[WorkUnit]:
+        """What it has, in the order in which it does it."""
+        return self._units.units_of(self.name)
+
+    def words(self) -> str:
+        """What it does."""
+        if self.warmed < self.warm_ups:
+            return f"warming up {self.warmed + 1} of {self.warm_ups} shapes"
+        if not self.units:
+            return _WORDS.get(self.state, self.state.value)
+        words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
+        return f"{words}, then leaves" if self.state is State.DRAINING else words
+
+    # What its pool and the dispatcher ask of it
+
+    def outdated(self) -> None:
+        """It is to hold other weights: from now on it gets no unit until it has proved them."""
+        self._advance("outdated")
+        self._units.not_ready(self)
+        if not self.units:
+            self._idle_since = self._world.now()
+        self._changed.set()
+
+    def leave(self) -> None:
+        """Finish what it holds, get no more, and end."""
+        self._advance("leave")
+        self._units.not_ready(self)
+        self._changed.set()
+
+    def release_gpu_cache(self) -> asyncio.Future[None]:
+        """Give back cached GPU memory after the units that it holds; the future is done then, or when its life ends."""
+        done = asyncio.get_running_loop().create_future()
+        if self.state in (State.WAITING, State.STARTING):
+            done.set_result(None)
+        else:
+            self._releases.append(done)
+            self._changed.set()
+        return done
+
+    def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
+        """Send a unit: call `method`, which answers in so many parts."""
+        sent = self._world.send(self.actor, method, *arguments, parts=parts)
+        up_to_it = len(self.units) - self.units[::-1].index(unit)  # several may be given at once
+        seconds = self._unit_seconds * up_to_it
+        self._answers.create_task(self._unit(unit, batch, sent, seconds), name=f"{unit.id} on {self.name}")
+        self._observer.changed()
+
+    # Its life
+
+    async def live(self) -> None:
+        """Until it has left. Raises what ends it before: WorkerGone, Leaving, or an error of its own."""
+        try:
+            await self._take_place()
+            await self._start()
+            async with self._answers:
+                try:
+                    while self.state is not State.DRAINING:
+                        self._changed.clear()
+                        await self._next_step()
+                finally:
+                    self._units.not_ready(self)
+        finally:
+            for release in self._releases:
+                if not release.done():
+                    release.set_result(None)
+
+    async def _take_place(self) -> None:
+        """Wait for room in the cluster, as long as it takes."""
+        place = asyncio.ensure_future(
+            self._world.answer(self._send("node"), what=f"a place for {self.name}", seconds=None)
+        )
+        seconds = self._deadlines.resources + self._deadlines.start
+        try:
+            while not place.done():
+                since = self._world.now()
+                await asyncio.wait([place], timeout=seconds)
+                if not place.done():
+                    self._unplaced(self, seconds, since)
+            self.node = await place
+        finally:
+            place.cancel()
+        self._advance("placed")
+
+    async def _start(self) -> None:
+        """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
+        attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
+        self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
+        self._observer.started(self, attestation)
+        while (weights := self._weights()) is None:
+            await self._wait_for_change()
+        for shape in range(self.warm_ups):
+            seconds = self._deadlines.warm_up
+            await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
+            self.warmed += 1
+            self._observer.changed()
+        self._idle_since = self._world.now()
+        self._advance("started")
+
+    async def _next_step(self) -> None:
+        weights = self._weights()
+        if self._releases:
+            seconds = self._deadlines.release_gpu_cache + self._unit_seconds * len(self.units)
+            await self._call("release_gpu_cache", what="giving back GPU memory", seconds=seconds)
+            for release in self._releases:
+                release.set_result(None)
+            self._releases.clear()
+        elif weights is not None and weights is not self._loaded:
+            await self._load(weights)
+        else:
+            await self._wait_for_change()
+
+    async def _load(self, weights: Weights) -> None:
+        full = weights.chained and not self.proved
+        while True:
+            payload = await weights.payloads.ref(full=full)
+            if weights is not self._weights():
+                return
+            seconds = self._deadlines.publish + self._unit_seconds * len(self.units)
+            answer: Receipt | Refusal = await self._call(
+                "load_revision",
+                payload,
+                weights.probe,
+                full,
+                what=f"loading {weights.publication.name}",
+                seconds=seconds,
+            )
+            if isinstance(answer, Receipt):
+                break
+            self._observer.resynced(self.name, answer.reason)
+            full = True
+        self._observer.loaded(answer, weights.publication, self._world.now() - self._idle_since)
+        self.proved, self._loaded = True, weights
+        if weights is self._weights() and self.state is State.STALE:
+            self._advance("proved")
+            self._units.ready(self, weights.holds)
+
+    async def _unit(self, unit: WorkUnit, batch: str, sent: Sent, seconds: float) -> None:
+        try:
+            value = await self._world.answer(sent, what=f"{unit.id} on {self.name}", seconds=seconds)
+        except NonsenseError as error:
+            self._units.nonsense(self, unit, batch, error)
+        except BaseException as error:
+            own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
+            if not (own and self._units.failed(self, unit, batch, error)):
+                self._units.not_ready(self)  # its life ends, and nothing more may be given to it
+                raise
+        else:
+            self._units.answered(self, unit, batch, value, sent.large)
+        if self.state is State.STALE:
+            self._idle_since = self._world.now()
+        self._observer.changed()
+
+    async def _wait_for_change(self) -> None:
+        """Until there is something to do; one that has nothing to do is asked now and then whether it is there."""
+        try:
+            async with asyncio.timeout(PING_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            if not self.units:
+                await self._call("alive", self.name, what="a sign of life", seconds=self._deadlines.fetch)
+        self._changed.clear()
+
+    def _send(self, method: str, *arguments: Any) -> Sent:
+        return self._world.send(self.actor, method, *arguments)
+
+    async def _call(self, method: str, *arguments: Any, what: str, seconds: float) -> Any:
+        return await self._world.answer(self._send(method, *arguments), what=f"{what} on {self.name}", seconds=seconds)
+
+    def _advance(self, event: str) -> None:
+        self.state = advance(self.state, event)
+        self._observer.changed()
+
+
+def chained(role: str, publication: Publication) -> bool:
+    """Whether workers of a role that never held a revision must be sent the whole of this one."""
+    return role == EXPLORER and publication.kind == "delta"

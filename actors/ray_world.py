@@ -1,0 +1,81 @@
+"""Ray's world: actors are processes, answers are awaited in asyncio, blocking work has daemon threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ray
+
+from actors.cluster import capacity, rpc, wait
+from actors.fleet.actor_factory import ActorFactory
+from actors.monitoring.prometheus import PrometheusExporter
+from actors.world import MetricsWriter, Sent
+from solrl_ray.common.deadlines import in_thread
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
+from solrl_ray.report.page import build
+from solrl_ray.report.tensorboard import TensorBoardWriter
+
+T = TypeVar("T")
+
+
+class RayWorld:
+    """`actors.world.World`, whose docstrings hold."""
+
+    def __init__(self, factory: ActorFactory) -> None:
+        self._factory = factory
+        self.text_encoder = factory.text_encoder
+        self.selector = factory.selector
+        self.explorer = factory.explorer
+        self.regenerator = factory.regenerator
+        self.learner = factory.learner
+        self.explore_with = factory.explore_with
+        self.seat_learners = factory.seat_learners
+        self.node: str = ray.get_runtime_context().get_node_id()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def kill(self, actor: Any) -> None:
+        ray.kill(actor.handle, no_restart=True)
+
+    def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
+        name = f"{actor.role}.{method}"
+        if actor.takes_lists:
+            return Sent(getattr(actor.handle, method).options(name=name).remote(*arguments))
+        references = rpc.send(actor.handle, name, method, *arguments, parts=parts)
+        return Sent(*references) if parts == 2 else Sent(references)
+
+    async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        return await wait.answer(sent.answer, what=what, seconds=seconds)
+
+    def put(self, value: Any) -> Any:
+        return ray.put(value)
+
+    async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await asyncio.wrap_future(in_thread(work, what))
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RunError(f"{what} passed its deadline of {seconds:g} s") from None
+
+    def exporter(self, run: str) -> PrometheusExporter:
+        return PrometheusExporter(run)
+
+    def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
+        return [TensorBoardWriter(folder / "tensorboard", first_iteration=first_iteration)]
+
+    def write_report(self, folder: Path) -> None:
+        build(folder)
+
+    def draining_nodes(self) -> frozenset[str]:
+        return frozenset(capacity.draining())
+
+    def survey(self, config: Config) -> list[str]:
+        return [f"{entry.missing} of {entry.request.key}" for entry in capacity.survey(config) if entry.missing]

@@ -1,0 +1,199 @@
+"""The parts of a run, opened in the order in which they take their places in the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
+from actors.dispatch.rollout import Rollouts
+from actors.evaluation.evaluator import Evaluator
+from actors.evaluation.requests import EvaluationRequests
+from actors.evaluation.schedule import EvaluationSchedule
+from actors.fleet.fleet import Fleet
+from actors.monitoring.telemetry import Telemetry
+from actors.training.checkpoints import CheckpointWriter
+from actors.training.learner_group import LearnerGroup
+from actors.training.policy_publisher import PolicyPublisher
+from actors.world import Tasks, World
+from solrl_ray.config.pools import kinds_of_prompts
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.prompts.prompt_set import choose, read_prompts
+from solrl_ray.records import Prompt
+from solrl_ray.report.iteration_metrics import audit_plan
+from solrl_ray.rollout.fallback import FallbackLadder
+from solrl_ray.scheduling import placement
+from solrl_ray.scheduling.iteration_state import IterationPlan
+from solrl_ray.scheduling.scaling import forgotten
+from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.storage.checkpoints import state_before
+from solrl_ray.storage.resume import ResumePoint, resume_point
+from solrl_ray.storage.run_folder import RunFolder
+
+LOCK_SECONDS = 30.0
+"""How long a controller waits for the run folder, which the one before may hold."""
+
+
+class RunParts:
+    """Made by `open`; every part is ready for the first iteration then."""
+
+    fleet: Fleet
+    rollouts: Rollouts
+    learners: LearnerGroup
+    publisher: PolicyPublisher
+    evaluations: EvaluationSchedule
+    checkpoints: CheckpointWriter
+    requests: EvaluationRequests
+    embeddings: PromptEmbeddings
+    point: ResumePoint
+    """Where the run goes on."""
+
+    def __init__(self, config: Config, folder: Path, world: World) -> None:
+        self.config, self.world = config, world
+        self.folder = RunFolder(folder)
+        self.telemetry = Telemetry(config, self.folder, world)
+        self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
+        self.heldout: Sequence[Prompt] = ()
+        self._train: Sequence[Prompt] = ()
+        self.prompts = lru_cache(maxsize=2)(self._choose)
+        """Of an iteration; of thousands, they take a while to choose."""
+
+    async def open(self, tasks: Tasks) -> None:
+        """Spawn every actor at once, then wait for those that the first step needs."""
+        config, world = self.config, self.world
+        tasks.start(self.telemetry.keep_writing(), "writing metrics")
+        self.point, sizes = await self.on_disk(self._find, "finding where to go on")
+        await self.telemetry.resume(self.point.iterations, self.point.evaluations)
+        for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
+            self.telemetry.message(note)
+        self.telemetry.state("starting workers", stage="start")
+        self.embeddings = PromptEmbeddings(world, config.fleet.deadlines)
+        self.fleet = Fleet(config, world, tasks, self.telemetry)
+        self.fleet.explore_as(self.fallback.config(self.fallback_level(self.point.updates)))
+        self.learners = LearnerGroup(
+            config,
+            world,
+            last_state=self._last_state,
+            replacements=self.fleet.replacements,
+            tell=self.telemetry.message,
+            supply=self._supply,
+        )
+        # Whose place comes first: see `ranks_first`.
+        first, second = self.learners.spawn, self._open_fleet
+        if not placement.ranks_first(config):
+            first, second = second, first
+        await first()
+        await second()
+        self.rollouts = Rollouts(
+            config,
+            world,
+            tasks,
+            self.fleet.hand_out,
+            self.telemetry,
+            replacements=self.fleet.replacements,
+            publication=self.fleet.publication_counts,
+        )
+        await self.embeddings.await_encoder()
+        probe = (await self.embeddings.of(self.heldout[:1]))[self.heldout[0].id]
+        self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
+        evaluator = Evaluator(config, world, self.fleet.hand_out, self.folder, self.telemetry)
+        self.evaluations = EvaluationSchedule(
+            config, self.heldout, self.embeddings, self.publisher, evaluator, self.telemetry
+        )
+        self.requests = EvaluationRequests(
+            config, world, self.fleet.hand_out, self.publisher, self.embeddings, self.telemetry.message
+        )
+        self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
+        await self._first_revision()
+
+    async def explore(self, iteration: int) -> None:
+        """Open an iteration: from now on the explorers, which were sent the revision for it, are given its units."""
+        config, level = self.config, self.fallback_level(iteration)
+        if news := self.fallback.news(iteration, self.telemetry.iterations):
+            self.telemetry.message(news)
+        prompts = self.prompts(iteration)
+        plan = IterationPlan(
+            iteration=iteration,
+            revision=iteration,
+            staleness=staleness_of(iteration, config.rollout.max_staleness),
+            prompt_ids=tuple(prompt.id for prompt in prompts),
+            pool=config.rollout.pool,
+            keep=config.rollout.keep,
+            micro_batch=pool_sampling(config).micro_batch,
+            one_stage=is_one_stage(config),
+            policy_digest=self.publisher.explored.digest,
+            kinds=kinds_of_prompts(config),
+            score_class=await self.fleet.score_class(),
+            audit=audit_plan(config),
+            fallback_level=level,
+            steps=self.fallback.steps(level),
+        )
+        await self.rollouts.open(plan, prompts, await self.embeddings.of(prompts))
+
+    def fallback_level(self, iteration: int) -> int:
+        """On which an iteration is explored, by what is measured of those before."""
+        return self.fallback.fallback_level(iteration, self.telemetry.iterations)
+
+    async def on_disk(self, work: Any, what: str) -> Any:
+        """What `work` returns, which reads or writes the run folder; `what` is its name."""
+        seconds = self.config.fleet.deadlines.checkpoint
+        return await self.world.blocking(work, f"{what} in {self.folder.path} (fleet.deadlines.checkpoint)", seconds)
+
+    def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
+        config = self.config
+        self.folder.lock(seconds=LOCK_SECONDS)
+        self._train = read_prompts(config.prompts.train)
+        self.heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+        point = resume_point(
+            self.folder,
+            iterations=config.run.iterations,
+            init=config.run.init,
+            staleness=config.rollout.max_staleness,
+        )
+        return point, self.folder.take_sizes()
+
+    def _choose(self, iteration: int) -> Sequence[Prompt]:
+        return choose(self._train, self.config.run.seed, iteration, count=self.config.rollout.prompts)
+
+    async def _open_fleet(self) -> None:
+        self.fleet.open()
+        await asyncio.sleep(0)  # every worker asks for its place
+
+    async def _first_revision(self) -> None:
+        """Have learners, explorers and regenerators hold what the first iteration begins with."""
+        point, publisher = self.point, self.publisher
+        behind = staleness_of(point.updates, self.config.rollout.max_staleness)
+        if behind:  # what the open iteration is explored with was made from the checkpoint before
+            before = await self.on_disk(
+                lambda: state_before(self.folder.checkpoints(), point.updates), "reading the checkpoint before the last"
+            )
+            await self.learners.start(before)
+            await self._make(point.updates - behind)
+            await publisher.explore()
+            assert point.state is not None
+            await self.learners.load(point.state)
+        else:
+            await self.learners.start(point.state)
+        self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
+        await self._make(point.updates)
+        if not behind and point.updates < self.config.run.iterations:
+            await publisher.explore()
+        await publisher.regenerate()
+
+    async def _make(self, updates: int) -> None:
+        level = self.fallback_level(updates + self.config.rollout.max_staleness)
+        await self.publisher.make(updates, level)
+        await self.on_disk(self.publisher.store, "writing a revision")
+
+    async def _last_state(self) -> LearnerState | None:
+        state: LearnerState | None = await self.on_disk(self.checkpoints.newest, "reading the last checkpoint")
+        return state
+
+    async def _supply(self, iteration: int) -> list[Any]:
+        """The groups that are learned from once more."""
+        return await self.rollouts.stored(iteration, self.publisher.regenerating)

@@ -1,0 +1,82 @@
+"""Checkpoints of a run, and what it leaves at its end."""
+
+from __future__ import annotations
+
+from actors.monitoring.telemetry import Telemetry
+from actors.training.learner_group import LearnerGroup
+from actors.training.policy_publisher import PolicyPublisher
+from actors.world import World
+from solrl_ray import models
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.policy.saving import save_lora
+from solrl_ray.report.summary import summarize, write_summary
+from solrl_ray.storage.checkpoints import Uploader, newest_state
+from solrl_ray.storage.run_folder import RunFolder
+
+
+class CheckpointWriter:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        world: World,
+        telemetry: Telemetry,
+        learners: LearnerGroup,
+        publisher: PolicyPublisher,
+    ) -> None:
+        self._config, self._folder, self._world, self._telemetry = config, folder, world, telemetry
+        self._learners, self._publisher = learners, publisher
+        upload = bool(config.checkpoints.upload)
+        self._uploader = Uploader(folder.path, config.checkpoints, telemetry.message) if upload else None
+
+    def newest(self) -> LearnerState | None:
+        """The state of the newest checkpoint that verifies. Blocks."""
+        return newest_state(self._folder.checkpoints(), self._folder.path)[1]
+
+    async def save(self, state: LearnerState, updates: int) -> float:
+        """Write what a resumed run begins with, which makes an iteration count; returns the seconds that it took."""
+        began, seconds = self._world.now(), self._config.fleet.deadlines.checkpoint
+        await self._telemetry.written()  # metrics of every iteration that a checkpoint contains are there
+        what = f"the checkpoint after {updates} updates in {self._folder.path} (fleet.deadlines.checkpoint)"
+        await self._world.blocking(lambda: self._write(state, updates), what, seconds)
+        self._learners.saved()
+        if self._uploader is not None:
+            self._uploader.submit(self._folder.checkpoint(updates))
+        saved = self._world.now() - began
+        nodes = await self._world.blocking(
+            self._world.draining_nodes, "a look at nodes that are about to go", self._config.fleet.deadlines.fetch
+        )
+        await self._learners.leave(nodes)
+        return saved
+
+    async def finish(self, seconds: float) -> None:
+        """Write LoRA file, summary and report. `seconds`: wall time of the run."""
+        model, deadlines = self._config.model, self._config.fleet.deadlines
+        self._telemetry.state("writing the report", stage="report")
+        factors = await self._learners.factors("ema")
+        summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
+        await self._telemetry.written()
+
+        def write() -> None:
+            save_lora(self._folder.lora, factors, model.lora, models.CONVOLUTIONS.get(model.family, ()))
+            write_summary(self._folder.path, summary)
+
+        where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"
+        await self._world.blocking(write, f"writing LoRA file and summary {where}", deadlines.checkpoint)
+        await self._world.blocking(
+            lambda: self._world.write_report(self._folder.path), f"writing the report {where}", deadlines.checkpoint
+        )
+        if self._uploader is not None:
+            self._telemetry.state("copying the last checkpoints and the report")
+            close, seconds = self._uploader.close, deadlines.upload
+            await self._world.blocking(lambda: close(seconds=seconds), "the last copies", 2 * seconds)
+        self._telemetry.state("done")
+        await self._telemetry.close()
+
+    def _write(self, state: LearnerState, updates: int) -> None:
+        state.save(self._folder.checkpoint(updates))
+        self._publisher.store()
+        # With staleness a checkpoint needs the one before, so one more is kept for when the newest is damaged.
+        checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
+        self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}))

@@ -1,0 +1,74 @@
+"""When the parts of an iteration happened, and the metrics record that this makes of it.
+
+An iteration's record begins where the one before ended, with the publication of its revision.
+"""
+
+from __future__ import annotations
+
+from actors.dispatch.open_iteration import RolloutResult
+from actors.fleet.fleet import Fleet
+from actors.training.learner_group import UpdateResult
+from actors.world import World
+from solrl_ray.config.schema import Config
+from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.report.iteration_metrics import iteration_metrics
+from solrl_ray.scheduling.iteration_state import IterationSummary
+
+
+class IterationClock:
+    def __init__(self, config: Config, world: World, fleet: Fleet) -> None:
+        self._config, self._world, self._fleet = config, world, fleet
+        self._started = self._began = self._published = self._learning = world.now()
+        self.checkpoint = 0.0
+        """Seconds of the last checkpoint."""
+        self.last = 0.0
+        """Seconds of the last iteration."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run was opened."""
+        return self._world.now() - self._started
+
+    def restart(self) -> None:
+        """An iteration begins now: what came before it has a record of its own."""
+        self._began = self._world.now()
+
+    def learn(self) -> None:
+        """Its update begins now."""
+        self._learning = self._world.now()
+
+    def publish(self) -> None:
+        """The making of a revision begins now."""
+        self._published = self._world.now()
+
+    def record(
+        self,
+        iteration: int,
+        rollout: RolloutResult,
+        summary: IterationSummary,
+        learned: UpdateResult,
+        fallback_level: int,
+    ) -> IterationMetrics:
+        """The iteration ends now, and the next one begins."""
+        seconds = {"learn": learned.ended - self._learning, "checkpoint": self.checkpoint}
+        first = rollout.clocks["regenerate" if rollout.staleness else "explore"].first
+        if first is not None:  # None if a resumed run had everything already
+            seconds["publish"] = first - max(self._published, self._began)
+        seconds["total"] = self.last = self._world.now() - self._began
+        metrics = iteration_metrics(
+            self._config,
+            iteration=iteration,
+            summary=summary,
+            rewards=rollout.rewards,
+            update=learned.update,
+            seconds=seconds | rollout.walls,
+            busy_seconds={name: clock.busy for name, clock in rollout.clocks.items()}
+            | {"learn": learned.update.seconds},
+            factors=learned.state.default,
+            publication=rollout.publication,
+            requeued=rollout.requeued,
+            fallback_level=fallback_level,
+            weights_wait=self._fleet.waited_for_weights(self._began),
+        )
+        self._began = self._world.now()
+        return metrics

@@ -1,0 +1,208 @@
+"""What the controller needs of the outside: actors and their answers, a clock, threads for blocking work, nodes.
+
+Ray's world is the real one (`actors.ray_world`). The controller, the fleet, the dispatching, the learner group
+and the evaluations know this interface alone, so that another world can take Ray's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import WorkerGone
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+
+T = TypeVar("T")
+
+GRACE = 30.0
+"""How long after one call of a group has failed another one may turn out to be lost, seconds: a dead node is noticed
+later than those who were talking to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A call on its way."""
+
+    answer: Any
+    """What `World.answer` waits for."""
+    large: Any = None
+    """Reference of the second part of an answer in two parts, which stays where it was made."""
+
+
+class Exporter(Protocol):
+    """Sets, adds and observes metrics by name."""
+
+    def set(self, name: str, value: float, **tags: str) -> None: ...
+
+    def add(self, name: str, value: float, **tags: str) -> None: ...
+
+    def observe(self, name: str, value: float, **tags: str) -> None: ...
+
+
+class MetricsWriter(Protocol):
+    """Writes records as they come; `solrl_ray.report.tensorboard.TensorBoardWriter` is one."""
+
+    def iteration(self, metrics: IterationMetrics) -> None: ...
+
+    def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class World(Protocol):
+    # The clock
+
+    def now(self) -> float:
+        """Seconds of a clock that does not jump."""
+
+    # Actors. What is made is returned at once; its start is a call of its own.
+
+    def text_encoder(self) -> Any: ...
+
+    def selector(self, name: str) -> Any: ...
+
+    def explorer(self, name: str) -> Any: ...
+
+    def regenerator(self, name: str) -> Any: ...
+
+    def learner(self, rank: int, rebuilt: int) -> Any:
+        """`rebuilt`: how often the group was, as part of the name."""
+
+    def explore_with(self, config: Config) -> None:
+        """Give explorers that are made from now on this configuration."""
+
+    def seat_learners(self, seconds: float) -> bool:
+        """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
+
+    def kill(self, actor: Any) -> None: ...
+
+    # Calls
+
+    def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
+        """Call a method: what is sent to one actor first is done first.
+
+        Args:
+            arguments: values, and references that `put` or a call gave.
+            parts: 2: the answer's second part stays where it is made.
+        """
+
+    async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        """The answer to a call; its first part, if it has two.
+
+        Args:
+            what: the wait's name, as the subject of a sentence.
+            seconds: the deadline; None: none, for somebody else ends the wait.
+
+        Raises:
+            WorkerGone: the deadline passed, or the actor died.
+            InputGone: what the call was given is lost.
+            UserError, RunError: what the method raised; another error becomes a RunError with its name.
+        """
+
+    def put(self, value: Any) -> Any:
+        """A reference of `value`, which every node reads in one copy."""
+
+    # What is told to others
+
+    def exporter(self, run: str) -> Exporter:
+        """Of the metrics of `solrl_ray.metrics.instruments`."""
+
+    def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
+        """Of curves and pictures, for a run that goes on with `first_iteration`. Blocks."""
+
+    def write_report(self, folder: Path) -> None:
+        """Build the page of a run folder. Blocks."""
+
+    # What blocks
+
+    async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
+        """What `work` returns, which reads or writes files or waits for something else that blocks.
+
+        Raises RunError if it takes longer than `seconds`; it is abandoned then, under its name `what`.
+        """
+
+    def draining_nodes(self) -> frozenset[str]:
+        """Ids of nodes that are about to go. Blocks."""
+
+    def survey(self, config: Config) -> list[str]:
+        """For each kind of actors that has no room for all, a sentence's part: ``2 of fleet.explorers``. Blocks."""
+
+    @property
+    def node(self) -> str:
+        """Id of the controller's node."""
+
+
+def first_error(error: BaseException) -> BaseException:
+    """What ended a task group first, out of the groups that it comes in."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class Tasks:
+    """The named tasks of a run. The first error of any of them ends all of them and is raised where they are opened.
+
+    >>> async def run() -> None:
+    ...     async with Tasks() as tasks:
+    ...         tasks.start(asyncio.sleep(3600.0), "a long wait")  # is cancelled at the end of the block
+    >>> asyncio.run(run())
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._over = False
+
+    async def __aenter__(self) -> Tasks:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._over = True
+        for task in list(self._running):
+            task.cancel()
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    def start(self, work: Any, name: str) -> asyncio.Task[Any]:
+        """Begin a coroutine beside the run."""
+        task = self._group.create_task(work, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        if self._over:  # it was begun by one that ends
+            task.cancel()
+        return task
+
+
+async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds: float) -> list[Any]:
+    """The answers to calls that depend on each other: for one that is lost, the others fail or hang.
+
+    Raises as `World.answer` does; a loss rather than what the others made of it, for which a failed call is held back
+    for `GRACE` seconds.
+    """
+    waits = [asyncio.ensure_future(world.answer(call, what=what, seconds=seconds)) for call in calls]
+    pending, failure = set(waits), None
+    try:
+        while pending:
+            timeout = None if failure is None else GRACE
+            done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            errors = [error for each in done if (error := each.exception()) is not None]
+            if lost := [error for error in errors if isinstance(error, WorkerGone)]:
+                raise lost[0]
+            failure = failure or next(iter(errors), None)
+            if not done:
+                break
+    finally:
+        for each in pending:
+            each.cancel()
+    if failure is not None:
+        raise failure
+    return [each.result() for each in waits]

@@ -1,0 +1,327 @@
+"""Which unit goes to which worker. Pure: the clock and the names are given to it.
+
+A run, each evaluation and every forecast drive this one class; nobody else decides who does what.
+
+Life of a unit::
+
+    WAITING ──assign──► OUT(worker) ──answered──► JUDGED ──done──► forgotten
+       ▲                  │  └──assign (late)──► OUT(worker, second worker)      │
+       ├──── lost ────────┘                                                      │
+       └──── refuse, requeue ◄───────────────────────────────────────────────────┘
+
+Invariants: a unit is out with at most one worker, and once it is late with at most one more; a worker only gets units
+of the revision that it holds, and at most `max_inflight` at a time; a unit that comes back keeps its id and its place
+in the order, so it goes first.
+
+>>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
+>>> dispatcher.add([unit], batch="iteration 0", pool="explorers")
+>>> dispatcher.assign(now=0.0)
+[]
+>>> dispatcher.ready("explorer-0", "explorers", holds=("old", 0))
+>>> [(each.worker, each.unit.id) for each in dispatcher.assign(now=1.0)]
+[('explorer-0', 'preview/0/p/0-1')]
+>>> [each.id for each in dispatcher.lost("explorer-0")]
+['preview/0/p/0-1']
+>>> dispatcher.waiting("iteration 0")
+1
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.hedging import Hedging, Out
+from solrl_ray.scheduling.strikes import Strikes
+
+HEDGE_LOOK = 1.0
+"""Between two looks for late units, seconds: each looks at all that is out."""
+_ROUNDING = 1e-3
+"""A timer may fire so much early, seconds."""
+
+Held = tuple[str, int]
+"""Policy and revision that a worker holds, and that a unit wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A unit for a worker."""
+
+    worker: str
+    unit: WorkUnit
+    batch: str
+    hedge: bool = False
+    """Whether another worker has it as well, and is late."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A unit that is not done."""
+
+    unit: WorkUnit
+    batch: str
+    place: tuple[str, Held]
+    """Pool and revision whose queue it is in."""
+    order: tuple[int, int]
+    """Priority, then the order in which units were added."""
+    workers: list[str] = field(default_factory=list)
+    """Those that it is out with."""
+    waits: bool = True
+
+
+@dataclass(slots=True)
+class _Worker:
+    pool: str
+    holds: Held | None = None
+    """What it has proved; None while it may get no unit."""
+    units: list[WorkUnit] = field(default_factory=list)
+    """In the order in which it does them."""
+    turn_since: float = 0.0
+    """Since when it has been at the first of them."""
+
+
+class Dispatcher:
+    def __init__(self, *, max_inflight: int, hedge: float, strikes: int) -> None:
+        """
+        Args:
+            max_inflight: units that a worker may have at a time (``fleet.max_inflight``).
+            hedge: how many medians of its stage a unit may be out before an idle worker gets it too; 0: never.
+            strikes: refused answers with which a worker is retired.
+        """
+        self._max_inflight = max_inflight
+        self._strikes = Strikes(strikes)
+        self._hedge = hedge
+        self._hedging: defaultdict[str, Hedging] = defaultdict(lambda: Hedging(hedge))
+        """By pool."""
+        self._look_at = 0.0
+        self._entries: dict[str, _Entry] = {}
+        """By unit id."""
+        self._batches: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
+        self._queues: defaultdict[tuple[str, Held], list[tuple[tuple[int, int], str]]] = defaultdict(list)
+        """Order and id of units that wait; entries of units that do not wait any more are skipped."""
+        self._free: defaultdict[tuple[str, Held], list[tuple[int, str]]] = defaultdict(list)
+        """Units held and name of workers with a free slot; entries that are not true any more are skipped."""
+        self._workers: dict[str, _Worker] = {}
+        self._held = 0
+        """Units that workers have, those included that count already."""
+        self._holders: Counter[tuple[str, Held]] = Counter()
+        """Workers that may get units, by pool and revision."""
+        self._added = 0
+        self.requeued: Counter[str] = Counter()
+        """By batch: units that were given to another worker because an answer was lost or refused."""
+
+    # Units
+
+    def add(
+        self, units: Iterable[WorkUnit], *, batch: str, pool: str, holds: Held | None = None, priority: int = 0
+    ) -> None:
+        """Take units that are to be done. Adding one again changes nothing.
+
+        Args:
+            batch: names what they belong to: an iteration, an evaluation.
+            holds: what a worker must hold to do them, if not the unit's own policy and revision.
+            priority: units of a lower one go first.
+        """
+        for unit in units:
+            if unit.id not in self._entries:
+                self._added += 1
+                place = pool, holds or (unit.policy, unit.revision)
+                entry = _Entry(unit, batch, place, (priority, self._added))
+                self._entries[unit.id] = self._batches[batch][unit.id] = entry
+                heapq.heappush(self._queues[place], (entry.order, unit.id))
+
+    def done(self, unit: WorkUnit) -> None:
+        """Note that a unit's answer counts. A second worker that still has it keeps its slot until it answers."""
+        entry = self._entries.pop(unit.id, None)
+        if entry is not None:
+            self._batches[entry.batch].pop(unit.id, None)
+
+    def keep_only(self, batch: str, wanted: Collection[str]) -> None:
+        """Forget the units of a batch whose ids are not among `wanted`."""
+        for entry in [entry for key, entry in self._batches.get(batch, {}).items() if key not in wanted]:
+            self.done(entry.unit)
+
+    def withdraw(self, batch: str) -> None:
+        """Forget the units of a batch that wait; those that are out stay until they are answered."""
+        for entry in [entry for entry in self._batches.get(batch, {}).values() if entry.waits]:
+            self.done(entry.unit)
+
+    def out(self, batch: str) -> int:
+        """How many units of a batch are with workers, or answered and not judged yet."""
+        return sum(not entry.waits for entry in self._batches.get(batch, {}).values())
+
+    def drop(self, batch: str) -> None:
+        """Forget all units of a batch."""
+        self.keep_only(batch, ())
+        self._batches.pop(batch, None)
+        self.requeued.pop(batch, None)
+
+    def requeue(self, unit: WorkUnit, worker: str) -> None:
+        """Have a unit done again whose answer by `worker` does not count."""
+        entry = self._entries.get(unit.id)
+        if entry is not None:
+            self._give_up(entry, worker)
+
+    def waiting(self, batch: str) -> int:
+        """How many units of a batch wait for a worker."""
+        return sum(entry.waits for entry in self._batches.get(batch, {}).values())
+
+    # Workers
+
+    def ready(self, worker: str, pool: str, holds: Held) -> None:
+        """A worker has proved what it holds: from now on it gets units of that revision."""
+        self.not_ready(worker)
+        mine = self._workers.setdefault(worker, _Worker(pool))
+        mine.holds = holds
+        self._holders[pool, holds] += 1
+        self._offer_slot(worker, mine)
+
+    def not_ready(self, worker: str) -> None:
+        """A worker gets no unit until it is `ready` again; it keeps what it has."""
+        mine = self._workers.get(worker)
+        if mine is None or mine.holds is None:
+            return
+        place = mine.pool, mine.holds
+        mine.holds = None
+        self._holders[place] -= 1
+        if not self._holders[place]:  # else slots of every revision would be kept
+            del self._holders[place]
+            self._free.pop(place, None)
+
+    def lost(self, worker: str) -> list[WorkUnit]:
+        """Forget a worker; returns the units that wait for another one because of that."""
+        self.not_ready(worker)
+        mine = self._workers.pop(worker, None)
+        held = [self._entries.get(unit.id) for unit in mine.units] if mine else []
+        self._held -= len(held)
+        return [entry.unit for entry in held if entry is not None and self._give_up(entry, worker)]
+
+    def batches_of(self, worker: str) -> set[str]:
+        """What the units of a worker belong to."""
+        held = [self._entries.get(unit.id) for unit in self.units_of(worker)]
+        return {entry.batch for entry in held if entry is not None}
+
+    def units_of(self, worker: str) -> list[WorkUnit]:
+        """What a worker has, in the order in which it does it."""
+        return list(self._workers[worker].units) if worker in self._workers else []
+
+    def answered(self, worker: str, unit: WorkUnit, *, now: float, seconds: float) -> None:
+        """A worker has answered a unit, on which it computed for `seconds`; whether that counts is said later."""
+        self._strikes.answered(worker)
+        self._free_slot(worker, unit, now)
+        if self._hedge and worker in self._workers:  # else it would be remembered for ever
+            self._hedging[self._workers[worker].pool].answered(unit, seconds)
+
+    def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:
+        """An answer that cannot be right: a strike against its worker, and the unit is done again.
+
+        Args:
+            alone: whether the worker's pool has nobody else.
+
+        Returns the worker's strikes. Raises RunError if the run is at fault (`scheduling.strikes`).
+        """
+        self._free_slot(worker, unit, now)
+        strikes = self._strikes.refuse(worker, unit.id, reason, alone=alone)
+        self.requeue(unit, worker)
+        return strikes
+
+    @property
+    def strike_limit(self) -> int:
+        """Strikes with which a worker is retired."""
+        return self._strikes.limit
+
+    # The decision
+
+    def assign(self, now: float) -> list[Assignment]:
+        """Give waiting units to free slots, the least busy workers first; and late units to idle workers.
+
+        Args:
+            now: seconds of any clock that does not jump.
+        """
+        found: list[Assignment] = []
+        for place, queue in list(self._queues.items()):
+            while (entry := self._next_unit(queue)) is not None and (worker := self._next_slot(place)) is not None:
+                heapq.heappop(queue)
+                entry.waits = False
+                found.append(self._give(worker, entry, now))
+            if not queue:
+                del self._queues[place]
+        if self._hedge and now >= self._look_at - _ROUNDING:
+            self._look_at = now + HEDGE_LOOK
+            found += self._hedges(now)
+        return found
+
+    def hedge_look(self, now: float) -> float | None:
+        """Seconds until `assign` should look for late units; None if nothing can be late."""
+        return max(_ROUNDING, self._look_at - now) if self._hedge and self._held else None
+
+    def _hedges(self, now: float) -> list[Assignment]:
+        found = []
+        waiting = {place[0] for place, queue in self._queues.items() if self._next_unit(queue)}
+        for pool in sorted({mine.pool for mine in self._workers.values()} - waiting):
+            mates = {name: mine for name, mine in self._workers.items() if mine.pool == pool}
+            out = [Out(name, tuple(m.units), now - m.turn_since) for name, m in mates.items() if m.units]
+            idle = [name for name, mine in mates.items() if mine.holds and not mine.units]
+            if not out or not idle:
+                continue
+            for worker, unit in self._hedging[pool].pairs(idle, out):
+                entry = self._entries.get(unit.id)
+                if entry is not None and entry.place == (pool, mates[worker].holds) and len(entry.workers) == 1:
+                    found.append(self._give(worker, entry, now, hedge=True))
+        return found
+
+    def _give(self, worker: str, entry: _Entry, now: float, *, hedge: bool = False) -> Assignment:
+        mine = self._workers[worker]
+        if not mine.units:
+            mine.turn_since = now
+        mine.units.append(entry.unit)
+        self._held += 1
+        entry.workers.append(worker)
+        self._offer_slot(worker, mine)
+        return Assignment(worker, entry.unit, entry.batch, hedge)
+
+    def _give_up(self, entry: _Entry, worker: str) -> bool:
+        """`worker` will not bring a unit's answer; whether the unit waits for another one because of that."""
+        if worker in entry.workers:
+            entry.workers.remove(worker)
+        if entry.workers or entry.waits:
+            return False
+        entry.waits = True
+        self.requeued[entry.batch] += 1
+        heapq.heappush(self._queues[entry.place], (entry.order, entry.unit.id))
+        return True
+
+    def _free_slot(self, worker: str, unit: WorkUnit, now: float) -> None:
+        mine = self._workers.get(worker)
+        if mine is not None and unit in mine.units:
+            mine.units.remove(unit)
+            self._held -= 1
+            mine.turn_since = now
+            self._offer_slot(worker, mine)
+
+    def _offer_slot(self, worker: str, mine: _Worker) -> None:
+        if mine.holds is not None and len(mine.units) < self._max_inflight:
+            heapq.heappush(self._free[mine.pool, mine.holds], (len(mine.units), worker))
+
+    def _next_unit(self, queue: list[tuple[tuple[int, int], str]]) -> _Entry | None:
+        """The first unit that waits, which stays in its queue."""
+        while queue:
+            entry = self._entries.get(queue[0][1])
+            if entry is not None and entry.waits and entry.order == queue[0][0]:
+                return entry
+            heapq.heappop(queue)
+        return None
+
+    def _next_slot(self, place: tuple[str, Held]) -> str | None:
+        """The worker with the fewest units that may have one more, by name among equals; it is taken."""
+        free = self._free[place]
+        while free:
+            units, worker = heapq.heappop(free)
+            mine = self._workers.get(worker)
+            if mine is not None and (mine.pool, mine.holds) == place and len(mine.units) == units:
+                return worker
+        return None

@@ -1,0 +1,258 @@
+"""Who plays in the simulated world: workers whose answers are cheap, pure functions of what they are asked.
+
+The selector is the real one; its files are written in its own thread, so that a run's trace is the same every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.workers.regenerator import Evaluated, GroupReport
+from actors.workers.selector import Ack, Selector
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import NonsenseError
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.scheduling.iteration_state import group_digest
+from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.publish import Publisher, RevisionShard
+
+MODULE = "block.to_q"
+WIDTH = 32
+
+
+def number(*parts: object) -> float:
+    """In [0, 1), by what it is of."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") / 2**32
+
+
+class TextEncoder:
+    def start(self) -> None: ...
+
+    def embed(self, prompt: Prompt) -> PromptEmbedding:
+        return PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=prompt.id)
+
+
+class Worker:
+    """Holds a revision, by its proof; its rewards are those of that revision's bytes."""
+
+    role = ""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._holds: tuple[str, int] | None = None
+        self._weights = ""
+
+    def node(self) -> str:
+        return "node-1"
+
+    def alive(self, name: str) -> None: ...
+
+    def release_gpu_cache(self) -> int:
+        return 0
+
+    def start(self) -> Attestation:
+        return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
+
+    def load_revision(self, payload: Any, probe: Any, full: bool) -> Receipt:
+        received = read(payload)
+        manifest = received.manifest
+        self._holds = (manifest.policy, manifest.revision)
+        expected = manifest.expected[self.role]
+        self._weights = expected.digest
+        return Receipt(
+            worker=self._name,
+            role=self.role,
+            revision=manifest.revision,
+            score_class=self.role,
+            policy=manifest.policy,
+            bound_modules=expected.modules,
+            buffer_digest=expected.digest,
+            probe_digest=expected.digest,
+        )
+
+    def _rewards(self, unit: WorkUnit) -> tuple[float, ...]:
+        wanted = (unit.policy, unit.revision)
+        if wanted != self._holds:
+            raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
+        made = [number(self.role, self._weights, unit.prompt_id, index) for index in unit.indices]
+        return tuple(torch.tensor(made, dtype=torch.float32).tolist())
+
+    def _result(self, unit: WorkUnit) -> UnitResult:
+        return UnitResult(unit=unit, rewards=self._rewards(unit), worker=self._name, score_class=self.role, seconds=0.5)
+
+    def spoilt(self, value: UnitResult, fault: str) -> UnitResult:
+        """What a worker answers that has a fault."""
+        if fault == "answers NaN":
+            return replace(value, rewards=(float("nan"),) * len(value.rewards))
+        return replace(value, unit=replace(value.unit, prompt_id="0" * 16))
+
+
+class Explorer(Worker):
+    role = "explorer"
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        return self._result(unit)
+
+    def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
+        group = _group(unit, self._rewards(unit), self._name)
+        return replace(self._result(unit), samples_digest=group_digest(group)), group
+
+    def spoilt(self, value: Any, fault: str) -> Any:
+        return (super().spoilt(value[0], fault), value[1]) if isinstance(value, tuple) else super().spoilt(value, fault)
+
+
+class Regenerator(Worker):
+    role = "regenerator"
+
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
+        rewards = self._rewards(unit)
+        report = GroupReport(prompt_id=unit.prompt_id, rewards=rewards, seconds=0.5, started=0.0)
+        return report, _group(unit, rewards, self._name)
+
+    def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        return self._result(unit)
+
+    def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
+        return Evaluated(unit=unit, rewards=self._rewards(unit), images=None, seconds=0.5, started=0.0)
+
+
+def _group(unit: WorkUnit, rewards: tuple[float, ...], worker: str) -> SampleGroup:
+    latents = torch.tensor([[number("latent", reward)] for reward in rewards], dtype=torch.float32)
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=rewards,
+        latents=latents,
+        seconds=0.5,
+        worker=worker,
+    )
+
+
+class Learner:
+    """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
+
+    def __init__(self, config: Config) -> None:
+        self._publisher = Publisher({MODULE: torch.ones(WIDTH, WIDTH)}, config.model.lora, formats={MODULE: "nvfp4"})
+        self._world_size = config.learner.world_size
+        self._updates = 0
+        rank = config.model.lora.rank
+        self._a = torch.ones(rank, WIDTH)
+        self._b = torch.zeros(WIDTH, rank)
+        self._fed: list[SampleGroup] = []
+
+    def start(self) -> str:
+        return "host"
+
+    def node(self) -> str:
+        return "node-2"
+
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def join(self, address: str, port: int, one_host: bool) -> None: ...
+
+    def release_gpu_cache(self) -> int:
+        return 0
+
+    def load(self, state: LearnerState) -> None:
+        self._updates = state.updates
+        self._b = state.default[f"{MODULE}.lora_B"].clone()
+
+    def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
+
+    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        self._fed = [group.value for group in groups]
+
+    def update(self, iteration: int) -> UpdateMetrics:
+        assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
+        step = number(*[group_digest(group) for group in self._fed])
+        self._b = self._b + torch.full_like(self._b, step)
+        self._updates += 1
+        return UpdateMetrics(
+            iteration=iteration,
+            revision=self._updates,
+            loss=0.0,
+            policy_loss=0.0,
+            kl=0.0,
+            gradient_norm=0.0,
+            samples=sum(len(group.indices) for group in self._fed),
+            passes=1,
+            seconds=0.5,
+            advantage_std=0.0,
+            advantage_max=0.0,
+            advantage_clipped=0.0,
+        )
+
+    def state(self) -> LearnerState:
+        copies = [self.factors("old") for _ in range(5)]
+        return LearnerState(
+            updates=self._updates,
+            steps=self._updates,
+            default=copies[0],
+            old=copies[1],
+            ema=copies[2],
+            exp_avg=copies[3],
+            exp_avg_sq=copies[4],
+        )
+
+    def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
+        return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
+
+    def part(self, policy: Policy, tier: str) -> RevisionShard:
+        return self._publisher.part(self._updates, self.factors(policy), policy=policy)
+
+
+class _AtOnce:
+    """An executor that does its work where it is given it."""
+
+    def submit(self, work: Any, *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
+
+
+class SimulatedSelector(Selector):
+    def __init__(self, folder: Path, strict: bool) -> None:
+        super().__init__(folder, strict)
+        self._writers = _AtOnce()  # type: ignore[assignment]
+
+    def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
+        """What is acknowledged must be on the disk."""
+        acks = super().accept(results)
+        for result, ack in zip(results, acks, strict=True):
+            if not ack.refused:
+                unit, state = result.unit, self._of(result.unit.iteration)
+                written = [(e.get("prompt"), tuple(e.get("indices", ()))) for e in state.journal.entries()]
+                assert (unit.prompt_id, unit.indices) in written, f"{unit.id} was acknowledged before it was written"
+        return acks
+
+
+def players(config: Config, folder: Path) -> Any:
+    """Makes the player of a role."""
+
+    def make(role: str, name: str) -> Any:
+        if role == "text_encoder":
+            return TextEncoder()
+        if role == "selector":
+            return SimulatedSelector(folder, config.fleet.strict)
+        if role == "learner":
+            return Learner(config)
+        return {"explorer": Explorer, "regenerator": Regenerator}[role](name)
+
+    return make

@@ -1,0 +1,164 @@
+"""A test of the tester: versions of the code that are broken in one place are found within the seeds that are run.
+
+A broken version is the real code with one method replaced. Each must be found by one of the first seeds, and the error
+must be the one that is expected: else the simulated world would not see such a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.dispatch.open_iteration import OpenIteration, RolloutResult
+from actors.dispatch.selector_client import SelectorClient
+from actors.training.checkpoints import CheckpointWriter
+from actors.training.learner_group import LearnerGroup
+from actors.workers.selector import Ack
+from solrl_ray.records import WorkUnit
+from solrl_ray.scheduling.dispatcher import Dispatcher
+from solrl_ray.simulator.world import SimulatedWorld
+from solrl_ray.storage import resume
+from solrl_ray.storage.journal import Journal
+from tests.simulated.players import Worker as Player
+from tests.simulated.players import number
+from tests.simulated.runs import Plan, undisturbed, violation
+from tests.simulated.test_seeds import SEEDS
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def acknowledges_before_the_journal_is_written(patch: pytest.MonkeyPatch) -> None:
+    late: dict[int, list[Any]] = {}
+    append = Journal.append
+
+    def appended(self: Journal, *entries: dict[str, Any]) -> None:
+        append(self, *late.pop(id(self), []))
+        late[id(self)] = list(entries)
+
+    patch.setattr(Journal, "append", appended)
+
+
+def keeps_what_a_lost_worker_had(patch: pytest.MonkeyPatch) -> None:
+    def lost(self: Dispatcher, worker: str) -> list[WorkUnit]:
+        self.not_ready(worker)
+        self._workers.pop(worker, None)
+        return []
+
+    patch.setattr(Dispatcher, "lost", lost)
+
+
+def gives_units_to_workers_with_another_revision(patch: pytest.MonkeyPatch) -> None:
+    add, rewards = Dispatcher.add, Player._rewards
+
+    def added(self: Dispatcher, units: Any, **named: Any) -> None:
+        holds = [mine.holds for mine in self._workers.values() if mine.holds and mine.pool == named["pool"]]
+        add(self, units, **(named | ({"holds": holds[0]} if holds else {})))
+
+    def unchecked(self: Player, unit: WorkUnit) -> tuple[float, ...]:
+        held, self._holds = self._holds, (unit.policy, unit.revision)
+        try:
+            return rewards(self, unit)
+        finally:
+            self._holds = held
+
+    patch.setattr(Dispatcher, "add", added)
+    patch.setattr(Player, "_rewards", unchecked)
+
+
+def waits_for_a_unit_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
+    answer = SimulatedWorld.answer
+
+    async def answered(self: SimulatedWorld, sent: Any, *, what: str, seconds: float | None) -> Any:
+        return await answer(self, sent, what=what, seconds=None if "/" in what else seconds)
+
+    patch.setattr(SimulatedWorld, "answer", answered)
+
+
+def rebuilds_learners_from_revision_0(patch: pytest.MonkeyPatch) -> None:
+    async def nothing() -> None:
+        return None
+
+    def begun(self: LearnerGroup, origin: str, state: Any) -> None:
+        self._origin, self._beginning = origin, nothing
+
+    patch.setattr(LearnerGroup, "_begin_with", begun)
+
+
+def forgets_what_a_dead_selector_had_not_acknowledged(patch: pytest.MonkeyPatch) -> None:
+    repeat = SelectorClient._repeat
+
+    async def repeated(self: SelectorClient, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
+        before = self._actor
+        answer, large = await repeat(self, method, *arguments, what=what, parts=parts)
+        if method == "accept" and self._actor is not before:
+            return [Ack() for _ in answer], large
+        return answer, large
+
+    patch.setattr(SelectorClient, "_repeat", repeated)
+
+
+def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    async def saved(self: CheckpointWriter, state: Any, updates: int) -> float:
+        self._learners.saved()
+        return 0.0
+
+    patch.setattr(CheckpointWriter, "save", saved)
+
+
+def goes_on_with_metrics_of_iterations_that_no_checkpoint_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(resume.RunFolder, "rewind_metrics", lambda self, updates: None)
+
+
+def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OpenIteration, "_group_lost", lambda self, answer, reason: None)
+
+
+def learns_from_groups_in_the_order_in_which_they_came(patch: pytest.MonkeyPatch) -> None:
+    result = OpenIteration.result
+
+    def results(self: OpenIteration) -> RolloutResult:
+        return replace(result(self), groups=list(self.groups.values()))
+
+    patch.setattr(OpenIteration, "result", results)
+
+
+def scores_a_unit_by_who_does_it(patch: pytest.MonkeyPatch) -> None:
+    rewards = Player._rewards
+
+    def scored(self: Player, unit: WorkUnit) -> tuple[float, ...]:
+        return tuple(reward + number(self._name) for reward in rewards(self, unit))
+
+    patch.setattr(Player, "_rewards", scored)
+
+
+BROKEN: dict[Break, str] = {
+    acknowledges_before_the_journal_is_written: "acknowledged",
+    keeps_what_a_lost_worker_had: "has not ended",
+    gives_units_to_workers_with_another_revision: "",
+    waits_for_a_unit_without_a_deadline: "has not ended",
+    rebuilds_learners_from_revision_0: "",
+    forgets_what_a_dead_selector_had_not_acknowledged: "",
+    counts_an_iteration_before_its_checkpoint: "",
+    goes_on_with_metrics_of_iterations_that_no_checkpoint_has: "",
+    does_not_ask_for_a_lost_group_again: "has not ended",
+    learns_from_groups_in_the_order_in_which_they_came: "digests",
+    scores_a_unit_by_who_does_it: "digests",
+}
+"""Broken version → what the violation says, if it always says the same."""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_broken_version_is_found(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(SEEDS):
+        plan = Plan.of(seed)
+        undisturbed(plan.shape)  # by the code as it is
+        with monkeypatch.context() as patch:
+            broken(patch)
+            said = violation(plan)
+        if said:
+            assert BROKEN[broken] in said, f"seed {seed}: {said}"
+            return
+    pytest.fail(f"none of {SEEDS} seeds found it")
