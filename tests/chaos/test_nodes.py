@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -146,19 +147,24 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
     settings = learner_config(folder, learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
     said: list[str] = []
-    learners = light_group(settings, ActorFactory(settings, folder, ActorClasses(learner=Light)), said)
-    learners.start(None)
-    learners.saved()
-    (old,) = learners._nodes
-    drain(address, old)
-    learners.leave(draining())
-    assert learners._nodes == {old}
-    (folder / "stayed").touch()
-    deadline = time.monotonic() + PATIENCE
-    while learners._nodes == {old}:
-        assert time.monotonic() < deadline
-        learners.leave(draining())
-    assert learners.state() == ("learner-0.1", "the checkpoint", 2)
+
+    async def scenario() -> None:
+        learners = light_group(settings, ActorFactory(settings, folder, ActorClasses(learner=Light)), said)
+        await learners.spawn()
+        await learners.start(None)
+        learners.saved()
+        (old,) = learners._nodes
+        drain(address, old)
+        await learners.leave(draining())
+        assert learners._nodes == {old}
+        (folder / "stayed").touch()
+        deadline = time.monotonic() + PATIENCE
+        while learners._nodes == {old}:
+            assert time.monotonic() < deadline
+            await learners.leave(draining())
+        assert await learners.state() == ("learner-0.1", "the checkpoint", 2)
+
+    asyncio.run(scenario())
     assert said[-1] == "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
 
 
@@ -179,18 +185,18 @@ def one_of_each_kind_on_a_card(address: str, root: str) -> None:
     shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
     settings = learner_config(folder, learner={"world_size": 2}, fleet=shares)
     ray.init(address=address, log_to_driver=False)
-    cast = ActorFactory(settings, folder, ActorClasses(learner=Light, explorer=Light, regenerator=Light))
-    assert cast.seat_learners(60.0)
+    factory = ActorFactory(settings, folder, ActorClasses(learner=Light, explorer=Light, regenerator=Light))
+    assert factory.seat_learners(60.0)
     kinds = [
-        [cast.explorer(f"explorer-{n}") for n in range(2)],
-        [cast.regenerator(f"regenerator-{n}") for n in range(2)],
-        [cast.learner(rank) for rank in range(2)],  # last, and yet their places were kept
+        [factory.explorer(f"explorer-{n}") for n in range(2)],
+        [factory.regenerator(f"regenerator-{n}") for n in range(2)],
+        [factory.learner(rank) for rank in range(2)],  # last, and yet their places were kept
     ]
     for workers in kinds:
-        cards = [worker.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for worker in workers]
+        cards = [worker.handle.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for worker in workers]
         assert sorted(ray.get(cards, timeout=PATIENCE)) == [[0], [1]]
     for worker in chain(*kinds):  # they would outlive the cluster's nodes
-        ray.kill(worker)
+        ray.kill(worker.handle)
 
 
 @pytest.mark.slow
