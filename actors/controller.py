@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from actors.dispatch.open_iteration import RolloutResult
-from actors.evaluation.requests import EvaluationRequest, RequestProgress
+from actors.evaluation.requests import EvaluationRequests
 from actors.run_parts import RunParts
 from actors.training.iteration_clock import IterationClock
 from actors.training.learner_group import UpdateResult
@@ -40,8 +40,7 @@ class Controller:
         self._opened, self._scaling = False, asyncio.Lock()
         self._checkpoint: asyncio.Task[float] | None = None
         self._turns = takes_turns(config.fleet)
-        self._staleness = config.rollout.max_staleness
-        self._last = config.run.iterations
+        self._staleness, self._last = config.rollout.max_staleness, config.run.iterations
 
     async def run(self) -> None:
         """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
@@ -77,17 +76,10 @@ class Controller:
             await parts.on_disk(lambda: parts.folder.note_sizes(sizes), "noting the sizes of pools")
         return said
 
-    async def submit_evaluation(self, request: EvaluationRequest) -> None:
-        """Ask for an evaluation, beside the next updates."""
-        self._ready().requests.submit(request)
-
-    async def poll_evaluation(self, name: str) -> RequestProgress | None:
-        """How far it is; whoever asks for one must do so every few seconds."""
-        return self._ready().requests.poll(name)
-
-    async def forget_evaluation(self, name: str) -> None:
-        """It is not wanted any more."""
-        self._ready().requests.forget(name)
+    @property
+    def requests(self) -> EvaluationRequests:
+        """Evaluations that others ask for."""
+        return self._ready().requests
 
     def _ready(self) -> RunParts:
         if not self._opened:

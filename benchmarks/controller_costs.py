@@ -246,8 +246,9 @@ async def _controller(root: Path) -> dict[str, float]:
                 units=fleet.hand_out,
             )
             pool.workers[name].state = State.READY
-        costs = {"worker": _looking(fleet) / WORKERS, "load": _loading(world, actor)}
-        for worker in list(pool.workers.values())[:TOGETHER]:
+        some = list(pool.workers.values())[:TOGETHER]
+        costs = {"worker": _looking(fleet) / WORKERS, "load": await _loading(some, world)}
+        for worker in some:
             await stack.enter_async_context(worker._answers)
             fleet.hand_out.ready(worker, ("old", 0))
         return costs | await _handed_out(fleet, telemetry, world, tasks)
@@ -292,11 +293,19 @@ async def _handed_out(fleet: Fleet, telemetry: Telemetry, world: NotingWorld, ta
     return {"call": statistics.median(calls), "answer": statistics.median(answers)}
 
 
-def _loading(world: RayWorld, actor: Actor) -> float:
-    """Median seconds to send a worker a revision."""
-    wait.get(world.send(actor, "alive", "explorer-0").answer, what="a start", seconds=60.0)  # as in a run
-    payload, probe = world.put(torch.zeros(8)), world.put(torch.zeros(8))
-    return _median(lambda: world.send(actor, "load_revision", payload, probe, False))
+async def _loading(workers: list[Worker], world: NotingWorld) -> float:
+    """Median seconds to send a worker a revision, many at a time."""
+    payload, probe, seconds = world.put(torch.zeros(8)), world.put(torch.zeros(8)), []
+    for _ in range(ROUNDS):
+        calls = [
+            worker._call("load_revision", payload, probe, False, what="loading", seconds=600.0) for worker in workers
+        ]
+        began = time.perf_counter()
+        loads = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0)  # each of them is sent
+        seconds.append((time.perf_counter() - began) / len(workers))
+        await asyncio.gather(*loads)
+    return statistics.median(seconds)
 
 
 def _looking(fleet: Fleet) -> float:

@@ -1,5 +1,5 @@
-"""What would fleets cost that nobody has at hand? The live run's ledger, iteration state and worker states in virtual
-time.
+"""What would fleets cost that nobody has at hand? The live run's dispatcher, iteration state and worker states in
+virtual time.
 
     python benchmarks/scaling.py                 # all questions below, simulated: CPU alone, minutes
     python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray and a real selector
@@ -50,6 +50,8 @@ FLUX = ModelFacts(
 )
 CLUSTER = Cluster(gpu="h200", spread=0.05)
 EXPLORERS = (1, 4, 16, 64, 256, 1024, 4096, 10_000)
+HEDGES = (0.0, 3.0, 2.0)
+"""Medians of a unit's stage after which an idle worker does it as well, where a straggler needs three; 0: never."""
 LEARNERS = (8, 16, 32, 64, 128, 256, 512, 1024)
 Rows = list[dict[str, Any]]
 
@@ -123,11 +125,16 @@ def weak_scaling() -> Rows:
 
 
 def stragglers() -> Rows:
+    """Without and with late units that an idle worker does as well."""
     base, rows = made(64, 32, 64), []
     for share in (0.0, 0.01, 0.05, 0.1, 0.2):
         disturbed = replace(base, disturbances=Disturbances(spread=0.05, slow_share=share, slow_factor=3.0))
-        seconds = [Simulation(replace(disturbed, seed=seed)).iterate().rollout for seed in range(10)]
-        rows.append({"slow_share": share, "factor": 3.0, "rollout": statistics.fmean(seconds)})
+        row = {"slow_share": share, "factor": 3.0}
+        for hedge in HEDGES:
+            runs = [Simulation(replace(disturbed, seed=seed, hedge=hedge)).iterate() for seed in range(10)]
+            name = f"rollout_hedge_{hedge:g}" if hedge else "rollout"
+            row[name] = statistics.fmean(run.rollout for run in runs)
+        rows.append(row)
     return rows
 
 
@@ -274,7 +281,7 @@ def selector_throughput(prompts: int = 400) -> Rows:
                 selector.open(plan)
                 began = time.perf_counter()
                 for start in range(0, len(results), together):
-                    selector.take(results[start : start + together])
+                    selector.accept(results[start : start + together])
                 seconds = time.perf_counter() - began
                 selector.drop(plan.iteration)
             rows.append({"micro_batch": micro_batch, "together": together, "per_second": 96 * prompts / seconds})

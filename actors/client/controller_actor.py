@@ -42,10 +42,10 @@ class ControllerActor:
 
     async def submit_evaluation(self, request: Any) -> None:
         """See `actors.evaluation.requests`, also for the next two."""
-        await self._controller.submit_evaluation(request)
+        self._controller.requests.submit(request)
 
     async def poll_evaluation(self, name: str) -> Any:
-        return await self._controller.poll_evaluation(name)
+        return self._controller.requests.poll(name)
 
     async def forget_evaluation(self, name: str) -> None:
-        await self._controller.forget_evaluation(name)
+        self._controller.requests.forget(name)

@@ -89,9 +89,7 @@ async def _evaluate(
         publications=await _merged(controller, config, state, request, name),
     )
     await _ask(controller.submit_evaluation.remote(asked))
-    tell(
-        f"waiting for the next update: the run evaluates beside it, for {config.evaluation.share:.0%} of its time more"
-    )
+    tell(f"the run evaluates beside its updates, and for at most {config.evaluation.share:.0%} of its time besides")
     loop = asyncio.get_running_loop()
     shown = loop.time()
     try:

@@ -112,6 +112,7 @@ class EvaluationRequests:
         self._publisher, self._embeddings, self._tell = publisher, embeddings, tell
         self._open: dict[str, _Open] = {}
         """By name, in the order in which they came."""
+        self._submitted = asyncio.Event()
         self._debt, self._accounted = 0.0, world.now()
 
     # What others call
@@ -119,10 +120,11 @@ class EvaluationRequests:
     def submit(self, request: EvaluationRequest) -> None:
         """Ask for an evaluation. Asking again changes nothing."""
         if request.name not in self._open:
-            self._tell(f"the evaluation {request.name} waits for the next update")
+            self._tell(f"an evaluation is asked for: {request.name}")
             embeddings: dict[str, Any] = {}
             evaluations = {policy: self._evaluation(request, policy, embeddings) for policy in request.publications}
             self._open[request.name] = _Open(request, self._world.now(), evaluations, embeddings)
+            self._submitted.set()
 
     def poll(self, name: str) -> RequestProgress | None:
         """How far a request is; None if it is not known, or was forgotten."""
@@ -146,10 +148,11 @@ class EvaluationRequests:
     # What the run does
 
     async def window(self, ended: asyncio.Event, *, free: bool) -> None:
-        """Evaluate until `ended` is set, if there is a request and no debt.
+        """Evaluate until `ended` is set, if there is no debt, also what is asked for meanwhile.
 
         Args:
-            free: whether nobody waits for regenerators until then; else all of the time is a debt.
+            free: whether nobody waits for regenerators until then; else all of the time is a debt, and this ends when
+                there is nothing to do.
         """
         now = self._world.now()
         self._debt -= self._config.evaluation.share * (now - self._accounted)
@@ -161,10 +164,15 @@ class EvaluationRequests:
         over = asyncio.ensure_future(ended.wait())
         over.add_done_callback(lambda _: waited.append(self._world.now()))
         try:
-            for this in list(self._open.values()):
-                for policy, evaluation in this.evaluations.items():
-                    if not (self._debt or this.error or evaluation.completed.is_set()):
-                        await self._evaluate(this, policy, evaluation, ended)
+            while True:
+                self._submitted.clear()
+                for this in list(self._open.values()):
+                    for policy, evaluation in this.evaluations.items():
+                        if not (self._debt or this.error or evaluation.completed.is_set()):
+                            await self._evaluate(this, policy, evaluation, ended)
+                if not free or ended.is_set():
+                    break
+                await _first_of(ended, self._submitted)
         finally:
             over.cancel()
         self._debt += self._world.now() - waited[0] if waited else 0.0

@@ -68,7 +68,7 @@ class _Entry:
     """Pool and revision whose queue it is in."""
     order: tuple[int, int]
     """Priority, then the order in which units were added."""
-    workers: list[str] = field(default_factory=list)
+    workers: tuple[str, ...] = ()
     """Those that it is out with."""
     waits: bool = True
 
@@ -127,12 +127,13 @@ class Dispatcher:
             priority: units of a lower one go first.
         """
         for unit in units:
-            if unit.id not in self._entries:
+            key = unit.id
+            if key not in self._entries:
                 self._added += 1
                 place = pool, holds or (unit.policy, unit.revision)
                 entry = _Entry(unit, batch, place, (priority, self._added))
-                self._entries[unit.id] = self._batches[batch][unit.id] = entry
-                heapq.heappush(self._queues[place], (entry.order, unit.id))
+                self._entries[key] = self._batches[batch][key] = entry
+                heapq.heappush(self._queues[place], (entry.order, key))
 
     def done(self, unit: WorkUnit) -> None:
         """Note that a unit's answer counts. A second worker that still has it keeps its slot until it answers."""
@@ -280,14 +281,13 @@ class Dispatcher:
             mine.turn_since = now
         mine.units.append(entry.unit)
         self._held += 1
-        entry.workers.append(worker)
+        entry.workers += (worker,)
         self._offer_slot(worker, mine)
         return Assignment(worker, entry.unit, entry.batch, hedge)
 
     def _give_up(self, entry: _Entry, worker: str) -> bool:
         """`worker` will not bring a unit's answer; whether the unit waits for another one because of that."""
-        if worker in entry.workers:
-            entry.workers.remove(worker)
+        entry.workers = tuple(name for name in entry.workers if name != worker)
         if entry.workers or entry.waits:
             return False
         entry.waits = True

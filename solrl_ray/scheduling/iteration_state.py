@@ -20,6 +20,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class IterationPlan:
                 iteration=self.iteration,
                 revision=self.exploring_revision,
                 prompt_id=prompt_id,
-                indices=tuple(range(start, start + self.micro_batch)),
+                indices=_indices(start, start + self.micro_batch),
                 steps=self.steps,
             )
             for start in range(0, self.pool, self.micro_batch)
@@ -108,6 +109,12 @@ class IterationSummary:
     """In prompt order."""
     violations: tuple[str, ...] = ()
     """A sentence on each result that came again with other bytes; the first one counted."""
+
+
+@lru_cache(maxsize=1024)
+def _indices(start: int, stop: int) -> tuple[int, ...]:
+    """The same object for all prompts: of many units in one message, it is pickled once."""
+    return tuple(range(start, stop))
 
 
 def rewards_digest(rewards: Sequence[float]) -> str:

@@ -14,8 +14,8 @@ live run. The selector answers one call after the other, and what comes meanwhil
 they were handed in order, `max_inflight` units deep. Results come from no model: proxy rewards are addressed random
 numbers, so that selections are real ones. Pure; equal scenarios give equal results.
 
-Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding,
-evaluations, contention of compute threads, traffic other than that of revisions.
+Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding (also its
+two messages a prompt), evaluations, contention of compute threads, traffic other than that of revisions.
 """
 
 from __future__ import annotations
@@ -110,6 +110,10 @@ class _Event:
     brought: tuple[_Event, ...] = ()
     """The ``done`` ones that are judged."""
 
+    @property
+    def of_group(self) -> bool:
+        return self.unit is not None and self.unit.stage == "regenerate"
+
 
 class Simulation:
     """One run.
@@ -147,7 +151,7 @@ class Simulation:
         self._open_iterations: dict[int, _Open] = {}
         self._inbox: list[_Event] = []
         """What is to be brought to the selector."""
-        self._calls: list[list[_Event]] = []
+        self._calls: list[tuple[_Event, ...]] = []
         """The same, of which the next calls are made."""
         self._selector_answers = True
         """Whether it has answered what it was brought last."""
@@ -362,21 +366,16 @@ class Simulation:
         if not self._selector_answers:
             return
         if not self._calls:
-            results: list[_Event] = []
-            groups: list[_Event] = []
-            for event in self._inbox:
-                assert event.unit is not None
-                (groups if event.unit.stage == "regenerate" else results).append(event)
+            results = tuple(event for event in self._inbox if not event.of_group)
+            groups = tuple(event for event in self._inbox if event.of_group)
             self._calls = [part for part in (results, groups) if part]
             self._inbox.clear()
         if self._calls:
-            together = self._calls.pop(0)
-            unit = together[0].unit
-            of_group = unit is not None and unit.stage == "regenerate"
-            costs = self._costs
-            each = costs.store if of_group else costs.record + costs.candidate * self._scenario.micro_batch
+            together, costs = self._calls.pop(0), self._costs
+            result = costs.record + costs.candidate * self._scenario.micro_batch
+            each = costs.store if together[0].of_group else result
             self._selector_answers = False
-            self._ask(len(together) * each, _Event("judged", brought=tuple(together)))
+            self._ask(len(together) * each, _Event("judged", brought=together))
 
     def _ask(self, seconds: float, answer: _Event) -> None:
         """Have the selector do something, for which it needs so long beside its journal and the messages."""

@@ -96,8 +96,12 @@ class Live:
         return ended, asyncio.create_task(self.requests.window(ended, free=free))
 
     async def update(self) -> None:
-        """An update that takes as long as there is something to evaluate."""
-        _, window = await self.window()
+        """An update that takes as long as there is something to evaluate, but a moment at least."""
+        ended, window = await self.window()
+        await asyncio.sleep(0.5)
+        if not self.requests._debt:
+            await until(lambda: all(self.poll(name).found or self.poll(name).error for name in self.requests._open))
+        ended.set()
         await asyncio.wait_for(window, 60.0)
 
     async def regenerates(self) -> None:
@@ -151,7 +155,6 @@ def test_what_is_asked_for_is_evaluated_beside_the_next_update_and_the_regenerat
             await this.regenerates()
             this.requests.forget("mine")
             assert this.requests.poll("mine") is None
-            await asyncio.wait_for(this.requests.window(asyncio.Event(), free=True), 1.0)  # nothing is left to do
 
     run(test)
 
@@ -302,14 +305,14 @@ def test_what_an_evaluation_that_was_given_up_still_computes_means_nothing(text:
         async with live(tmp_path) as this:
             gate = tmp_path / "gate"
             this.submit("mine", [f"{text} {gate}", FINE], "ema")
-            _, window = await this.window()
+            ended, window = await this.window()
             await until(Path(f"{gate}.begun").exists)
             this.requests.forget("mine")
-            await asyncio.wait_for(window, 60.0)
-            this.submit("yours", [FINE, FINE], "ema")  # the same units, asked for by somebody else
-            _, window = await this.window()
+            this.submit("yours", [FINE, FINE], "ema")  # the same units, asked for by somebody else meanwhile
             await asyncio.sleep(0.3)
             gate.touch()
+            await until(lambda: this.poll("yours").found)
+            ended.set()
             await asyncio.wait_for(window, 60.0)
             assert scores(this.poll("yours")) == {"ema": {"p0": 3.0, "p1": 3.0}}
             assert list(this.scene.fleet.regenerators.workers) == ["regenerator-0"]
@@ -324,7 +327,7 @@ def test_an_update_that_needs_regenerators_has_them_after_what_is_evaluated_and_
         async with live(tmp_path) as this:
             gate = tmp_path / "gate"
             this.submit("mine", [f"waits {gate}"], "base", "ema")
-            _, window = await this.window()
+            ended, window = await this.window()
             await until(Path(f"{gate}.begun").exists)
             seen = []
 
@@ -339,9 +342,11 @@ def test_an_update_that_needs_regenerators_has_them_after_what_is_evaluated_and_
             await asyncio.sleep(0.3)
             assert not seen
             gate.touch()
-            await asyncio.wait_for(asyncio.gather(supplied, window), 60.0)
+            await asyncio.wait_for(supplied, 60.0)
             assert seen == [(("old", 5), 1)]
-            assert this.poll("mine").found
+            await until(lambda: this.poll("mine").found)
+            ended.set()
+            await asyncio.wait_for(window, 60.0)
 
     run(test)
 

@@ -20,7 +20,6 @@ from actors.workers.selector import Ack
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.simulator.world import SimulatedWorld
-from solrl_ray.storage import resume
 from solrl_ray.storage.journal import Journal
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
@@ -108,10 +107,6 @@ def counts_an_iteration_before_its_checkpoint(patch: pytest.MonkeyPatch) -> None
     patch.setattr(CheckpointWriter, "save", saved)
 
 
-def goes_on_with_metrics_of_iterations_that_no_checkpoint_has(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(resume.RunFolder, "rewind_metrics", lambda self, updates: None)
-
-
 def does_not_ask_for_a_lost_group_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OpenIteration, "_group_lost", lambda self, answer, reason: None)
 
@@ -142,7 +137,6 @@ BROKEN: dict[Break, str] = {
     rebuilds_learners_from_revision_0: "",
     forgets_what_a_dead_selector_had_not_acknowledged: "",
     counts_an_iteration_before_its_checkpoint: "",
-    goes_on_with_metrics_of_iterations_that_no_checkpoint_has: "",
     does_not_ask_for_a_lost_group_again: "has not ended",
     learns_from_groups_in_the_order_in_which_they_came: "digests",
     scores_a_unit_by_who_does_it: "digests",

@@ -11,7 +11,7 @@ from solrl_ray.simulator.world import Fault
 from tests.simulated.runs import KINDS, Plan, run, undisturbed, violation
 
 SEEDS = 2000
-AT_A_TIME = 50
+AT_A_TIME = 25
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_A_TIME))

@@ -77,6 +77,7 @@ def test_a_live_run_does_others_evaluations_beside_its_update_and_changes_by_no_
     files = [str(tmp_path / name) for name in ("clip.yaml", "more.yaml")]
     arguments = ["--policies", "base,ema", "--rewards", *files, "--updates", "1", "--out", str(out), "--no-live"]
     run = LiveRun(config)
+    state = LearnerState.load(folder.checkpoint(1))
     try:
         broken = ["--policies", "ema", "--rewards", str(tmp_path / "nan.yaml"), "--out", str(tmp_path / "no")]
         assert main(["eval", str(folder.path), *broken, "--no-live"]) == 1
@@ -91,7 +92,6 @@ def test_a_live_run_does_others_evaluations_beside_its_update_and_changes_by_no_
     assert digests(config) == digests(calm)
     found = json.loads((out / "evaluation.json").read_text())
     assert (found["policies"], found["updates"]) == (["base", "ema"], 1)
-    state = LearnerState.load(folder.checkpoint(1))
     for policy in ("base", "ema"):
         assert found["scores"][policy] == expected(config, policy_factors(state, policy)), policy
     assert len(list((out / "ema").glob("*.png"))) == config.evaluation.samples  # of one prompt
