@@ -58,12 +58,6 @@ def draining() -> set[str]:
     return set(ray._private.state.state.get_draining_nodes())
 
 
-def node_of(actor: object) -> str:
-    """Called on an actor: the id of the node it is on."""
-    node: str = ray.get_runtime_context().get_node_id()
-    return node
-
-
 def diagnosis(fits: Sequence[Fit]) -> str:
     """One sentence on what is missing."""
     for resource, key in _KEYS.items():

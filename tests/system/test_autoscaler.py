@@ -13,7 +13,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 )
 from ray.autoscaler.v2.sdk import get_cluster_status
 
-from actors.cluster.capacity import await_resources, node_of
+from actors.cluster.capacity import await_resources
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from tests.chaos.test_learners import Light
 from tests.chaos.test_nodes import elsewhere
@@ -60,6 +60,12 @@ def roles() -> list[str]:
     return sorted(node["Labels"]["role"] for node in ray.nodes() if node["Alive"] and "role" in node["Labels"])
 
 
+def node_of(actor: object) -> str:
+    """Called on an actor: the id of the node that it is on."""
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
 def wait_and_work(address: str, root: str) -> None:
     folder = Path(root)
     explorers = {"count": 2, "num_cpus": 1, "labels": {"role": "explorer"}}
@@ -73,9 +79,10 @@ def wait_and_work(address: str, root: str) -> None:
 
     # Later an actor that waits is demand by itself, with its second choice where there can be no node of its first.
     explorers |= {"labels": {"role": "spare"}, "fallback_labels": [{"role": "explorer"}]}
-    cast = ActorFactory(learner_config(folder, fleet={"explorers": explorers}), folder, ActorClasses(explorer=Light))
-    workers = [cast.explorer(f"explorer-{n}") for n in range(3)]
-    assert len(set(ray.get([worker.__ray_call__.remote(node_of) for worker in workers], timeout=SECONDS))) == 2
+    factory = ActorFactory(learner_config(folder, fleet={"explorers": explorers}), folder, ActorClasses(explorer=Light))
+    workers = [factory.explorer(f"explorer-{n}") for n in range(3)]
+    nodes = ray.get([worker.handle.__ray_call__.remote(node_of) for worker in workers], timeout=SECONDS)
+    assert len(set(nodes)) == 2
     assert roles() == ["explorer", "explorer"]
 
 
