@@ -286,10 +286,10 @@ def peace(driver: Driver, iterations: int, name: str, seconds: float = PEACE) ->
     """Run to the end without any disturbance; returns the seconds from its start."""
     began = time.monotonic()
     driver.start(iterations=iterations, name=name)
-    while driver.ended() is None:
+    while (status := driver.ended()) is None:
         assert time.monotonic() - began < seconds, f"{name} did not end in {seconds:g} s; see {driver.log}"
         time.sleep(0.1)
-    assert driver.ended() == 0, driver.log.read_text()
+    assert status == 0, f"{name} ended with {status}: {driver.log.read_text()}"
     return time.monotonic() - began
 
 
