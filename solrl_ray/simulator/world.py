@@ -267,9 +267,8 @@ class SimulatedWorld:
         return True
 
     def _do(self, actor: SimulatedActor, call: _Call, fault: str) -> None:
-        if fault == "dies after":
-            return
-        actor.waiting.remove(call)
+        if fault != "dies after":
+            actor.waiting.remove(call)
         try:
             if fault == "cannot start":
                 raise RunError(f"{actor.name} cannot start")
@@ -280,8 +279,12 @@ class SimulatedWorld:
             if not isinstance(raised, RunError | UserError):  # as `actors.cluster.wait.translated`
                 error = RunError(f"{actor.name} failed: {type(raised).__name__}: {raised}")
             self._note(f"{actor.name} raises {error}")
+            if fault == "dies after":
+                return
             call.sent.answer.future.set_exception(error)
             call.sent.answer.future.exception()  # it is looked at
+            return
+        if fault == "dies after":  # what it has written is there; what it answers is lost
             return
         if fault.startswith("answers"):
             value = actor.player.spoilt(value, fault)
