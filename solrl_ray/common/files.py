@@ -1,19 +1,23 @@
 """Whole files and folders or none: what has its final name is complete and on the disk.
 
 What is not complete yet is called ``.<name>.partial``; `remove_partial` clears away what a killed process left.
+
+A path may be one of another disk, such as `solrl_ray.simulator.memory_disk.MemoryPath`. What differs from disk to disk
+beyond `Path`'s own methods are the functions at the end, which other disks register their own for.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import singledispatch
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from solrl_ray.errors import UserError
 
@@ -30,7 +34,7 @@ def replace_file(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         write_synced(partial, content)
-        os.replace(partial, path)
+        partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
         raise _refusal(error, path) from error
@@ -50,14 +54,12 @@ def read_json(path: Path, mend: str = "") -> Any:
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write a folder of files; `folder` appears (or is replaced) when all of it is on the disk."""
     partial = folder.with_name(f".{folder.name}.partial")
-    if partial.exists():
-        shutil.rmtree(partial)
+    remove(partial)
     make_folder(partial)
     for name, content in contents.items():
         write_synced(partial / name, content)
     sync_folder(partial)
-    if folder.exists():
-        shutil.rmtree(folder)
+    remove(folder)
     partial.rename(folder)
     sync_folder(folder.parent)
 
@@ -91,8 +93,10 @@ def refuses_files(folder: Path) -> str:
     """Why nothing can be kept in what is there; empty if something can, unless its disk is full. Leaves nothing."""
     if not folder.is_dir():
         return "is a file"
+    probe = folder / f".{os.getpid()}.partial"
     try:
-        tempfile.TemporaryFile(dir=folder).close()  # a file without a name
+        probe.open("xb").close()
+        probe.unlink()
     except FileNotFoundError:
         return "takes no files"  # such as /proc
     except OSError as error:
@@ -107,7 +111,7 @@ def lacks_space(folder: Path, wanted_gb: float) -> str:
         wanted_gb: `checkpoints.min_free_gb`.
     """
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    free_gb = shutil.disk_usage(existing).free / 1e9
+    free_gb = free_bytes(existing) / 1e9
     if free_gb >= wanted_gb:
         return ""
     if problem := refuses_files(existing):
@@ -118,23 +122,55 @@ def lacks_space(folder: Path, wanted_gb: float) -> str:
 def remove_partial(folder: Path) -> None:
     """Remove the partial files and folders below `folder`; nobody may be writing there."""
     for left in list(folder.rglob(".*.partial")):
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink(missing_ok=True)
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; nothing to do if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        for each in list(path.iterdir()):
+            remove(each)
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        sync(path, file)
 
 
+# What differs from disk to disk
+
+
+@singledispatch
+def sync(path: Path, file: IO[Any]) -> None:
+    """Return when what was flushed to `file`, which is open at `path`, is on the disk."""
+    os.fsync(file.fileno())
+
+
+@singledispatch
 def sync_folder(folder: Path) -> None:
-    """A rename is on the disk only when its folder is."""
+    """Return when the names in `folder` are on the disk: a rename is when its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@singledispatch
+def free_bytes(folder: Path) -> int:
+    """What the disk of an existing folder has room for."""
+    return shutil.disk_usage(folder).free
+
+
+@singledispatch
+def claim(path: Path, file: IO[Any], *, alone: bool) -> None:
+    """Lock `file`, which is open at `path`, for this process until it is closed; with others if not `alone`.
+
+    Raises BlockingIOError if another process has it.
+    """
+    fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

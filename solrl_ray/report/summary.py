@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ def run_selection_digest(iterations: Sequence[IterationMetrics]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Versions of the packages that results depend on; a package that is not installed is left out."""
     found = {}

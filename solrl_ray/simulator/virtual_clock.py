@@ -25,7 +25,7 @@ class _NoWait(selectors.SelectSelector):
         if timeout is None:
             raise Stuck("nothing is left that could happen")
         self.now += max(0.0, timeout)
-        return super().select(0.0)
+        return []  # no file or socket is waited for
 
 
 class VirtualClockLoop(asyncio.SelectorEventLoop):

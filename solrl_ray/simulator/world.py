@@ -1,53 +1,38 @@
 """The simulated world: the controller's outside in one process and one thread, under virtual time.
 
 It has the methods of `actors.world.World`. An actor is a plain object with an inbox. It does its calls one after
-another; each takes virtual seconds, and its answer is a future. What goes wrong, and when, is a list of faults: each
-hits the n-th call that actors of a role are given.
+another; each takes virtual seconds, and its answer is a future. Files are on a disk in memory. What goes wrong, and
+when, is a list of faults: each hits the n-th call that actors of a role are given, or the n-th operation of the disk.
 
 ::
 
     send ─► inbox ─► [ fault? ] ─► seconds ─► the method ─► [ fault? ] ─► answer
+                                                  └─► the disk ─► [ fault? ]
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
+from solrl_ray.simulator.faults import Fault
+from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
 
 T = TypeVar("T")
 
-KINDS = {
-    "dies before": "the process ends before it does the call",
-    "dies after": "the process ends when the call is done, and its answer is lost",
-    "hangs": "the call is never answered",
-    "is slow": "the call takes ten times as long",
-    "answers NaN": "the rewards are not finite",
-    "answers another unit": "the answer is of another unit than was asked for",
-    "cannot start": "the start raises an error",
-    "is never placed": "there is no room for it",
-    "lost its samples": "what it made went down with its node",
-}
-"""What can go wrong with an actor's call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    role: str
-    call: int
-    """Hits the first call from this number on, of all that actors of the role are given, that it can hit."""
-    kind: str
-    """A key of `KINDS`."""
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.kind} (call {self.call})"
+KILLED = "it was killed"
+DRAINING = 30.0
+"""How long a node that is about to go is still there, seconds."""
 
 
 class Ref:
@@ -89,10 +74,17 @@ class SimulatedActor:
     role: str
     player: Any
     """A plain object with the role's methods."""
+    node: str
+    user: str
+    """As which the disk knows it."""
     inbox: asyncio.Queue[_Call] = field(default_factory=asyncio.Queue)
     waiting: list[_Call] = field(default_factory=list)
     """Calls that are not answered."""
+    made: list[Ref] = field(default_factory=list)
+    """What is lost with its node."""
     life: asyncio.Task[None] | None = None
+    died: float | None = None
+    """When, on the world's clock, if it was not killed by the controller."""
     alive: bool = True
 
 
@@ -103,30 +95,39 @@ class SimulatedWorld:
 
     def __init__(
         self,
-        make: Callable[[str, str], Any],
+        make: Callable[[str, str, str], Any],
+        disk: MemoryDisk,
         *,
         seed: int = 0,
         faults: Sequence[Fault] = (),
-        crash_at: int | None = None,
+        nodes: int = 1,
     ) -> None:
         """
         Args:
-            make: the player of a role with a name.
-            seed: of how long each call takes.
-            crash_at: the number of the call with whose sending the controller dies; None: it does not.
+            make: the player of a role with a name, and of explorers the tier.
+            seed: of how long each call takes, and of what a node or disk that fails takes with it.
+            nodes: how many there are for explorers and regenerators.
         """
         self._make = make
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
-        self._crash_at = crash_at
-        self._given: Counter[str] = Counter()
-        self._sent = 0
+        self.visits: dict[int, Callable[[], None]] = {}
+        """What others do when the controller sends its n-th call."""
+        self._count: Counter[str] = Counter()
+        """Calls that actors of a role were given; and what else faults count by."""
+        self._nodes = [f"node-{number + 1}" for number in range(nodes)]
+        self._draining: set[str] = set()
+        self._tier = ""
+        self.disk = disk
+        self._is_full = self._is_blocking = False
+        disk.before, disk.user = self._use_disk, f"controller {seed}"
         self.actors: list[SimulatedActor] = []
         self.happened: list[str] = []
-        """Faults that have hit a call."""
+        """Faults that have hit."""
         self.trace: list[str] = []
         """What was sent and answered, with the time."""
         self.crashed = asyncio.Event()
+        """The controller has died."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -149,13 +150,13 @@ class SimulatedWorld:
         return self._spawn("learner", f"learner-{rank}.{rebuilt}")
 
     def explore_with(self, config: Config) -> None:
-        """Every explorer computes in the same tier here."""
+        self._tier = pool_sampling(config).tier
 
     def seat_learners(self, seconds: float) -> bool:
         return True
 
     def kill(self, actor: SimulatedActor) -> None:
-        self._die(actor, "it was killed")
+        self._die(actor, KILLED)
 
     def living(self) -> list[str]:
         """Names of actors that live."""
@@ -167,11 +168,8 @@ class SimulatedWorld:
         loop = asyncio.get_running_loop()
         large = Ref(loop.create_future()) if parts == 2 else None
         sent = Sent(Ref(loop.create_future()), large)
-        self._sent += 1
-        if self._sent == self._crash_at:
-            self.happened.append("the controller dies")
-            self.crashed.set()
         self._note(f"{actor.name} is sent {method}")
+        self._meanwhile()
         call = _Call(method, arguments, parts, sent)
         actor.waiting.append(call)
         if actor.alive:
@@ -200,11 +198,20 @@ class SimulatedWorld:
     # What blocks, and what is told to others
 
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
+        self._count["blocking"] += 1
+        if self._hits("controller", "hangs at the disk", self._count["blocking"]):
+            self._happens(f"the controller hangs at the disk: {what}")
+            await asyncio.sleep(seconds)
+            raise RunError(f"{what} passed its deadline of {seconds:g} s")
         await asyncio.sleep(self._random.uniform(0.0, 0.05))
-        return work()
+        self._is_blocking = True
+        try:
+            return work()
+        finally:
+            self._is_blocking = False
 
     def draining_nodes(self) -> frozenset[str]:
-        return frozenset()
+        return frozenset(self._draining)
 
     def survey(self, config: Config) -> list[str]:
         return []
@@ -218,10 +225,79 @@ class SimulatedWorld:
     def write_report(self, folder: Path) -> None:
         """Nobody reads it."""
 
+    # What goes wrong beside the calls of an actor
+
+    def _meanwhile(self) -> None:
+        """The controller has sent a call."""
+        self._count["sent"] += 1
+        sent = self._count["sent"]
+        if sent in self.visits:
+            self.visits[sent]()
+        if self._hits("controller", "dies", sent):
+            self._controller_dies()
+        if len(self._nodes) > 1 and self._hits("node", "dies", sent):
+            self._node_dies(self._random.choice(self._nodes))
+        if len(self._nodes) > 1 and self._hits("node", "drains", sent):
+            node = self._random.choice(self._nodes)
+            self._happens(f"{node} drains")
+            self._nodes.remove(node)
+            self._draining.add(node)
+            asyncio.get_running_loop().call_later(DRAINING, self._node_dies, node)
+
+    def _controller_dies(self) -> None:
+        self._happens("the controller dies")
+        self.disk.gone.add(self.disk.user)
+        self.crashed.set()
+
+    def _node_dies(self, node: str) -> None:
+        self._happens(f"{node} dies")
+        if node in self._nodes:
+            self._nodes.remove(node)
+        self._draining.discard(node)
+        for actor in self.actors:
+            if actor.node == node:
+                self._die(actor, "its node died")
+                for made in actor.made:
+                    made.lost = True
+
+    def _use_disk(self, operation: str) -> None:
+        """An operation of the disk begins. Raises PowerLoss, OSError."""
+        user = self.disk.user
+        if user in self.disk.gone:
+            raise PowerLoss
+        if user.startswith("controller") and not self._is_blocking:
+            raise AssertionError(f"the controller uses the disk ({operation}) outside of World.blocking")
+        self._count["disk"] += 1
+        if self._hits("disk", "loses power", self._count["disk"]):
+            self._happens(f"{user} loses power at {operation}")
+            self.disk.gone.add(user)
+            if user.startswith("controller"):
+                self.crashed.set()
+            raise PowerLoss
+        if not self._is_full and self._hits("disk", "is full", self._count["disk"]):
+            self._is_full = True
+            self._happens("the disk is full")
+        if self._is_full and operation in ("write", "create", "mkdir"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def _hits(self, role: str, kind: str, count: int) -> bool:
+        """Whether a fault's turn has come, which is over then."""
+        for fault in self._faults:
+            if (fault.role, fault.kind) == (role, kind) and fault.call <= count:
+                self._faults.remove(fault)
+                return True
+        return False
+
+    def _happens(self, what: str) -> None:
+        self.happened.append(what)
+        self._note(what)
+
     # How an actor works
 
     def _spawn(self, role: str, name: str) -> SimulatedActor:
-        actor = SimulatedActor(name, role, self._make(role, name))
+        places = self._nodes if role in ("explorer", "regenerator") else [self.node]
+        player = self._make(role, name, self._tier)
+        actor = SimulatedActor(name, role, player, self._random.choice(places), f"{name} ({len(self.actors)})")
         self.actors.append(actor)
         actor.life = asyncio.get_running_loop().create_task(self._live(actor), name=f"the process of {name}")
         return actor
@@ -229,27 +305,34 @@ class SimulatedWorld:
     async def _live(self, actor: SimulatedActor) -> None:
         while True:
             call = await actor.inbox.get()
-            self._given[actor.role] += 1
+            self._count[actor.role] += 1
             fault = self._fault(actor.role, call)
             seconds = self._random.uniform(0.1, 1.0)
             if fault:
-                self.happened.append(f"{actor.name} {fault} at {call.method}")
-                self._note(self.happened[-1])
+                self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
             if fault == "dies before":
                 self._die(actor, "the worker died")
                 return
             await asyncio.sleep(seconds * (10.0 if fault == "is slow" else 1.0))
-            self._do(actor, call, fault)
+            controller, self.disk.user = self.disk.user, actor.user
+            try:
+                self._do(actor, call, fault)
+            except PowerLoss:
+                fault = "dies after"
+            finally:
+                self.disk.user = controller
             if fault == "dies after":
                 self._die(actor, "the worker died")
                 return
+            if fault == "hangs after":
+                await asyncio.get_running_loop().create_future()
 
     def _fault(self, role: str, call: _Call) -> str:
         """What goes wrong with a call: the first fault whose turn has come and that is one of this kind of call."""
         for fault in self._faults:
-            if fault.role == role and fault.call <= self._given[role] and self._applies(fault.kind, call):
+            if fault.role == role and fault.call <= self._count[role] and self._applies(fault.kind, call):
                 self._faults.remove(fault)
                 return fault.kind
         return ""
@@ -264,53 +347,68 @@ class SimulatedWorld:
             return call.method == "node"
         if fault == "lost its samples":
             return call.parts == 2
+        if fault == "loses its input":
+            return any(isinstance(each, Ref) for each in call.arguments)
         return True
 
     def _do(self, actor: SimulatedActor, call: _Call, fault: str) -> None:
-        if fault != "dies after":
-            actor.waiting.remove(call)
+        """Do a call and answer it; with ``dies after`` and ``hangs after`` what it has written is there, and what it
+        would answer is lost."""
         try:
             if fault == "cannot start":
                 raise RunError(f"{actor.name} cannot start")
+            if fault == "loses its input":
+                raise InputGone("an input", "an object it needs is lost")
             arguments = [each.value if isinstance(each, Ref) else each for each in call.arguments]
-            value = getattr(actor.player, call.method)(*arguments)
+            value = actor.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
         except Exception as raised:
             error = raised
             if not isinstance(raised, RunError | UserError):  # as `actors.cluster.wait.translated`
                 error = RunError(f"{actor.name} failed: {type(raised).__name__}: {raised}")
             self._note(f"{actor.name} raises {error}")
-            if fault == "dies after":
-                return
-            call.sent.answer.future.set_exception(error)
-            call.sent.answer.future.exception()  # it is looked at
+            if not fault.endswith("after"):
+                self._answer(actor, call, error)
             return
-        if fault == "dies after":  # what it has written is there; what it answers is lost
+        if fault.endswith("after"):
             return
         if fault.startswith("answers"):
             value = actor.player.spoilt(value, fault)
         if call.sent.large is not None:
-            value, large = value
-            call.sent.large.future.set_result(large)
+            value, made = value
+            call.sent.large.future.set_result(made)
             call.sent.large.lost = fault == "lost its samples"
-        if not call.sent.answer.future.done():
-            call.sent.answer.future.set_result(value)
+            actor.made.append(call.sent.large)
         self._note(f"{actor.name} answers {call.method}")
+        self._answer(actor, call, value)
+
+    def _answer(self, actor: SimulatedActor, call: _Call, value: Any) -> None:
+        with suppress(ValueError):  # it died meanwhile, and nobody waits
+            actor.waiting.remove(call)
+        answer = call.sent.answer.future
+        if answer.done():
+            return
+        if isinstance(value, Exception):
+            answer.set_exception(value)
+            answer.exception()  # it is looked at
+        else:
+            answer.set_result(value)
 
     def _die(self, actor: SimulatedActor, reason: str) -> None:
         if not actor.alive:
             return
         actor.alive = False
+        actor.died = self.now() if reason != KILLED else None
         for call in list(actor.waiting):
             self._fail(call, actor, reason)
+        if actor.role == "selector" and self._random.random() < 0.5:  # its machine went down, and not it alone
+            self.disk.gone.add(actor.user)
+            for folder in ("journal", "samples"):
+                self.disk.lose_power(self._random.randrange(1 << 30), f"/run/{folder}")
         if actor.life is not None and actor.life is not asyncio.current_task():
             actor.life.cancel()
 
     def _fail(self, call: _Call, actor: SimulatedActor, reason: str) -> None:
-        if call in actor.waiting:
-            actor.waiting.remove(call)
-        if not call.sent.answer.future.done():
-            call.sent.answer.future.set_exception(WorkerGone(actor.name, f"its worker is gone: {reason}"))
-            call.sent.answer.future.exception()  # it is looked at, also if nobody waits
+        self._answer(actor, call, WorkerGone(actor.name, f"its worker is gone: {reason}"))
 
     def _note(self, text: str) -> None:
         self.trace.append(f"{self.now():.3f} {text}")

@@ -11,14 +11,13 @@ was never acknowledged to anybody, so its work is simply done again. Appending f
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from solrl_ray.common.files import make_folder, sync_folder
+from solrl_ray.common.files import make_folder, sync, sync_folder
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
@@ -41,7 +40,7 @@ class Journal:
         file.write(b"".join(_line(entry) for entry in entries))
         file.flush()
         if not self._together:
-            os.fsync(file.fileno())
+            sync(self.path, file)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -52,7 +51,7 @@ class Journal:
         finally:
             self._together = False
             if self._file is not None and self._file.tell() != end:
-                os.fsync(self._file.fileno())
+                sync(self.path, self._file)
 
     def set_aside(self) -> Path:
         """Rename the file to ``….stale``, so that the journal is empty again; returns where it is now."""
@@ -86,7 +85,7 @@ class Journal:
         position = 0
         with self.path.open("rb") as file:
             for line in file:
-                entry = _parse(line)
+                entry = parsed(line)
                 if entry is None:
                     return
                 position += len(line)
@@ -98,7 +97,8 @@ def _line(entry: dict[str, Any]) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None if it does not hold."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None

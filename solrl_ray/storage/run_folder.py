@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
-
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import (
     READ_SECONDS,
+    claim,
     lacks_space,
     make_folder,
     read_json,
+    remove,
     remove_partial,
     replace_file,
+    sync,
     sync_folder,
 )
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
 from solrl_ray.storage.checkpoints import retained
 from solrl_ray.storage.journal import Journal
 
 if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does without
-    import torch
-
     from solrl_ray.learning.state import LearnerState
 
 RESUME_PATIENCE = 20.0
@@ -158,7 +155,7 @@ class RunFolder:
     def _live_cluster(self) -> str | None:
         try:
             with (self.path / "lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                claim(self.path, file, alone=False)
         except BlockingIOError:
             path = self.path / "cluster"
             return path.read_text().strip() if path.is_file() else None
@@ -184,7 +181,7 @@ class RunFolder:
     def _claim(self, file: FileIO, *, deadline: float) -> None:
         while True:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                claim(self.path, file, alone=True)
                 return
             except BlockingIOError:
                 if time.monotonic() >= deadline:
@@ -215,8 +212,8 @@ class RunFolder:
         if not (self.path / "config.yaml").exists():
             return  # what else may be here is not ours
         for name in _BEFORE_TRAINING:
-            _remove(self.path / name)
-        _remove(self.checkpoint(0))
+            remove(self.path / name)
+        remove(self.checkpoint(0))
 
     def _unwritable(self, error: OSError) -> UserError:
         where = f" ({error.filename})" if error.filename else ""
@@ -259,11 +256,11 @@ class RunFolder:
         """Remove the checkpoints that `checkpoints` does not keep, and the samples that its newest ones contain."""
         there = dict(self.checkpoints())
         for updates in there.keys() - retained(there, checkpoints):
-            shutil.rmtree(there[updates])
+            remove(there[updates])
         oldest = min(sorted(there)[-checkpoints.keep :], default=0)
         for iteration, folder in _iterations(self.path / "samples"):
             if iteration < oldest:
-                shutil.rmtree(folder)
+                remove(folder)
 
     def drop_beyond(self, updates: int, *, staleness: int = 0) -> None:
         """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
@@ -276,13 +273,13 @@ class RunFolder:
         """
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:
-                _remove(damaged := folder.with_name(f"{folder.name}.damaged"))
+                remove(damaged := folder.with_name(f"{folder.name}.damaged"))
                 folder.rename(damaged)
         for name in ("journal", "samples", "revisions", "evaluations"):
             for path in sorted((self.path / name).glob("*")):
                 number = _NUMBERED.fullmatch(path.name)
                 if number and int(number[1]) > updates + (staleness if name == "journal" else 0):
-                    _remove(path)
+                    remove(path)
 
     # Samples
 
@@ -310,31 +307,29 @@ class RunFolder:
         Raises:
             Unreadable: it is not there, or no group.
         """
+        from solrl_ray.weight_sync import container
+
         path = self._group_path(iteration, prompt_id)
         try:
-            return self._read_group(path, iteration, prompt_id)
-        # Whatever a file says whose bytes were altered: no key, no list, another type.
-        except (OSError, SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise Unreadable(f"{path} cannot be read: {error}") from error
-
-    def _read_group(self, path: Path, iteration: int, prompt_id: str) -> SampleGroup:
-        with safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["group"])
-            latents: torch.Tensor = file.get_tensor("latents")
+            metadata, tensors = container.read(path.read_bytes(), str(path))
+            header = json.loads(metadata["group"])
             trajectory = None
             if "first_step" in header:
-                trajectory = Trajectory(states=file.get_tensor("states"), first_step=header["first_step"])
-        return SampleGroup(
-            iteration=iteration,
-            revision=header["revision"],
-            prompt_id=prompt_id,
-            indices=tuple(header["indices"]),
-            rewards=tuple(header["rewards"]),
-            latents=latents,
-            trajectory=trajectory,
-            seconds=header["seconds"],
-            worker=header["worker"],
-        )
+                trajectory = Trajectory(states=tensors["states"].clone(), first_step=header["first_step"])
+            return SampleGroup(
+                iteration=iteration,
+                revision=header["revision"],
+                prompt_id=prompt_id,
+                indices=tuple(header["indices"]),
+                rewards=tuple(header["rewards"]),
+                latents=tensors["latents"].clone(),
+                trajectory=trajectory,
+                seconds=header["seconds"],
+                worker=header["worker"],
+            )
+        # Whatever a file says whose bytes were altered: no key, no list, another type.
+        except (OSError, RunError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise Unreadable(f"{path} cannot be read: {error}") from error
 
     def _group_path(self, iteration: int, prompt_id: str) -> Path:
         return self.path / "samples" / f"iteration-{iteration:06d}" / f"{prompt_id}.safetensors"
@@ -347,7 +342,7 @@ class RunFolder:
         with self.metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
             file.flush()
-            os.fsync(file.fileno())
+            sync(self.metrics, file)
         if created:
             sync_folder(self.path)
 
@@ -399,10 +394,3 @@ def _record(line: str, where: str) -> dict[str, Any]:
     if not isinstance(record.get("iteration"), int):
         raise UserError(f"{where} does not say of which iteration it is.")
     return dict(record)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -6,10 +6,9 @@ revision before, which is kept as long as it is needed.
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from solrl_ray.common.files import replace_folder
+from solrl_ray.common.files import remove, replace_folder
 from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import container, payload
 from solrl_ray.weight_sync.manifest import Manifest
@@ -90,7 +89,7 @@ class RevisionStore:
             if number not in kept:
                 folder = self._path(number)
                 (folder / _MANIFEST).unlink()
-                shutil.rmtree(folder)
+                remove(folder)
 
     def _stored(self, revision: int) -> Revision | None:
         """A revision that is stored and whole."""

@@ -21,7 +21,8 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "simulation.jso
 def simulated(seed: int) -> tuple[int, str, list[str]]:
     """A seed, what did not hold in its run, and the kinds of its faults."""
     plan = Plan.of(seed)
-    kinds = [f"{fault.role} {fault.kind}" for fault in plan.faults] + ["controller dies"] * len(plan.crashes)
+    kinds = [f"{fault.role} {fault.kind}" for fault in (*plan.faults, *plan.ends)]
+    kinds += ["a pool is scaled"] * len(plan.scales) + ["an evaluation from outside"] * len(plan.evaluations)
     return seed, violation(plan), kinds
 
 

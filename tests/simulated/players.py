@@ -16,12 +16,14 @@ import torch
 
 from actors.workers.regenerator import Evaluated, GroupReport
 from actors.workers.selector import Ack, Selector
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, UnitResult, WorkUnit
-from solrl_ray.scheduling.iteration_state import group_digest
+from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
+from solrl_ray.scheduling.worker_state import pool_of
+from solrl_ray.storage.journal import parsed
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import read
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
@@ -36,6 +38,16 @@ def number(*parts: object) -> float:
     return int.from_bytes(digest, "little") / 2**32
 
 
+def rewards(pool: str, tier: str, weights: str, unit: WorkUnit) -> tuple[float, ...]:
+    """What a worker of a pool, which computes in a tier and holds weights of this digest, answers to a unit."""
+    made = [number(pool, tier, weights, unit.prompt_id, unit.steps, index) for index in unit.indices]
+    return tuple(torch.tensor(made, dtype=torch.float32).tolist())
+
+
+def publisher(lora: Lora) -> Publisher:
+    return Publisher({MODULE: torch.ones(WIDTH, WIDTH)}, lora, formats={MODULE: "nvfp4"})
+
+
 class TextEncoder:
     def start(self) -> None: ...
 
@@ -48,13 +60,10 @@ class Worker:
 
     role = ""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, tier: str) -> None:
+        self._name, self._tier = name, tier
         self._holds: tuple[str, int] | None = None
         self._weights = ""
-
-    def node(self) -> str:
-        return "node-1"
 
     def alive(self, name: str) -> None: ...
 
@@ -85,8 +94,7 @@ class Worker:
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        made = [number(self.role, self._weights, unit.prompt_id, index) for index in unit.indices]
-        return tuple(torch.tensor(made, dtype=torch.float32).tolist())
+        return rewards(pool_of(self._name), self._tier, self._weights, unit)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
         return UnitResult(unit=unit, rewards=self._rewards(unit), worker=self._name, score_class=self.role, seconds=0.5)
@@ -95,6 +103,8 @@ class Worker:
         """What a worker answers that has a fault."""
         if fault == "answers NaN":
             return replace(value, rewards=(float("nan"),) * len(value.rewards))
+        if fault == "answers another revision":
+            return replace(value, unit=replace(value.unit, revision=value.unit.revision + 1))
         return replace(value, unit=replace(value.unit, prompt_id="0" * 16))
 
 
@@ -126,6 +136,11 @@ class Regenerator(Worker):
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         return Evaluated(unit=unit, rewards=self._rewards(unit), images=None, seconds=0.5, started=0.0)
 
+    def score(
+        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
+    ) -> Evaluated:
+        return self.evaluate(unit, prompt, embedding, pictures)
+
 
 def _group(unit: WorkUnit, rewards: tuple[float, ...], worker: str) -> SampleGroup:
     latents = torch.tensor([[number("latent", reward)] for reward in rewards], dtype=torch.float32)
@@ -145,7 +160,7 @@ class Learner:
     """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
 
     def __init__(self, config: Config) -> None:
-        self._publisher = Publisher({MODULE: torch.ones(WIDTH, WIDTH)}, config.model.lora, formats={MODULE: "nvfp4"})
+        self._publisher = publisher(config.model.lora)
         self._world_size = config.learner.world_size
         self._updates = 0
         rank = config.model.lora.rank
@@ -237,22 +252,39 @@ class SimulatedSelector(Selector):
         acks = super().accept(results)
         for result, ack in zip(results, acks, strict=True):
             if not ack.refused:
-                unit, state = result.unit, self._of(result.unit.iteration)
-                written = [(e.get("prompt"), tuple(e.get("indices", ()))) for e in state.journal.entries()]
+                unit = result.unit
+                written = [(e.get("prompt"), tuple(e.get("indices", ()))) for e in self._durable(unit.iteration)]
                 assert (unit.prompt_id, unit.indices) in written, f"{unit.id} was acknowledged before it was written"
         return acks
+
+    def close(self, iteration: int) -> IterationSummary:
+        """Before an iteration counts, its groups must be on the disk."""
+        summary = super().close(iteration)
+        digests = {e["prompt"]: e["digest"] for e in self._durable(iteration) if e["kind"] == "regenerate"}
+        for prompt_id in self._of(iteration).state.plan.prompt_ids:
+            stored = self._folder._group_path(iteration, prompt_id)
+            assert stored.disk.durable(str(stored)) is not None, f"the group of {prompt_id} counts before it is written"  # type: ignore[attr-defined]
+            one_stage = self._of(iteration).state.plan.one_stage
+            assert one_stage or prompt_id in digests, f"the group of {prompt_id} counts before it is journaled"
+        return summary
+
+    def _durable(self, iteration: int) -> list[dict[str, Any]]:
+        """The journal's entries that a loss of power would leave."""
+        path: Any = self._folder.journal(iteration).path
+        lines = (path.disk.durable(str(path)) or b"").splitlines(keepends=True)
+        return [entry for line in lines if (entry := parsed(line)) is not None]
 
 
 def players(config: Config, folder: Path) -> Any:
     """Makes the player of a role."""
 
-    def make(role: str, name: str) -> Any:
+    def make(role: str, name: str, tier: str) -> Any:
         if role == "text_encoder":
             return TextEncoder()
         if role == "selector":
             return SimulatedSelector(folder, config.fleet.strict)
         if role == "learner":
             return Learner(config)
-        return {"explorer": Explorer, "regenerator": Regenerator}[role](name)
+        return {"explorer": Explorer, "regenerator": Regenerator}[role](name, tier if role == "explorer" else "")
 
     return make

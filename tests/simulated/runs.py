@@ -8,50 +8,66 @@ import random
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass, field
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from actors.client.launch import concluded
 from actors.controller import Controller
-from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
+from actors.evaluation.requests import EvaluationRequest
+from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.config.schema import Config, Lora, OtherExplorers, Publish
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.report.summary import read_summary
 from solrl_ray.simulator import virtual_clock
-from solrl_ray.simulator.world import Fault, SimulatedWorld
+from solrl_ray.simulator.faults import Fault
+from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
+from solrl_ray.simulator.world import SimulatedWorld
+from solrl_ray.storage import run_folder
+from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
-from tests.simulated.players import players
+from solrl_ray.weight_sync.publication import Publication, Publications
+from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
 
 ROOT = Path(__file__).parents[2]
-MEMORY = Path("/dev/shm")
 PATIENCE = 4000.0
 """Virtual seconds in which a run with its faults must end: every deadline below is shorter."""
-ROLES = ("explorer", "regenerator", "selector", "learner", "text_encoder")
+LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
+NOTICED = 60.0
+"""Virtual seconds after which a death must have been told, if the run goes on as long."""
+WORKER = (
+    "dies before",
+    "dies after",
+    "hangs",
+    "hangs after",
+    "is slow",
+    "loses its input",
+    "lost its samples",
+    "cannot start",
+    "is never placed",
+)
 KINDS = {
-    "explorer": (
-        "dies before",
-        "dies after",
-        "hangs",
-        "is slow",
-        "answers NaN",
-        "answers another unit",
-        "cannot start",
-        "is never placed",
-        "lost its samples",
-    ),
-    "regenerator": (
-        "dies before",
-        "dies after",
-        "hangs",
-        "is slow",
-        "cannot start",
-        "is never placed",
-        "lost its samples",
-    ),
-    "selector": ("dies before", "dies after", "hangs", "is slow"),
-    "learner": ("dies before", "dies after", "hangs", "is slow"),
-    "text_encoder": ("is slow",),
+    "explorer": (*WORKER, "answers NaN", "answers another unit", "answers another revision"),
+    "regenerator": WORKER,
+    "selector": ("dies before", "dies after", "hangs", "hangs after", "is slow", "loses its input"),
+    "learner": ("dies before", "dies after", "hangs", "hangs after", "is slow"),
+    "text_encoder": ("dies before", "hangs", "is slow"),
+    "node": ("dies", "drains"),
 }
+ENDS = (
+    ("controller", "dies", 200),
+    ("disk", "loses power", 600),
+    ("disk", "is full", 600),
+    ("controller", "hangs at the disk", 100),
+)
+"""What ends an attempt, after which the run is resumed: of what, how, and before the how manieth call at the latest."""
 
 
 EXPLAINED = [
@@ -61,6 +77,9 @@ EXPLAINED = [
         r"^\S+ was refused from \S+, which is alone and was never right: ",
         r"^(explorer|regenerator)-\S+ cannot start$",  # and nobody of its pool has worked before
         r" found no room in the cluster within ",
+        r"^encoding \d+ prompts |^encoding prompt \S+ |^the start of the text encoder ",  # it has no successor
+        r"No space left on device",
+        r" passed its deadline of \S+ s$",  # a disk that hangs
     )
 ]
 """With which a run may end that must."""
@@ -77,6 +96,10 @@ class Shape:
     audits: int
     every: int
     strategy: str
+    others: bool
+    """Whether explorers of another kind have a prompt."""
+    fallback: str
+    """The first level of the fallback ladder, which every run takes then; empty: there is none."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -90,6 +113,11 @@ class Shape:
             "rollout.regenerate={steps: 4, micro_batch: 4}",
             f"fidelity.audit_prompts={0 if one_stage else self.audits}",
             "fidelity.audit_seeds=2",
+            *(
+                [f"fidelity.fallback=[{self.fallback}]", "fidelity.floor=0.99", "fidelity.patience=1"]
+                if self.fallback
+                else []
+            ),
             f"evaluation={{every: {self.every}, prompts: 2, samples: 2, pictures: 0, reference: ''}}",
         )
 
@@ -103,32 +131,57 @@ class Plan:
     explorers: int
     regenerators: int
     ranks: int
+    nodes: int = 1
     faults: tuple[Fault, ...] = ()
-    crashes: tuple[int, ...] = ()
-    """Numbers of the calls with whose sending the controller dies; the next one resumes."""
+    """Of actors and nodes, in the first attempt."""
+    ends: tuple[Fault, ...] = ()
+    """One for each attempt that does not come to the run's end by itself; the next one resumes."""
+    scales: tuple[tuple[int, str, int], ...] = ()
+    """With the controller's how manieth call which pool is given which size."""
+    evaluations: tuple[tuple[int, int], ...] = ()
+    """With the controller's how manieth call an evaluation is asked for from outside, and how often its sender asks
+    for it before it is gone."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         rng = random.Random(seed)
+        one_stage, prompts = rng.random() < 0.25, rng.choice([1, 2, 3])
         shape = Shape(
             iterations=rng.choice([2, 3]),
-            prompts=rng.choice([1, 2, 3]),
+            prompts=prompts,
             units=rng.choice([2, 3]),
             staleness=rng.choice([0, 0, 1]),
             audits=rng.choice([0, 0, 1]),
             every=rng.choice([0, 0, 1]),
-            strategy=rng.choice(["two_stage", "two_stage", "two_stage", "scaled"]),
+            strategy="scaled" if one_stage else "two_stage",
+            others=not one_stage and prompts > 1 and rng.random() < 0.2,
+            fallback="" if one_stage else rng.choice(["", "", "", "", "{steps: 4}", "{precision: bf16}"]),
         )
         faults = []
         for _ in range(rng.choice([0, 1, 1, 2, 3, 4])):
-            role = rng.choice(ROLES)
-            faults.append(Fault(role, rng.randint(1, 40), rng.choice(KINDS[role])))
-        crashes = tuple(rng.randint(1, 150) for _ in range(rng.choice([0, 0, 0, 1, 2])))
-        return cls(seed, shape, rng.choice([1, 2, 3]), rng.choice([1, 2]), rng.choice([1, 2]), tuple(faults), crashes)
-
-    def calm(self) -> Plan:
-        """The same result, undisturbed."""
-        return Plan(0, self.shape, 1, 1, 1)
+            role = rng.choice(list(KINDS))
+            faults.append(Fault(role, rng.randint(1, 150 if role == "node" else 40), rng.choice(KINDS[role])))
+        ends = []
+        for _ in range(rng.choice([0, 0, 0, 1, 2])):
+            role, kind, most = rng.choice(ENDS)
+            ends.append(Fault(role, rng.randint(1, most), kind))
+        pools = ["explorers", "regenerators"]
+        scales = [
+            (rng.randint(1, 150), rng.choice(pools), rng.choice([1, 2, 3])) for _ in range(rng.choice([0, 0, 1, 2]))
+        ]
+        evaluations = [(rng.randint(1, 150), rng.choice([3, 1000])) for _ in range(rng.choice([0, 0, 0, 1]))]
+        return cls(
+            seed,
+            shape,
+            explorers=rng.choice([1, 2, 3]),
+            regenerators=rng.choice([1, 2]),
+            ranks=rng.choice([1, 2]),
+            nodes=rng.choice([1, 2, 3]),
+            faults=tuple(faults),
+            ends=tuple(ends),
+            scales=tuple(scales),
+            evaluations=tuple(evaluations),
+        )
 
 
 @dataclass(slots=True)
@@ -147,90 +200,200 @@ class Ended:
 def configuration(shape: Shape) -> Config:
     settings = (*shape.settings, "fleet.max_replacements=20", "fleet.strikes=2")
     config = load([ROOT / "configs" / "demo.yaml"], settings)
-    folder = Path(tempfile.mkdtemp(prefix="prompts-", dir=memory()))
+    folder = Path(tempfile.mkdtemp(prefix="prompts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, count in (("train", 12), ("heldout", 2)):
         (folder / f"{name}.txt").write_text("".join(f"{name} prompt {number}\n" for number in range(count)))
-    prompts = config.prompts.model_copy(
-        update={"train": str(folder / "train.txt"), "heldout": str(folder / "heldout.txt")}
-    )
-    return config.model_copy(update={"prompts": prompts})
+    prompts = {"train": str(folder / "train.txt"), "heldout": str(folder / "heldout.txt")}
+    others = [OtherExplorers(name="b", prompts=1, count=1)] if shape.others else []
+    return _but(_but(config, "prompts", **prompts), "fleet", other_explorers=others)
 
 
-def memory() -> Path | None:
-    """Where files cost no disk, if this machine has such a place."""
-    return MEMORY if MEMORY.is_dir() else None
+def _but(config: Config, section: str, **values: Any) -> Config:
+    """With other values in a section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
 def run(plan: Plan) -> Ended:
     """Run it to its end, through its crashes."""
-    root = Path(tempfile.mkdtemp(prefix="simulated-", dir=memory()))
-    try:
-        return _run(plan, root)
-    finally:
-        shutil.rmtree(root)
-
-
-def _run(plan: Plan, root: Path) -> Ended:
     base = configuration(plan.shape)
-    fleet = base.fleet.model_copy(
-        update={
-            "explorers": base.fleet.explorers.model_copy(update={"count": plan.explorers}),
-            "regenerators": base.fleet.regenerators.model_copy(update={"count": plan.regenerators}),
-        }
+    explorers = base.fleet.explorers.model_copy(update={"count": plan.explorers})
+    regenerators = base.fleet.regenerators.model_copy(update={"count": plan.regenerators})
+    config = _but(base, "run", root="/", name="run")
+    config = _but(
+        _but(config, "fleet", explorers=explorers, regenerators=regenerators), "learner", world_size=plan.ranks
     )
-    config = base.model_copy(
-        update={
-            "run": base.run.model_copy(update={"root": str(root), "name": "run"}),
-            "fleet": fleet,
-            "learner": base.learner.model_copy(update={"world_size": plan.ranks}),
-        }
-    )
-    folder = RunFolder.of(config)
-    folder.path.mkdir()
-    ended = Ended(None)
-    for attempt, crash in enumerate((*plan.crashes, None, None)):
-        faults = plan.faults if attempt == 0 else ()
-        world = SimulatedWorld(players(config, folder.path), seed=plan.seed + attempt, faults=faults, crash_at=crash)
+    disk, ended = MemoryDisk(), Ended(None)
+    folder: Any = disk.path("/run")
+    over = False
+    for attempt, end in enumerate((*plan.ends, None, None)):
+        faults = (*(plan.faults if attempt == 0 else ()), *([end] if end else []))
         try:
-            crashed = virtual_clock.run(_controlled(config, folder.path, world))
-        except RunError as error:  # it must be one that these faults explain, and the run resumes after it
+            over = _attempt(replace(plan, faults=faults, seed=plan.seed + attempt), config, folder, ended)
+        except (
+            RunError,
+            UserError,
+            OSError,
+        ) as error:  # it must be one that these faults explain, and the run resumes after it
             ended.errors.append(str(error))
-            crashed = True
-        ended.happened += world.happened
-        ended.trace += world.trace
-        if not crashed:
+        if over:
+            summary = read_summary(folder)
+            ended.digests = summary.selection_digest, summary.lora_digest
             break
-    if not crashed:
-        summary = read_summary(folder.path)
-        ended.digests = summary.selection_digest, summary.lora_digest
+        disk.lose_power(plan.seed + attempt)
     return ended
 
 
-async def _controlled(config: Config, folder: Path, world: SimulatedWorld) -> bool:
-    """Whether the controller died before the run ended. Raises what ended it."""
-    controller = Controller(config, folder, world)  # type: ignore[arg-type]
+def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
+    """One driver's life. Returns whether the run came to its end; raises the error that ended it."""
+    world = SimulatedWorld(players(config, path), path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes)
+    try:
+        return virtual_clock.run(_driven(plan, config, path, world))
+    except PowerLoss:
+        return False
+    finally:
+        ended.happened += world.happened
+        ended.trace += world.trace
+
+
+async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) -> bool:
+    if await world.blocking(
+        lambda: _claimed(path, config), "opening the run folder", config.fleet.deadlines.checkpoint
+    ):
+        return True
+    controller = Controller(config, path, world)  # type: ignore[arg-type]
+    told = _listen(controller)
+    others: list[asyncio.Task[None]] = []
+    for call, pool, size in plan.scales:
+        world.visits[call] = partial(_begin, others, partial(_scale, controller, pool, size))
+    for call, patience in plan.evaluations:
+        world.visits[call] = partial(_begin, others, partial(_ask, controller, config, patience))
     life = asyncio.ensure_future(controller.run())
     crash = asyncio.ensure_future(world.crashed.wait())
     try:
         done, _ = await asyncio.wait([life, crash], timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         if not done:
             raise AssertionError(f"the run has not ended after {PATIENCE:g} s: {_tasks()}")
-        if life in done:
-            left = [name for name in _tasks() if not name.startswith("the process of ")]
-            assert not left, f"tasks left: {left}"
-            pools = [actor.name for actor in world.actors if actor.alive and actor.role in ("explorer", "regenerator")]
-            assert not pools, f"workers left: {pools}"
+        if not world.crashed.is_set():
+            _check_end(controller, world, told)
             await life
-        return life not in done
+        return not world.crashed.is_set()
     finally:
         controller._parts.folder.unlock()
-        for actor in world.actors:
-            world.kill(actor)
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await _clear_away(world, others)
+
+
+_yaml: dict[str, str] = {}
+"""The text of each configuration, which takes as long to make as a tenth of a run."""
+
+
+def _as_yaml(config: Config) -> str:
+    key = config.model_dump_json()
+    if key not in _yaml:
+        _yaml[key] = to_yaml(config)
+    return _yaml[key]
+
+
+run_folder.to_yaml = _as_yaml
+
+
+def _claimed(path: Any, config: Config) -> bool:
+    """Open the run folder as `actors.client.launch` does; whether nothing is left to do."""
+    folder, resume = RunFolder(path), (path / "config.yaml").is_file()
+    folder.create(config, resume=resume)
+    try:
+        over = resume and concluded(folder)
+        if not over:
+            check_prompts(folder, config)
+        return over
+    finally:
+        folder.unlock()
+
+
+async def _clear_away(world: SimulatedWorld, others: list[asyncio.Task[None]]) -> None:
+    """Raises what those beside the run have found wrong."""
+    for actor in world.actors:
+        world.kill(actor)
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in others:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+def _check_end(controller: Controller, world: SimulatedWorld, told: list[tuple[float, str]]) -> None:
+    """Nobody and nothing is left behind, and each death was told once."""
+    left = [name for name in _tasks() if not name.startswith(("the process of ", "beside: "))]
+    assert not left, f"tasks left: {left}"
+    pools = [actor for actor in world.actors if actor.role in ("explorer", "regenerator")]
+    assert not any(actor.alive for actor in pools), f"workers left: {[actor.name for actor in pools if actor.alive]}"
+    times = Counter(text.split()[0] for _, text in told if " was lost (" in text)
+    assert not times or max(times.values()) == 1, f"told more than once: {times}"
+    for actor in pools:
+        if actor.died is not None and actor.died < world.now() - NOTICED:
+            assert any(actor.name in text for _, text in told), f"nobody was told that {actor.name} died"
+
+
+def _listen(controller: Controller) -> list[tuple[float, str]]:
+    """When what is told to the user, from now on."""
+    told: list[tuple[float, str]] = []
+    telemetry = controller._parts.telemetry
+    say = telemetry.message
+
+    def message(text: str) -> None:
+        told.append((asyncio.get_running_loop().time(), text))
+        say(text)
+
+    telemetry.message = message  # type: ignore[method-assign]
+    return told
+
+
+def _begin(tasks: list[asyncio.Task[None]], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """What others do beside the run."""
+    tasks.append(asyncio.get_running_loop().create_task(work(), name=f"beside: {len(tasks)}"))
+
+
+async def _scale(controller: Controller, pool: str, size: int) -> None:
+    with suppress(RunError, UserError, OSError):  # it is told to whoever asks
+        await controller.scale({pool: size})
+
+
+async def _ask(controller: Controller, config: Config, patience: int) -> None:
+    """Ask for an evaluation, and how far it is; then be gone."""
+    try:
+        requests = controller.requests
+    except RunError:  # it is still finding where to go on
+        return
+    prompts = tuple(read_prompts(config.prompts.heldout))
+    publication = _outside(config.model.lora)
+    requests.submit(
+        EvaluationRequest(name="outside", config=config, prompts=prompts, updates=7, publications={"lora": publication})
+    )
+    for _ in range(patience):
+        progress = requests.poll("outside")
+        if progress is None or progress.error is not None or progress.found is not None:
+            break
+        await asyncio.sleep(2.0)
+    else:
+        return
+    if progress is not None and progress.found is not None:
+        weights = publication.revision.manifest.expected["regenerator"].digest
+        for prompt_id, evaluated in progress.found["lora"].items():
+            expected = rewards("regenerators", "", weights, evaluated.unit)
+            assert evaluated.rewards == expected, f"an evaluation from outside has other rewards for {prompt_id}"
+    requests.forget("outside")
+
+
+def _outside(lora: Lora) -> Publication:
+    """What an evaluation from outside is about."""
+    factors = {
+        f"{MODULE}.lora_A": torch.ones(lora.rank, WIDTH),
+        f"{MODULE}.lora_B": torch.full((WIDTH, lora.rank), 0.5),
+    }
+    revision = publisher(lora).build(7, factors, policy="default")
+    return Publications(Publish()).publish(revision)
 
 
 def _tasks() -> list[str]:
@@ -241,7 +404,7 @@ def _tasks() -> list[str]:
 @cache
 def undisturbed(shape: Shape) -> tuple[str, str]:
     """Digests of a run of this shape to which nothing happens."""
-    ended = run(Plan(0, shape, 1, 1, 1))
+    ended = run(Plan(0, shape, explorers=1, regenerators=1, ranks=1))
     assert ended.digests is not None, ended.errors
     return ended.digests
 

@@ -1,0 +1,40 @@
+"""What goes wrong in the simulated world, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KINDS = {
+    "dies before": "the process ends before it does the call",
+    "dies after": "the process ends when the call is done, and its answer is lost",
+    "hangs": "the call is never done",
+    "hangs after": "the call is done, and never answered",
+    "is slow": "the call takes ten times as long",
+    "answers NaN": "the rewards are not finite",
+    "answers another unit": "the answer is of another unit than was asked for",
+    "answers another revision": "the answer is of another revision than was asked for",
+    "loses its input": "an object that the call is given is gone",
+    "cannot start": "the start raises an error",
+    "is never placed": "there is no room for it",
+    "lost its samples": "what it made went down with its node",
+    "dies": "the controller ends, with the machine of its disk; or a node, with all actors that are on it",
+    "drains": "a node is about to go, and dies after a while",
+    "hangs at the disk": "work that the controller has given to a thread never returns",
+    "loses power": "whoever uses the disk ends in the middle of an operation, with the machine",
+    "is full": "the disk takes no more bytes",
+}
+"""What can go wrong with an actor's call, with the controller, with a node, or with the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    role: str
+    """Of an actor; or ``controller``, ``node``, ``disk``."""
+    call: int
+    """Hits the first call from this number on that it can hit: of all that actors of the role are given; that the
+    controller sends (``dies`` of controller or node); its blocking work; operations of the disk."""
+    kind: str
+    """A key of `KINDS`."""
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.kind} (call {self.call})"

@@ -1,0 +1,337 @@
+"""A disk in memory that loses what was not synced when its machine loses power.
+
+`MemoryPath` has the methods of `pathlib.Path` that the run folder's code uses, and the operations of
+`solrl_ray.common.files` that differ from disk to disk are registered for it. Every file knows which bytes are on the
+disk, and every folder which entries are: POSIX promises the bytes of a file after its own sync, and a new, renamed or
+removed entry after its folder's. `MemoryDisk.lose_power` keeps that and, of what came later, as much as a seed says:
+the first changes of each folder, and the first bytes of each file, cut off anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import IO, Any
+
+from solrl_ray.common import files
+
+
+class PowerLoss(BaseException):
+    """The process that uses the disk has ended in the middle of an operation. No code may go on after it."""
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    locked: bool = False
+
+    def lose_power(self, chance: random.Random) -> None:
+        kept = self.synced if self.data.startswith(self.synced) else b""  # else it was written anew from its beginning
+        self.synced = bytes(self.data[: chance.randint(len(kept), len(self.data))])
+        self.data = bytearray(self.synced)
+        self.locked = False
+
+
+@dataclass(slots=True, eq=False)
+class _Folder:
+    entries: dict[str, _File | _Folder] = field(default_factory=dict)
+    synced: dict[str, _File | _Folder] = field(default_factory=dict)
+    changes: list[dict[str, _File | _Folder | None]] = field(default_factory=list)
+    """That are not synced. A change says of names what they stand for now; all of it happens or nothing."""
+
+    def change(self, change: dict[str, _File | _Folder | None]) -> None:
+        self.changes.append(change)
+        _apply(self.entries, change)
+
+    def sync(self) -> None:
+        self.synced, self.changes = dict(self.entries), []
+
+    def lose_power(self, chance: random.Random) -> None:
+        for change in self.changes[: chance.randint(0, len(self.changes))]:
+            _apply(self.synced, change)
+        self.entries, self.changes = dict(self.synced), []
+        for node in self.entries.values():
+            node.lose_power(chance)
+
+
+def _apply(entries: dict[str, _File | _Folder], change: dict[str, _File | _Folder | None]) -> None:
+    for name, node in change.items():
+        entries.pop(name, None)
+        if node is not None:
+            entries[name] = node
+
+
+class MemoryDisk:
+    def __init__(self) -> None:
+        self._root = _Folder()
+        self.before: Callable[[str], None] = lambda operation: None
+        """Called with the name of each operation that changes or syncs something; it may raise OSError or PowerLoss."""
+        self.user = ""
+        """Which process uses it now."""
+        self.gone: set[str] = set()
+        """Processes that have ended: what is left in the buffers of their open files is never written."""
+
+    def path(self, path: str) -> MemoryPath:
+        """Of an absolute path."""
+        return MemoryPath(self, PurePosixPath(path))
+
+    def lose_power(self, seed: int, path: str = "/") -> None:
+        """Keep what was synced of all below `path`, and of the rest as much as `seed` says. No lock is held then."""
+        node = self.node(PurePosixPath(path))
+        if node is not None:
+            node.lose_power(random.Random(seed))
+
+    def durable(self, path: str) -> bytes | None:
+        """What a file holds at least after a loss of power now; None if it may not be there."""
+        node: Any = self._root
+        for name in PurePosixPath(path).parts[1:]:
+            node = node.synced.get(name) if isinstance(node, _Folder) else None
+        return node.synced if isinstance(node, _File) else None
+
+    def node(self, path: PurePosixPath) -> Any:
+        """The file or folder at `path`; None if there is none."""
+        node: Any = self._root
+        for name in path.parts[1:]:
+            node = node.entries.get(name) if isinstance(node, _Folder) else None
+        return node
+
+    def folder(self, path: PurePosixPath) -> _Folder:
+        """Raises FileNotFoundError, NotADirectoryError."""
+        node = self.node(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        if not isinstance(node, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
+        return node
+
+
+class MemoryPath:
+    """As `pathlib.Path`, of a `MemoryDisk`."""
+
+    def __init__(self, disk: MemoryDisk, pure: PurePosixPath) -> None:
+        self.disk, self.pure = disk, pure
+
+    def __truediv__(self, name: str) -> MemoryPath:
+        return MemoryPath(self.disk, self.pure / name)
+
+    def __str__(self) -> str:
+        return str(self.pure)
+
+    def __repr__(self) -> str:
+        return f"MemoryPath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MemoryPath) and (self.disk, self.pure) == (other.disk, other.pure)
+
+    def __hash__(self) -> int:
+        return hash(self.pure)
+
+    def __lt__(self, other: MemoryPath) -> bool:
+        return self.pure < other.pure
+
+    @property
+    def name(self) -> str:
+        return self.pure.name
+
+    @property
+    def parent(self) -> MemoryPath:
+        return MemoryPath(self.disk, self.pure.parent)
+
+    @property
+    def parents(self) -> list[MemoryPath]:
+        return [MemoryPath(self.disk, each) for each in self.pure.parents]
+
+    def with_name(self, name: str) -> MemoryPath:
+        return MemoryPath(self.disk, self.pure.with_name(name))
+
+    def absolute(self) -> MemoryPath:
+        return self
+
+    # What is there
+
+    def exists(self) -> bool:
+        return self.disk.node(self.pure) is not None
+
+    def is_file(self) -> bool:
+        return isinstance(self.disk.node(self.pure), _File)
+
+    def is_dir(self) -> bool:
+        return isinstance(self.disk.node(self.pure), _Folder)
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def stat(self) -> os.stat_result:
+        """Has the size alone."""
+        return os.stat_result((0, 0, 0, 0, 0, 0, len(self._file().data), 0, 0, 0))
+
+    def iterdir(self) -> Iterator[MemoryPath]:
+        return iter([self / name for name in self.disk.folder(self.pure).entries])
+
+    def glob(self, pattern: str) -> Iterator[MemoryPath]:
+        first, _, rest = pattern.partition("/")
+        for each in self.iterdir() if self.is_dir() else ():
+            if fnmatchcase(each.name, first):
+                yield from each.glob(rest) if rest else [each]
+
+    def rglob(self, pattern: str) -> Iterator[MemoryPath]:
+        yield from self.glob(pattern)
+        for each in self.iterdir() if self.is_dir() else ():
+            yield from each.rglob(pattern)
+
+    def read_bytes(self) -> bytes:
+        return bytes(self._file().data)
+
+    def read_text(self) -> str:
+        return self.read_bytes().decode()
+
+    # What changes it
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        if parents and not self.parent.exists():
+            self.parent.mkdir(parents=True, exist_ok=True)
+        if self.exists() and not (exist_ok and self.is_dir()):
+            raise FileExistsError(errno.EEXIST, "File exists", str(self))
+        if not self.exists():
+            self._change("mkdir", {self.name: _Folder()})
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        if not missing_ok or self.exists():
+            self._file()
+            self._change("unlink", {self.name: None})
+
+    def rmdir(self) -> None:
+        if self.disk.folder(self.pure).entries:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(self))
+        self._change("rmdir", {self.name: None})
+
+    def rename(self, target: MemoryPath) -> MemoryPath:
+        node, there = self.disk.node(self.pure), self.disk.node(target.pure)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+        if isinstance(there, _Folder) and there.entries:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(target))
+        if self.parent != target.parent:
+            raise NotImplementedError("a rename between folders is two changes, which a loss of power may part")
+        self._change("rename", {self.name: None, target.name: node})
+        return target
+
+    replace = rename
+
+    def open(self, mode: str = "r", buffering: int = -1) -> IO[Any]:
+        """Modes ``r``, ``w``, ``a`` and ``a+``, with or without ``b``."""
+        if "r" not in mode and not self.exists():
+            self._change("create", {self.name: _File()})
+        raw = _OpenFile(self, self._file(), appends="a" in mode)
+        if mode.startswith("w"):
+            raw.truncate(0)
+        if buffering == 0:
+            return raw  # type: ignore[return-value]
+        binary = io.BufferedReader(raw) if "r" in mode else io.BufferedWriter(raw)
+        return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
+
+    def _file(self) -> _File:
+        node = self.disk.node(self.pure)
+        if isinstance(node, _Folder):
+            raise IsADirectoryError(errno.EISDIR, "Is a directory", str(self))
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+        assert isinstance(node, _File)
+        return node
+
+    def _change(self, operation: str, change: dict[str, _File | _Folder | None]) -> None:
+        folder = self.disk.folder(self.parent.pure)
+        self.disk.before(operation)
+        folder.change(change)
+
+
+class _OpenFile(io.RawIOBase):
+    """A file that is open. Its lock ends with it."""
+
+    def __init__(self, path: MemoryPath, node: _File, appends: bool) -> None:
+        self._path, self.node, self._appends = path, node, appends
+        self._position = len(node.data) if appends else 0
+        self._user = path.disk.user
+        self.holds = False
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = offset + (0, self._position, len(self.node.data))[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        chunk = self.node.data[self._position : self._position + len(buffer)]
+        buffer[: len(chunk)] = chunk
+        self._position += len(chunk)
+        return len(chunk)
+
+    def write(self, content: Any) -> int:
+        if self._user in self._path.disk.gone:
+            return len(content)
+        self._path.disk.before("write")
+        if self._appends:
+            self._position = len(self.node.data)
+        self.node.data[self._position : self._position + len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def truncate(self, size: int | None = None) -> int:
+        size = self._position if size is None else size
+        if size != len(self.node.data):
+            self._path.disk.before("truncate")
+            del self.node.data[size:]
+        return size
+
+    def close(self) -> None:
+        if self.holds:
+            self.node.locked = self.holds = False
+        super().close()
+
+
+def _of_memory(operation: Any) -> Any:
+    """Registers a function for this disk."""
+    return operation.register(MemoryPath)
+
+
+@_of_memory(files.sync)
+def _sync(path: MemoryPath, file: IO[Any]) -> None:
+    path.disk.before("sync")
+    raw: Any = getattr(file, "raw", None) or file.buffer.raw  # type: ignore[attr-defined]
+    raw.node.synced = bytes(raw.node.data)
+
+
+@_of_memory(files.sync_folder)
+def _sync_folder(folder: MemoryPath) -> None:
+    folder.disk.before("sync")
+    folder.disk.folder(folder.pure).sync()
+
+
+@_of_memory(files.free_bytes)
+def _free_bytes(folder: MemoryPath) -> int:
+    return 1 << 40
+
+
+@_of_memory(files.claim)
+def _claim(path: MemoryPath, file: Any, *, alone: bool) -> None:
+    if file.node.locked and not file.holds:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    if alone:
+        file.node.locked = file.holds = True
