@@ -6,20 +6,26 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.workers.selector import Ack
+from solrl_ray.common import files
+from solrl_ray.learning import state
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
+from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.simulator.world import SimulatedWorld
+from solrl_ray.storage import journal
 from solrl_ray.storage.journal import Journal
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
@@ -129,6 +135,38 @@ def scores_a_unit_by_who_does_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Player, "_rewards", scored)
 
 
+def does_not_sync_the_journal(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(journal, "sync", lambda path, file: None)
+
+
+def names_a_checkpoint_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
+    def replaced(folder: Path, contents: Mapping[str, bytes]) -> None:
+        with pytest.MonkeyPatch.context() as unsynced:
+            unsynced.setattr(files, "sync", lambda path, file: None)
+            files.replace_folder(folder, contents)
+
+    patch.setattr(state, "replace_folder", replaced)
+
+
+def waits_for_a_sign_of_life_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
+    call = FleetWorker._call
+
+    async def called(self: FleetWorker, method: str, *arguments: Any, what: str, seconds: Any) -> Any:
+        return await call(self, method, *arguments, what=what, seconds=None if method == "alive" else seconds)
+
+    patch.setattr(FleetWorker, "_call", called)
+
+
+def counts_a_duplicate_as_a_first_result(patch: pytest.MonkeyPatch) -> None:
+    finish = Ledger.finish
+
+    def finished(self: Ledger, unit_id: str, digest: str, worker: str) -> Outcome:
+        outcome = finish(self, unit_id, digest, worker)
+        return Outcome.ACCEPTED if outcome is Outcome.DUPLICATE else outcome
+
+    patch.setattr(Ledger, "finish", finished)
+
+
 BROKEN: dict[Break, str] = {
     acknowledges_before_the_journal_is_written: "acknowledged",
     keeps_what_a_lost_worker_had: "has not ended",
@@ -140,6 +178,10 @@ BROKEN: dict[Break, str] = {
     does_not_ask_for_a_lost_group_again: "has not ended",
     learns_from_groups_in_the_order_in_which_they_came: "digests",
     scores_a_unit_by_who_does_it: "digests",
+    does_not_sync_the_journal: "acknowledged before it was written",
+    names_a_checkpoint_before_it_is_synced: "",
+    waits_for_a_sign_of_life_without_a_deadline: "",
+    counts_a_duplicate_as_a_first_result: "",
 }
 """Broken version → what the violation says, if it always says the same."""
 
