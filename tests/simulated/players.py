@@ -24,10 +24,12 @@ from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Sam
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of
 from solrl_ray.storage.journal import parsed
+from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import read
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
+payload.in_threads = lambda work, names: [work(name) for name in names]  # in this one
 MODULE = "block.to_q"
 WIDTH = 32
 
@@ -73,8 +75,8 @@ class Worker:
     def start(self) -> Attestation:
         return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
-    def load_revision(self, payload: Any, probe: Any, full: bool) -> Receipt:
-        received = read(payload)
+    def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt:
+        received = read(sent)
         manifest = received.manifest
         self._holds = (manifest.policy, manifest.revision)
         expected = manifest.expected[self.role]

@@ -37,8 +37,13 @@ from solrl_ray.weight_sync.publication import Publication, Publications
 from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 4000.0
-"""Virtual seconds in which a run with its faults must end: every deadline below is shorter."""
+PATIENCE = 2000.0
+"""Virtual seconds in which a run with its faults must end: its deadlines are below."""
+DEADLINES = (
+    "{resources: 40, start: 40, explore: 30, regenerate: 30, update: 60, collective: 60, publish: 30, "
+    "release_gpu_cache: 20, selector: 30, encode: 20, fetch: 20, checkpoint: 60}"
+)
+"""Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
 NOTICED = 60.0
 """Virtual seconds after which a death must have been told, if the run goes on as long."""
@@ -198,7 +203,7 @@ class Ended:
 
 @cache
 def configuration(shape: Shape) -> Config:
-    settings = (*shape.settings, "fleet.max_replacements=20", "fleet.strikes=2")
+    settings = (*shape.settings, "fleet.max_replacements=20", "fleet.strikes=2", f"fleet.deadlines={DEADLINES}")
     config = load([ROOT / "configs" / "demo.yaml"], settings)
     folder = Path(tempfile.mkdtemp(prefix="prompts-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
