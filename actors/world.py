@@ -56,6 +56,9 @@ class MetricsWriter(Protocol):
 
 
 class World(Protocol):
+    """Files are not methods of it: the run folder that a controller is given is a path of this world's disk
+    (`solrl_ray.common.files`)."""
+
     # The clock
 
     def now(self) -> float:

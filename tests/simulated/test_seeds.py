@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from solrl_ray.simulator.world import Fault
-from tests.simulated.runs import KINDS, Plan, run, undisturbed, violation
+from solrl_ray.simulator.faults import Fault
+from tests.simulated.runs import ENDS, KINDS, Plan, run, undisturbed, violation
 
 SEEDS = 2000
 AT_A_TIME = 25
@@ -21,7 +23,7 @@ def test_whatever_goes_wrong_a_run_ends_with_the_digests_of_an_undisturbed_one(f
 
 
 def test_a_seed_replays_its_run_to_the_same_trace() -> None:
-    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 4 and plan.crashes)
+    disturbed = next(plan for plan in map(Plan.of, range(100)) if len(plan.faults) == 4 and plan.ends)
     first, second = run(disturbed), run(disturbed)
     assert first.happened
     assert first.trace == second.trace
@@ -29,14 +31,45 @@ def test_a_seed_replays_its_run_to_the_same_trace() -> None:
 
 def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     """Else a test that nothing goes wrong in would be passed as well."""
-    drawn = {(fault.role, fault.kind) for seed in range(SEEDS) for fault in Plan.of(seed).faults}
-    assert drawn == {(role, kind) for role, kinds in KINDS.items() for kind in kinds}
+    plans = [Plan.of(seed) for seed in range(SEEDS)]
+    drawn = {(fault.role, fault.kind) for plan in plans for fault in (*plan.faults, *plan.ends)}
+    ends = {(role, kind) for role, kind, _ in ENDS}
+    assert drawn == {(role, kind) for role, kinds in KINDS.items() for kind in kinds} | ends
+    assert any(plan.scales for plan in plans)
+    assert any(plan.evaluations for plan in plans)
+    assert any(plan.shape.others for plan in plans)
+    assert len({plan.shape.fallback for plan in plans}) == 3
 
 
 def test_faults_happen_and_are_survived() -> None:
-    calm = Plan.of(4).calm()
-    faults = (Fault("explorer", 8, "dies before"), Fault("selector", 6, "dies after"), Fault("learner", 9, "hangs"))
-    ended = run(Plan(1, calm.shape, 2, 1, 1, faults))
-    assert [each.split()[0].partition("-")[0] for each in ended.happened] == ["explorer", "selector", "learner"]
-    assert ended.digests == undisturbed(calm.shape)
+    shape = Plan.of(4).shape
+    faults = (
+        Fault("explorer", 8, "dies before"),
+        Fault("selector", 6, "dies after"),
+        Fault("learner", 9, "hangs"),
+        Fault("node", 60, "dies"),
+    )
+    ended = run(Plan(1, shape, explorers=2, regenerators=1, ranks=1, nodes=2, faults=faults))
+    happened = sorted(re.match(r"[a-z]+", each).group() for each in ended.happened)  # type: ignore[union-attr]
+    assert happened == ["explorer", "learner", "node", "selector"]
+    assert ended.digests == undisturbed(shape)
     assert not ended.errors
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (Fault("controller", 60, "dies"), ""),
+        (Fault("disk", 150, "loses power"), ""),
+        (Fault("disk", 150, "is full"), "No space left on device"),
+        (Fault("controller", 20, "hangs at the disk"), "passed its deadline of"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) -> None:
+    shape = Plan.of(4).shape
+    ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1, ends=(end,)))
+    assert len(ended.happened) == 1
+    assert [error for error in ended.errors if said in error] == ended.errors
+    assert bool(ended.errors) == bool(said)
+    assert ended.digests == undisturbed(shape)
