@@ -12,6 +12,7 @@ from actors.dispatch.hand_out import Answer, HandOut, Owner
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.regenerator import Evaluated
 from actors.world import World
+from solrl_ray.config.pools import REGENERATORS
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import UNIT_POLICY, evaluation_metrics, evaluation_units
@@ -21,8 +22,6 @@ from solrl_ray.report.grids import save_pictures
 from solrl_ray.scheduling.dispatcher import Held
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage.run_folder import RunFolder
-
-REGENERATORS = "regenerators"
 
 Call = Callable[[WorkUnit], tuple[str, tuple[Any, ...]]]
 """A unit → the regenerator's method, and its arguments."""

@@ -14,7 +14,7 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights, Worker, chained
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
-from solrl_ray.config.pools import explorer_pools, pools, shares
+from solrl_ray.config.pools import REGENERATORS, explorer_pools, pools, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import RunError
@@ -30,7 +30,6 @@ NODES_SECONDS = 2.0
 """Between two looks at which nodes are about to go."""
 SHOW_SECONDS = 0.2
 """Between two tellings of which worker does what: it takes a look at every worker."""
-REGENERATORS = "regenerators"
 
 
 @dataclass(slots=True)

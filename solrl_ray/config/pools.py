@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from solrl_ray.config.schema import Config, FleetConfig, OtherExplorers, Worker, WorkerPool
 
+REGENERATORS = "regenerators"
+"""Their pool's name."""
+
 
 def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
     """Those who explore."""
@@ -13,7 +16,7 @@ def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
 
 
 def pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
-    return {**explorer_pools(fleet), "regenerators": fleet.regenerators}
+    return {**explorer_pools(fleet), REGENERATORS: fleet.regenerators}
 
 
 def explorers_in_all(fleet: FleetConfig) -> int:
