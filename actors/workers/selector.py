@@ -141,7 +141,7 @@ class Selector(Callee):
         self.drop(plan.iteration)
         journal = self._folder.journal(plan.iteration)
         state = IterationState(plan)
-        entries = journal.entries()
+        entries = journal.recover()
         header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""
         if entries and entries[0] != header:

@@ -34,6 +34,14 @@ class Journal:
         """All entries that hold, oldest first; empty if there is no file yet."""
         return [entry for entry, _ in self._scan()]
 
+    def recover(self) -> list[dict[str, Any]]:
+        """All entries that hold, oldest first, which are on the disk then: a process that was killed may have written
+        one and not have waited for it. Who takes them up may acknowledge them."""
+        if self.path.exists():
+            sync(self.path, self._file or self._open())
+            sync_folder(self.path.parent)
+        return self.entries()
+
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries and wait until they are on the disk; inside of `together` its end waits."""
         file = self._file or self._open()

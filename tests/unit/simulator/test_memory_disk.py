@@ -122,3 +122,14 @@ def test_nothing_is_written_after_the_process_that_wrote_has_lost_power() -> Non
     disk.gone.add("the writer")
     file.close()
     assert disk.path("/log").read_bytes() == b""
+
+
+def test_what_a_journal_is_taken_up_with_is_durable_though_its_writer_did_not_wait_for_it() -> None:
+    disk = MemoryDisk()
+    path: Any = disk.path("/journal/iteration-000000.jsonl")
+    Journal(path).append({"kind": "open"})
+    with path.open("ab") as file:
+        file.write(disk.path("/journal/iteration-000000.jsonl").read_bytes() + b"torn")
+    assert [entry["kind"] for entry in Journal(path).recover()] == ["open", "open"]
+    assert disk.durable(str(path)) == path.read_bytes()
+    assert not path.read_bytes().endswith(b"torn")
