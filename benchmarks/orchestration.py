@@ -33,7 +33,7 @@ import torch
 from actors.client import launch
 from actors.cluster.rpc import Callee
 from actors.fleet.actor_factory import ActorClasses
-from actors.workers.regenerator import Evaluated, GroupReport
+from actors.workers.regenerator import Evaluated
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
@@ -115,11 +115,7 @@ class SleepingWorker(Callee):
         address = Address(run_seed=0, purpose="reward", prompt_id=unit.prompt_id, index=unit.indices[0])
         return tuple(uniform(address, (len(unit.indices),)).tolist())
 
-
-class SleepingExplorer(SleepingWorker):
-    role = "explorer"
-
-    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+    def slept(self, unit: WorkUnit) -> UnitResult:
         time.sleep(self._seconds)
         return UnitResult(
             unit=unit,
@@ -131,25 +127,29 @@ class SleepingExplorer(SleepingWorker):
         )
 
 
+class SleepingExplorer(SleepingWorker):
+    role = "explorer"
+
+    def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
+        return self.slept(unit)
+
+
 class SleepingRegenerator(SleepingWorker):
     role = "regenerator"
 
-    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
-        time.sleep(self._seconds)
-        rewards = self.rewards(unit)
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
+        result = self.slept(unit)
         group = SampleGroup(
             iteration=unit.iteration,
             revision=unit.revision,
             prompt_id=unit.prompt_id,
             indices=unit.indices,
-            rewards=rewards,
+            rewards=result.rewards,
             latents=torch.zeros(len(unit.indices), *LATENTS),
             seconds=self._seconds,
             worker=self._name,
         )
-        return GroupReport(
-            prompt_id=unit.prompt_id, rewards=rewards, seconds=self._seconds, started=time.time() - self._seconds
-        ), group
+        return result, group
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
         return Evaluated(unit=unit, rewards=self.rewards(unit), images=None, seconds=0.0, started=time.time())

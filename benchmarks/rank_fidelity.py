@@ -24,7 +24,7 @@ import torch
 from small_decoder import distil
 from torch import nn
 
-from actors.workers.loaded_policy import base_to_keep, make_room
+from actors.workers.sampling_worker import base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config

@@ -15,7 +15,10 @@ from actors.cluster import termination
 
 
 class Callee:
-    """Base of all actors of a run."""
+    """Base of the actors that the controller calls all the time.
+
+    `BasePacker`, which is called once, and `ControllerActor`, which others call, are plain actors.
+    """
 
     def do(self, packed: bytes, *references: Any) -> Any:
         """What the handler that was called answers.

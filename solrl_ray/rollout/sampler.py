@@ -18,7 +18,7 @@ from torch import Tensor
 from solrl_ray.config.samplers import Ode, SamplerConfig, Stochastic
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.records import Address, Prompt, PromptEmbedding, Trajectory, UnitResult, WorkUnit
+from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.increments import increment_address, initial_address, window_start
@@ -156,11 +156,7 @@ class Sampler:
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
         where = [
             increment_address(
-                run_seed=self._run_seed,
-                iteration=part.iteration,
-                prompt_id=part.prompt_id,
-                index=index,
-                step=step,
+                run_seed=self._run_seed, iteration=part.iteration, prompt_id=part.prompt_id, index=index, step=step
             )
             for index in part.indices
         ]
@@ -187,3 +183,19 @@ def scored(
         started=began,
     )
     return result, sampled
+
+
+def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:
+    """A unit's samples as they are learned from."""
+    unit = result.unit
+    return SampleGroup(
+        iteration=unit.iteration,
+        revision=unit.revision,
+        prompt_id=unit.prompt_id,
+        indices=unit.indices,
+        rewards=result.rewards,
+        latents=sampled.latents.cpu(),
+        trajectory=sampled.trajectory,
+        seconds=result.seconds,
+        worker=result.worker,
+    )

@@ -16,7 +16,7 @@ from actors.client import launch
 from actors.fleet.actor_factory import ActorClasses
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
-from actors.workers.regenerator import Evaluated, GroupReport, Regenerator
+from actors.workers.regenerator import Evaluated, Regenerator
 from actors.workers.selector import Ack, Selector
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import InputGone, RunError
@@ -99,12 +99,12 @@ class MortalExplorer(Explorer):
         swap = Receiver._swap
 
         def swapped(payload: Payload, *arguments: Any) -> Any:
-            held = swap(self._weights._receiver, payload, *arguments)
+            held = swap(self._receiver, payload, *arguments)
             if payload.manifest.revision == 1:
                 once(self._config.run.root, "explorer loading")
             return held
 
-        self._weights._receiver._swap = swapped  # type: ignore[method-assign]
+        self._receiver._swap = swapped  # type: ignore[method-assign]
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         root, before = Path(self._config.run.root), self._answered
@@ -138,7 +138,7 @@ class MortalRegenerator(Regenerator):
     """Killed with a group of iteration 1 in its hands, and with a prompt evaluated with the base, and after the last
     update."""
 
-    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         answer = super().regenerate(unit, prompt, embedding)
         if unit.iteration == 1:
             once(self._config.run.root, "regenerator in a unit")

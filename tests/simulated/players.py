@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from actors.workers.regenerator import Evaluated, GroupReport
+from actors.workers.regenerator import Evaluated
 from actors.workers.selector import Ack, Selector
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.errors import NonsenseError
@@ -127,10 +127,8 @@ class Explorer(Worker):
 class Regenerator(Worker):
     role = "regenerator"
 
-    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[GroupReport, SampleGroup]:
-        rewards = self._rewards(unit)
-        report = GroupReport(prompt_id=unit.prompt_id, rewards=rewards, seconds=0.5, started=0.0)
-        return report, _group(unit, rewards, self._name)
+    def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
+        return self._result(unit), _group(unit, self._rewards(unit), self._name)
 
     def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         return self._result(unit)

@@ -38,7 +38,7 @@ class Miscopies(Explorer):
 
     def start(self) -> Attestation:
         attestation = super().start()
-        weight = next(iter(self._weights._receiver._quantized_base.values()))
+        weight = next(iter(self._receiver._quantized_base.values()))
         weight.mul_(1.01)
         return attestation
 

@@ -16,7 +16,6 @@ from actors.controller import Controller
 from actors.dispatch.hand_out import HandOut
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageClock
 from actors.dispatch.selector_client import SelectorClient
-from actors.workers.regenerator import GroupReport
 from actors.workers.selector import Opened, Selector
 from actors.world import Sent, Tasks
 from solrl_ray.config.schema import FleetConfig
@@ -202,13 +201,12 @@ def samples(unit: WorkUnit) -> SampleGroup:
 def answer_to(unit: WorkUnit, worker: str) -> tuple[Any, SampleGroup | None]:
     """Its small part, and the large one."""
     group = samples(unit)
-    if unit.stage == "regenerate":
-        return GroupReport(prompt_id=unit.prompt_id, rewards=group.rewards, seconds=2.0, started=0.0), group
     digest = group_digest(group) if unit.stage == "sample" else ""
+    seconds = group.seconds if unit.stage == "regenerate" else 0.5
     result = UnitResult(
-        unit=unit, rewards=group.rewards, worker=worker, score_class="c", seconds=0.5, samples_digest=digest
+        unit=unit, rewards=group.rewards, worker=worker, score_class="c", seconds=seconds, samples_digest=digest
     )
-    return result, group if unit.stage == "sample" else None
+    return result, group if unit.stage in ("sample", "regenerate") else None
 
 
 def ids(units: list[WorkUnit]) -> list[str]:

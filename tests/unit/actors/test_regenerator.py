@@ -11,6 +11,7 @@ import torch
 
 from actors.workers import regenerator
 from actors.workers.regenerator import Regenerator
+from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError
 from solrl_ray.records import Prompt, PromptEmbedding, Receipt, WorkUnit
@@ -62,13 +63,12 @@ def config(tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def worker(config: Config) -> Regenerator:
-    """One that has started, and holds whatever it is asked for."""
+def worker(config: Config, monkeypatch: pytest.MonkeyPatch) -> Regenerator:
+    """One that has started, and holds the policy that it is asked for."""
     made = Regenerator("regenerator-0", config)
-    made._device, made._model = "cpu", None  # type: ignore[assignment]
-    made._weights = SimpleNamespace(  # type: ignore[assignment]
-        check=lambda unit: None, load=lambda content, probe, full: receipt(content.decode())
-    )
+    made._device, made._model, made._score_class = "cpu", None, ""  # type: ignore[assignment]
+    made._holds = (UNIT.policy, UNIT.revision)
+    monkeypatch.setattr(SamplingWorker, "load_revision", lambda _, content, probe, full: receipt(content.decode()))
     return made
 
 

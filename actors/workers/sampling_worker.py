@@ -1,0 +1,175 @@
+"""What explorers and regenerators share: a model whose arithmetic is attested, and that holds one proved revision.
+
+A revision is loaded in place, proved by a receipt, and checked before every unit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from actors.cluster import termination
+from actors.cluster.rpc import Callee
+from actors.workers.devices import free_cache
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import PoolSampling, pool_sampling
+from solrl_ray.errors import NonsenseError
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
+from solrl_ray.quantization import attestation
+from solrl_ray.quantization.scope import QuantizationReport, plan
+from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
+from solrl_ray.rewards.base import Reward
+from solrl_ray.rollout.sampler import Sampled, Sampler, scored
+from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.branch import add_branches
+from solrl_ray.weight_sync.checksums import tensors_digest
+from solrl_ray.weight_sync.container import Buffer, Unusable
+from solrl_ray.weight_sync.publish import touched_linears
+from solrl_ray.weight_sync.receive import Receiver, quantized_bases
+
+PROBE_SIGMA = 0.5
+
+
+class SamplingWorker(Callee):
+    """Made without loading anything: subclasses do that in `start`, whose errors arrive as themselves.
+
+    An error in the constructor Ray would report as the actor's death, without its cause.
+    """
+
+    role: ClassVar[str]
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._name = name
+        self._config = config
+        self._holds: tuple[str, int] | None = None
+
+    def _attest(
+        self,
+        model: DiffusionModel,
+        report: QuantizationReport,
+        reward: Reward,
+        sampling: PoolSampling,
+        *,
+        threads: int,
+        record: bool,
+        quantized_base: dict[str, torch.Tensor] | None = None,
+    ) -> Attestation:
+        """Take the loaded model over and say what really runs (design law 5): the last of `start`.
+
+        Args:
+            record: keep the transitions that can be trained on.
+            quantized_base: as for `Receiver`.
+        """
+        config = self._config
+        checks = attestation.attest(model.transformer, sampling.tier, report)
+        make_room(model.transformer, config, model.dtype)
+        checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
+        checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
+        compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
+        self._score_class = attestation.score_class(
+            model.device, sampling.tier, micro_batch=sampling.micro_batch, threads=threads, compiled=compiled
+        )
+        termination.listen()
+        self._model = model
+        self._receiver = Receiver(model.transformer, quantized_base=quantized_base)
+        self._sampler = Sampler(
+            config, model, reward, steps=sampling.steps, micro_batch=sampling.micro_batch, record=record
+        )
+        return Attestation(
+            worker=self._name,
+            device=attestation.device_name(model.device),
+            tier=sampling.tier,
+            score_class=self._score_class,
+            checks=checks,
+            quantized_layers=len(report.layers),
+            skipped_layers=len(report.skipped),
+            warm_ups=len(self._shapes()) if compiled else 0,
+        )
+
+    def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
+        """One forward of each shape that this worker has."""
+        return self._probe, self._sampler.warm_up
+
+    def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
+        """Have code compiled for one shape of the forward: a call of its own, so that all can see how far it is."""
+        self._shapes()[shape](embedding)
+
+    def release_gpu_cache(self) -> int:
+        """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
+        return free_cache()
+
+    def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
+        """Verify a payload, swap it in, and run one forward on fixed inputs.
+
+        Args:
+            full: the payload asks nothing of what this worker holds, so there is no other one to ask for.
+
+        Raises:
+            RunError: the payload binds no module or does not fit this model; or it is damaged although it is full.
+        """
+        termination.check(self._name)
+        started = time.perf_counter()
+        self._holds = None  # until it is proved, this worker holds nothing that may be used
+        try:
+            received = payload.read(content)
+            bound, digest = self._receiver.apply(received)
+        except Unusable as error:
+            if full:
+                raise
+            return Refusal(worker=self._name, reason=str(error))
+        manifest = received.manifest
+        self._holds = (manifest.policy, manifest.revision)
+        return Receipt(
+            worker=self._name,
+            role=self.role,
+            revision=manifest.revision,
+            score_class=self._score_class,
+            policy=manifest.policy,
+            bound_modules=bound,
+            buffer_digest=digest,
+            probe_digest=self._probe(probe),
+            reproducible=self._model.device.type == "cpu" or torch.are_deterministic_algorithms_enabled(),
+            seconds=time.perf_counter() - started,
+        )
+
+    @torch.no_grad()
+    def _probe(self, embedding: PromptEmbedding) -> str:
+        """Digest of the velocity at one addressed state: equal weights in one score class give equal digests."""
+        where = Address(run_seed=self._config.run.seed, purpose="probe")
+        latents = initial_noise([where], self._model.latent_shape).to(self._model.device)
+        velocity = self._model.velocity(latents, PROBE_SIGMA, self._model.batch_embeddings([embedding]))
+        return tensors_digest({"velocity": velocity})
+
+    def _scored(
+        self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
+    ) -> tuple[UnitResult, Sampled]:
+        """A unit's rewards and samples.
+
+        Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM.
+        """
+        termination.check(self._name)
+        wanted = (unit.policy, unit.revision)
+        if wanted != self._holds:
+            raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
+        return scored(sampler, unit, prompt, embedding, worker=self._name, score_class=self._score_class)
+
+
+def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tensor]:
+    """What an explorer must remember of its base before it is quantised, to take factors alone."""
+    if config.publish.mode != "lora":
+        return {}
+    linears = touched_linears(transformer, config.model.lora.targets)
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
+    return quantized_bases(transformer, config.model.lora.targets, tiers)
+
+
+def make_room(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
+    """Put live branches beside an explorer's quantised layers, if that is how revisions reach it."""
+    if config.publish.mode == "branch":
+        add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)
