@@ -25,13 +25,12 @@ def load(config: Config, grid: Tensor) -> Objective[Any]:
         ValueError: it learns from transitions, which the configured sampler does not have (`config.checks`).
     """
     section, sampler, run_seed = config.objective, config.rollout.sampler, config.run.seed
-    if isinstance(section, sections.DiffusionNftConfig | sections.AwmConfig):
-        levels = grid[:-1].float()
-        if isinstance(section, sections.AwmConfig):
-            return Awm(section, grid=levels, run_seed=run_seed)
+    levels = grid[:-1].float()
+    if isinstance(section, sections.DiffusionNftConfig):
         return DiffusionNft(section, grid=levels, run_seed=run_seed)
+    if isinstance(section, sections.AwmConfig):
+        return Awm(section, grid=levels, run_seed=run_seed)
     if isinstance(sampler, Ode):
         raise ValueError(f"objective {section.kind} needs a stochastic sampler")
-    if isinstance(section, sections.DanceGrpoConfig):
-        return DanceGrpo(section, sampler, grid=grid, run_seed=run_seed)
-    return FlowGrpo(section, sampler, grid=grid)
+    made = DanceGrpo if isinstance(section, sections.DanceGrpoConfig) else FlowGrpo
+    return made(section, sampler, grid=grid, run_seed=run_seed)

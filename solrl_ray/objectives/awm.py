@@ -17,7 +17,8 @@ from solrl_ray.config.objectives import AwmConfig, share_of
 from solrl_ray.objectives.base import Loss, Reference, Velocities, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.objectives.surrogate import clipped_surrogate
-from solrl_ray.objectives.timesteps import stratified_steps
+from solrl_ray.records import Address
+from solrl_ray.sampling import noise
 
 Weighting = Literal["uniform", "huber", "ghuber"]
 _FLOOR = 1e-10
@@ -31,17 +32,11 @@ class Awm(ForwardProcess):
         base: tuple[Reference, ...] = ("base",) if config.kl != 0 else ()
         self.references = (*base, "anchor") if config.anchor.weight != 0 else base
 
-    def steps(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+    def steps(self, address: Address) -> NDArray[np.int64]:
+        """One step out of each of equal slices, rising, as released."""
         config = self._config
-        return stratified_steps(
-            run_seed=self._run_seed,
-            iteration=iteration,
-            prompt_id=prompt_id,
-            index=index,
-            first=int(config.skip_first),
-            end=share_of(len(self._grid), config.timestep_fraction),
-            count=config.timesteps,
-        )
+        end = share_of(len(self._grid), config.timestep_fraction)
+        return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
 
     def loss(self, one: NoisedPass, v: Velocities, advantages: Tensor) -> Loss:
         config = self._config
@@ -52,10 +47,17 @@ class Awm(ForwardProcess):
         policy, ratio, clipped = clipped_surrogate(theta - old.detach(), gains, config.clip_range)
         kl, held = (torch.zeros_like(policy) if r is None else _distance(v.theta, r) for r in (v.base, v.anchor))
         total = policy + config.kl * kl + config.anchor.weight * held
-        dtype = v.theta.dtype
-        return Loss(
-            total=total.to(dtype), policy=policy.to(dtype), kl=kl.to(dtype), ratio=ratio.to(dtype), clipped=clipped
-        )
+        total, policy, kl, ratio = (each.to(v.theta.dtype) for each in (total, policy, kl, ratio))
+        return Loss(total=total, policy=policy, kl=kl, ratio=ratio, clipped=clipped)
+
+
+def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
+    """One step out of each of `count` equal slices of first … end - 1, rising: int64 [count]."""
+    if not 1 <= count <= end - first:
+        raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
+    inside = noise.uniform(address, (count,))
+    drawn = np.floor((np.arange(count) + inside) * ((end - first) / count)).astype(np.int64)
+    return first + np.minimum(drawn, end - first - 1)  # what is just below the end may round up to it
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:

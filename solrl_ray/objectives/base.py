@@ -10,6 +10,8 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from solrl_ray.records import Address
+
 Reference = Literal["base", "old", "anchor"]
 """Policies whose velocities are wanted without gradient: adapters off, the sampling policy, AWM's anchor."""
 
@@ -50,6 +52,14 @@ class Velocities:
     base: Tensor | None = None
     anchor: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for a velocity of another shape or dtype than theta's: it would be broadcast in silence."""
+        for name in ("old", "base", "anchor"):
+            v = getattr(self, name)
+            if v is not None and (v.dtype, v.shape) != (self.theta.dtype, self.theta.shape):
+                theta = f"{self.theta.dtype} {list(self.theta.shape)}"
+                raise ValueError(f"velocity {name} is {v.dtype} {list(v.shape)}, theta's is {theta}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
@@ -83,6 +93,14 @@ class Objective(ABC, Generic[P]):
         """Args:
         advantages: float64 [B], unclipped, on the device of the velocities.
         """
+
+
+def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int) -> list[Address]:
+    """Where each sample draws the timesteps that it is trained on."""
+    return [
+        Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
+        for prompt_id, index in zip(batch.prompt_ids, batch.indices, strict=True)
+    ]
 
 
 def mean(x: Tensor) -> Tensor:

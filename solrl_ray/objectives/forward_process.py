@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.objectives.base import MicroBatch, Objective, Pass, per_sample
-from solrl_ray.objectives.timesteps import training_noise_address
+from solrl_ray.objectives.base import MicroBatch, Objective, Pass, per_sample, timestep_addresses
+from solrl_ray.records import Address
 from solrl_ray.sampling.noise import initial_noise
 
 
@@ -39,22 +39,19 @@ class ForwardProcess(Objective[NoisedPass]):
         self._run_seed = run_seed
 
     @abstractmethod
-    def steps(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
-        """Steps of the full schedule on which a sample is trained, in order."""
+    def steps(self, address: Address) -> NDArray[np.int64]:
+        """Steps of the full schedule on which a sample is trained, in order: addressed draws, never sigma 0."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
         x0 = batch.x0.to(device)
-        samples = list(zip(batch.prompt_ids, batch.indices, strict=True))
-        steps = np.stack([self.steps(iteration, prompt_id, index) for prompt_id, index in samples])
+        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
         passes = []
-        for column in steps.T:
-            addresses = [
-                training_noise_address(
-                    run_seed=self._run_seed, iteration=iteration, prompt_id=prompt_id, index=index, step=int(step)
-                )
-                for (prompt_id, index), step in zip(samples, column, strict=True)
+        for column in np.stack([self.steps(address) for address in addresses]).T:
+            where = [
+                replace(address, purpose="training-noise", step=int(step))
+                for address, step in zip(addresses, column, strict=True)
             ]
-            eps = initial_noise(addresses, tuple(x0.shape[1:])).to(device)
+            eps = initial_noise(where, tuple(x0.shape[1:])).to(device)
             t = self._grid[torch.from_numpy(column)].to(device)
             passes.append(NoisedPass(x_t=noised(x0, eps, t), t=t, x0=x0, eps=eps))
         return passes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from solrl_ray.config.objectives import DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.samplers import Stochastic
-from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean
+from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean, timestep_addresses
 from solrl_ray.objectives.surrogate import clipped_surrogate
 from solrl_ray.records import Address
 from solrl_ray.sampling import sde
@@ -35,8 +35,11 @@ class TransitionPass(Pass):
 class Grpo(Objective[TransitionPass]):
     """Clipped ratios of transitions, and their divergence from the reference."""
 
-    def __init__(self, config: FlowGrpoConfig | DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor) -> None:
+    def __init__(
+        self, config: FlowGrpoConfig | DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor, run_seed: int
+    ) -> None:
         """`grid`: noise levels of the full schedule, float64 [steps + 1]."""
+        self._run_seed = run_seed
         self._config = config
         self._grid: list[float] = grid.tolist()
         steps = len(self._grid) - 1
@@ -45,17 +48,16 @@ class Grpo(Objective[TransitionPass]):
         self.references = ("base",) if config.kl != 0 else ()
 
     @abstractmethod
-    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+    def chosen(self, address: Address) -> NDArray[np.int64]:
         """Which stored transitions of a sample are trained on, counted from the first stored one, in order."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[TransitionPass]:
         if batch.states is None:
             raise ValueError("these samples came without trajectories")
-        samples = list(zip(batch.prompt_ids, batch.indices, strict=True))
-        chosen = np.stack([self.chosen(iteration, prompt_id, index) for prompt_id, index in samples])
-        rows = torch.arange(len(samples))
+        addresses = timestep_addresses(batch, run_seed=self._run_seed, iteration=iteration)
+        rows = torch.arange(len(addresses))
         passes = []
-        for column in chosen.T:
+        for column in np.stack([self.chosen(address) for address in addresses]).T:
             steps = [first + int(k) for first, k in zip(batch.first_steps, column, strict=True)]
             here = torch.from_numpy(column)
             x_t, x_next = batch.states[rows, here].to(device), batch.states[rows, here + 1].to(device)
@@ -86,20 +88,14 @@ class Grpo(Objective[TransitionPass]):
 class FlowGrpo(Grpo):
     """Flow-GRPO (arXiv 2505.05470): every stored transition, in the order of the trajectory."""
 
-    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
+    def chosen(self, address: Address) -> NDArray[np.int64]:
         return np.arange(self._stored)
 
 
 class DanceGrpo(Grpo):
     """DanceGRPO (arXiv 2505.07818): each sample on the front of its own permutation of its transitions."""
 
-    def __init__(self, config: DanceGrpoConfig, sampler: Stochastic, *, grid: Tensor, run_seed: int) -> None:
-        super().__init__(config, sampler, grid=grid)
-        self._run_seed = run_seed
-        self._count = share_of(self._stored, config.timestep_fraction)
+    _config: DanceGrpoConfig
 
-    def chosen(self, iteration: int, prompt_id: str, index: int) -> NDArray[np.int64]:
-        address = Address(
-            run_seed=self._run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index
-        )
-        return permutation(address, self._stored)[: self._count]
+    def chosen(self, address: Address) -> NDArray[np.int64]:
+        return permutation(address, self._stored)[: share_of(self._stored, self._config.timestep_fraction)]

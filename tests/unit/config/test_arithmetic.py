@@ -8,9 +8,9 @@ import pytest
 
 from solrl_ray.config.arithmetic import ModelFacts, describe, evaluation_points
 from solrl_ray.config.loading import load
+from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.update import trained_timesteps
-from solrl_ray.objectives.timesteps import timestep_count
 from tests.support.made_configs import MODEL
 
 BASE = f"""{MODEL}
@@ -143,7 +143,7 @@ def test_the_policy_is_evaluated_first_last_and_every_so_often(configure, every:
 )
 def test_trained_timesteps_are_what_the_objective_draws(configure, fraction: float, steps: int, count: int) -> None:  # type: ignore[no-untyped-def]
     config = configure(f"objective.timestep_fraction={fraction}", f"rollout.regenerate.steps={steps}")
-    assert trained_timesteps(config) == count == timestep_count(steps, fraction)
+    assert trained_timesteps(config) == count == share_of(steps, fraction)
 
 
 def test_actors_are_summed_with_the_learner_ranks(configure) -> None:  # type: ignore[no-untyped-def]

@@ -25,7 +25,7 @@ from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.objectives import load as load_objective
 from solrl_ray.objectives.advantages import advantages
-from solrl_ray.objectives.nft import diffusion_nft_loss
+from solrl_ray.objectives.base import Velocities
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.sampling.schedules import sigmas
@@ -92,18 +92,8 @@ def test_an_update_is_adamw_on_the_clipped_mean_gradient_over_samples_and_timest
     for one in objective.passes(batch, CPU, 0):
         embedding = model.batch_embeddings([embeddings()[p] for p in batch.prompt_ids])
         v_theta = model.velocity(one.x_t, one.t, embedding)
-        loss = diffusion_nft_loss(
-            v_theta=v_theta,
-            v_old=v_theta.detach(),  # B is zero: all three policies are the base
-            v_ref=v_theta.detach(),
-            x0=batch.x0,
-            x_t=one.x_t,
-            t=one.t,
-            advantages=torch.from_numpy(gains),
-            beta=1.0,
-            kl=1e-4,
-            adv_clip=5.0,
-        )
+        same = v_theta.detach()  # B is zero: all three policies are the base
+        loss = objective.loss(one, Velocities(theta=v_theta, old=same, base=same), torch.from_numpy(gains))
         losses.append(loss.total)
     mean = torch.stack(losses).mean()
     mean.backward()

@@ -17,9 +17,9 @@ from solrl_ray import cli, models
 from solrl_ray.cli import preflight
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load
+from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.objectives.timesteps import timestep_count
 from solrl_ray.quantization.scope import plan
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS
@@ -157,7 +157,7 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
     learner = config.learner
     assert (learner.micro_batch, learner.gradient_clip, learner.gradient_checkpointing) == published.learner
     assert config.rollout.solver == published.solver
-    assert timestep_count(config.rollout.regenerate.steps, config.objective.timestep_fraction) == published.timesteps
+    assert share_of(config.rollout.regenerate.steps, config.objective.timestep_fraction) == published.timesteps
     assert (config.model.lora.rank, config.model.lora.alpha) == (32, 64)
 
 

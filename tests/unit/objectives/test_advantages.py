@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solrl_ray.config.objectives import Advantage, OldDecay
+from solrl_ray.config.objectives import Advantage, DiffusionNftConfig, OldDecay, share_of
 from solrl_ray.objectives.advantages import advantages
+from solrl_ray.objectives.base import MicroBatch
+from solrl_ray.objectives.nft import DiffusionNft
 from solrl_ray.objectives.schedules import ema_decay, old_decay
-from solrl_ray.objectives.timesteps import timestep_count, timesteps_for, training_noise_address
 from solrl_ray.records import Address
 from solrl_ray.sampling import noise
 
@@ -101,22 +103,29 @@ def test_updates_are_counted_from_one() -> None:
 def test_the_number_of_timesteps_is_the_fraction_rounded_down_but_not_to_none(
     steps: int, fraction: float, count: int
 ) -> None:
-    assert timestep_count(steps, fraction) == count
+    assert share_of(steps, fraction) == count
 
 
 @pytest.mark.parametrize("fraction", [0.0, -0.5, 1.01, float("nan")])
 def test_a_fraction_outside_of_zero_to_one_is_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match="timestep fraction"):
-        timestep_count(10, fraction)
+    with pytest.raises(ValueError, match="timestep_fraction"):
+        DiffusionNftConfig(timestep_fraction=fraction)
+
+
+def sample(index: int) -> Address:
+    return Address(run_seed=42, purpose="timesteps", iteration=2, prompt_id="cat", index=index)
+
+
+def objective(fraction: float = 0.6) -> DiffusionNft:
+    return DiffusionNft(DiffusionNftConfig(timestep_fraction=fraction), grid=torch.linspace(1, 0.1, 10), run_seed=42)
 
 
 def timesteps_of(index: int, fraction: float = 0.6) -> list[int]:
-    return timesteps_for(run_seed=42, iteration=2, prompt_id="cat", index=index, steps=10, fraction=fraction).tolist()
+    return objective(fraction).steps(sample(index)).tolist()
 
 
 def test_timesteps_are_the_front_of_the_samples_own_permutation() -> None:
-    address = Address(run_seed=42, purpose="timesteps", iteration=2, prompt_id="cat", index=5)
-    assert timesteps_of(5) == noise.permutation(address, 10)[:6].tolist()
+    assert timesteps_of(5) == noise.permutation(sample(5), 10)[:6].tolist()
     assert timesteps_of(5, fraction=0.2) == timesteps_of(5)[:2]
     assert sorted(timesteps_of(5, fraction=1.0)) == list(range(10))
 
@@ -128,16 +137,11 @@ def test_over_many_samples_every_timestep_is_used_alike() -> None:
     assert np.abs(counts - 600).max() < 4.5 * 15.5
 
 
-def test_training_noise_differs_by_step_and_from_the_initial_noise() -> None:
+def test_training_noise_is_addressed_by_the_step_and_none_of_it_is_the_initial_noise() -> None:
+    batch = MicroBatch(prompt_ids=("cat",), indices=(5,), x0=torch.zeros(1, 64), weights=torch.ones(1))
     fields = {"run_seed": 42, "iteration": 2, "prompt_id": "cat", "index": 5}
-    first = training_noise_address(**fields, step=0)
-    assert first == Address(**fields, purpose="training-noise", step=0)
-    draws = [
-        noise.standard_normal(address, (64,))
-        for address in (
-            first,
-            training_noise_address(**fields, step=1),
-            Address(**fields, purpose="initial-noise"),
-        )
-    ]
-    assert len(np.unique(np.concatenate(draws))) == 3 * 64
+    drawn = [one.eps[0].numpy() for one in objective().passes(batch, torch.device("cpu"), 2)]
+    wanted = [Address(**fields, purpose="training-noise", step=step) for step in timesteps_of(5)]
+    assert all(np.array_equal(eps, noise.standard_normal(w, (64,))) for eps, w in zip(drawn, wanted, strict=True))
+    drawn.append(noise.standard_normal(Address(**fields, purpose="initial-noise"), (64,)))
+    assert len(np.unique(np.concatenate(drawn))) == 7 * 64

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from solrl_ray.config import objectives as sections
-from solrl_ray.objectives.awm import Awm, log_likelihood
+from solrl_ray.objectives.awm import Awm, log_likelihood, stratified_steps
 from solrl_ray.objectives.base import Loss, Velocities
 from solrl_ray.objectives.forward_process import NoisedPass, noised
 from solrl_ray.objectives.nft import DiffusionNft
 from solrl_ray.objectives.schedules import anchor_decay
-from solrl_ray.objectives.timesteps import stratified_steps
+from solrl_ray.records import Address
 
 GRID = torch.linspace(1, 0, 15)[:-1]
 
@@ -107,7 +107,8 @@ def test_one_step_comes_from_each_slice(first: int, end: int, count: int) -> Non
     width = (end - first) / count
     seen = set()
     for index in range(200):
-        steps = stratified_steps(run_seed=3, iteration=1, prompt_id="p", index=index, first=first, end=end, count=count)
+        where = Address(run_seed=3, purpose="timesteps", iteration=1, prompt_id="p", index=index)
+        steps = stratified_steps(where, first=first, end=end, count=count)
         low = first + np.floor(np.arange(count) * width)
         high = first + np.ceil((np.arange(count) + 1) * width)
         assert ((steps >= low) & (steps < high)).all()
@@ -117,7 +118,7 @@ def test_one_step_comes_from_each_slice(first: int, end: int, count: int) -> Non
 
 def test_the_published_schedule_of_14_steps() -> None:
     objective = Awm(sections.AwmConfig(skip_first=True), grid=GRID, run_seed=1)
-    steps = objective.steps(0, "p", 0)
+    steps = objective.steps(Address(run_seed=1, purpose="timesteps", prompt_id="p"))
     assert len(steps) == 6
     assert 1 <= steps.min() <= steps.max() < 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.objectives.base import MicroBatch, Velocities
 from solrl_ray.objectives.grpo import DanceGrpo, FlowGrpo, TransitionPass
 from solrl_ray.objectives.surrogate import clipped_surrogate
+from solrl_ray.records import Address
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.schedules import sigmas
 
@@ -50,11 +52,15 @@ def a_pass(sampler: Stochastic, step: int = 3) -> TransitionPass:
     )
 
 
+def flow(sampler: Stochastic, **keys: Any) -> FlowGrpo:
+    return FlowGrpo(sections.FlowGrpoConfig(**keys), sampler, grid=GRID, run_seed=5)
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.kind)
 def test_the_ratio_of_an_unchanged_policy_is_exactly_one_and_its_gradient_is_reinforce(sampler: Stochastic) -> None:
     v = noise(3, 4, 2, seed=3).requires_grad_()
     one, gains = a_pass(sampler), torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64)
-    loss = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).loss(one, Velocities(theta=v, old=v.detach()), gains)
+    loss = flow(sampler).loss(one, Velocities(theta=v, old=v.detach()), gains)
     assert loss.ratio is not None
     assert loss.clipped is not None
     assert loss.ratio.tolist() == [1.0, 1.0, 1.0]
@@ -69,7 +75,7 @@ def test_the_ratio_of_an_unchanged_policy_is_exactly_one_and_its_gradient_is_rei
 def test_the_ratio_is_that_of_mean_log_densities(sampler: Stochastic) -> None:
     one, v, v_old = a_pass(sampler), noise(3, 4, 2, seed=3), noise(3, 4, 2, seed=4)
     given = Velocities(theta=v, old=v_old)
-    loss = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).loss(one, given, torch.ones(3, dtype=torch.float64))
+    loss = flow(sampler).loss(one, given, torch.ones(3, dtype=torch.float64))
     move = sde.transition(sampler, GRID.tolist(), 3)
     expected = []
     for b in range(3):
@@ -97,7 +103,7 @@ def test_beyond_the_clip_a_sample_pulls_no_further() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: s.kind)
 def test_the_kl_is_zero_at_the_reference_and_pulls_back_from_elsewhere(sampler: Stochastic) -> None:
-    objective, one = FlowGrpo(sections.FlowGrpoConfig(kl=0.5), sampler, grid=GRID), a_pass(sampler)
+    objective, one = flow(sampler, kl=0.5), a_pass(sampler)
     v, nothing = noise(3, 4, 2, seed=3).requires_grad_(), torch.zeros(3, dtype=torch.float64)
     at = objective.loss(one, Velocities(theta=v, old=v.detach(), base=v.detach()), nothing)
     assert at.kl.tolist() == [0.0, 0.0, 0.0]
@@ -116,14 +122,14 @@ def test_the_kl_is_zero_at_the_reference_and_pulls_back_from_elsewhere(sampler: 
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     v = noise(3, 4, 2, seed=3).requires_grad_()
-    objective = FlowGrpo(sections.FlowGrpoConfig(), FlowSde(), grid=GRID)
+    objective = flow(FlowSde())
     given = Velocities(theta=v, old=noise(3, 4, 2, seed=4))
     loss = objective.loss(a_pass(FlowSde()), given, torch.zeros(3, dtype=torch.float64))
     assert not torch.autograd.grad(loss.total.sum(), v)[0].any()
 
 
 def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
-    passes = FlowGrpo(sections.FlowGrpoConfig(), FlowSde(), grid=GRID).passes(batch(7), CPU, 0)
+    passes = flow(FlowSde()).passes(batch(7), CPU, 0)
     assert len(passes) == 7
     for k, one in enumerate(passes):
         assert one.x_t[:, 0, 0].tolist() == [k, 100 + k, 200 + k]
@@ -133,7 +139,7 @@ def test_flow_grpo_trains_all_but_the_last_transition_in_order() -> None:
 
 def test_with_windows_each_sample_stands_in_its_own() -> None:
     sampler = FlowSde(window=Window(size=2, range=(0, 5)))
-    passes = FlowGrpo(sections.FlowGrpoConfig(), sampler, grid=GRID).passes(batch(2, (1, 1, 3)), CPU, 0)
+    passes = flow(sampler).passes(batch(2, (1, 1, 3)), CPU, 0)
     assert [one.t.tolist() for one in passes] == [[1 - 1 / 8, 1 - 1 / 8, 1 - 3 / 8], [1 - 2 / 8, 1 - 2 / 8, 1 - 4 / 8]]
     for k, one in enumerate(passes):
         wanted = [sde.transition(sampler, GRID.tolist(), first + k) for first in (1, 1, 3)]
@@ -153,15 +159,15 @@ def test_dance_trains_each_sample_on_a_share_of_its_own_transitions() -> None:
         assert torch.equal(one.x_next, one.x_t + 1)
     again = dance(timestep_fraction=0.6).passes(batch(7), CPU, 0)
     assert all(torch.equal(a.x_t, b.x_t) for a, b in zip(passes, again, strict=True))
-    orders = {tuple(dance().chosen(iteration, "p", 0)) for iteration in range(20)}
+    where = Address(run_seed=5, purpose="timesteps", prompt_id="p")
+    orders = {tuple(dance().chosen(replace(where, iteration=iteration))) for iteration in range(20)}
     assert len(orders) > 10
 
 
 def test_dance_is_flow_grpo_on_the_same_transitions() -> None:
     one, v, old = a_pass(DanceSde()), noise(3, 4, 2, seed=3), noise(3, 4, 2, seed=4)
     gains = torch.tensor([1.0, -2.0, 9.0], dtype=torch.float64)
-    flow = FlowGrpo(sections.FlowGrpoConfig(), DanceSde(), grid=GRID)
-    found, expected = (o.loss(one, Velocities(theta=v, old=old), gains) for o in (dance(), flow))
+    found, expected = (o.loss(one, Velocities(theta=v, old=old), gains) for o in (dance(), flow(DanceSde())))
     assert torch.equal(found.total, expected.total)
 
 

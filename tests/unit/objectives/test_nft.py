@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solrl_ray.objectives.forward_process import noised
-from solrl_ray.objectives.nft import NftLoss, diffusion_nft_loss
+from solrl_ray.config.objectives import Advantage, DiffusionNftConfig
+from solrl_ray.objectives.base import Loss, Velocities
+from solrl_ray.objectives.forward_process import NoisedPass, noised
+from solrl_ray.objectives.nft import DiffusionNft
 
 
 def example(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
@@ -38,7 +40,18 @@ def example(dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     }
 
 
-def gradient(loss: NftLoss, v_theta: torch.Tensor) -> torch.Tensor:
+def nft_loss(
+    *, v_theta: Any, v_old: Any, v_ref: Any, x0: Any, x_t: Any, t: Any, advantages: Any, **keys: float
+) -> Loss:
+    clip = keys.pop("adv_clip")
+    objective = DiffusionNft(
+        DiffusionNftConfig(advantage=Advantage(clip=clip), **keys), grid=torch.linspace(1, 0.1, 10), run_seed=0
+    )
+    one = NoisedPass(x_t=x_t, t=t, x0=x0, eps=torch.zeros_like(x0))
+    return objective.loss(one, Velocities(theta=v_theta, old=v_old, base=v_ref), advantages)
+
+
+def gradient(loss: Loss, v_theta: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(loss.total.mean(), v_theta)[0]
 
 
@@ -70,27 +83,29 @@ WORKED = {
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 5.1e-11), (torch.float32, 4e-6)])
 def test_loss_and_gradient_have_their_worked_values(beta: float, dtype: torch.dtype, tolerance: float) -> None:
     inputs = example(dtype) | {"beta": beta}
-    loss = diffusion_nft_loss(**inputs)
+    loss = nft_loss(**inputs)
     expected = WORKED[beta]
-    assert {field.dtype for field in (loss.total, loss.policy, loss.kl, loss.optimality)} == {dtype}
+    assert {field.dtype for field in (loss.total, loss.policy, loss.kl)} == {dtype}
     assert loss.total.shape == (2,)
     assert loss.total.mean().item() == pytest.approx(expected["total"], abs=tolerance)
     assert loss.policy.mean().item() == pytest.approx(expected["policy"], abs=tolerance)
     assert loss.kl.mean().item() == pytest.approx(0.039375, abs=tolerance)
-    assert loss.optimality.tolist() == pytest.approx([0.62, 0], abs=tolerance)
-    assert loss.positive.tolist() == pytest.approx(expected["positive"], abs=tolerance)
-    assert loss.negative.tolist() == pytest.approx(expected["negative"], abs=tolerance)
+    good = [0.62, 0.0]  # the probability with which each sample counts as good
+    errors = zip(good, expected["positive"], expected["negative"], strict=True)
+    policy = [5.0 / beta * (r * positive + (1 - r) * negative) for r, positive, negative in errors]
+    assert loss.policy.tolist() == pytest.approx(policy, abs=5.0 / beta * tolerance)
     expected_gradient = torch.tensor(expected["gradient"], dtype=dtype)
     found = gradient(loss, inputs["v_theta"])
     torch.testing.assert_close(found, expected_gradient, rtol=0, atol=tolerance)
 
 
-def test_at_the_old_policy_both_errors_are_equal() -> None:
+def test_at_the_old_policy_good_and_bad_samples_weigh_alike() -> None:
     inputs = example()
     inputs |= {"v_theta": inputs["v_old"], "v_ref": inputs["v_old"]}
-    loss = diffusion_nft_loss(**inputs)
+    loss = nft_loss(**inputs)
     assert loss.policy.mean().item() == pytest.approx(0.7308333333, abs=5.1e-11)
-    assert torch.equal(loss.positive, loss.negative)
+    others = nft_loss(**inputs | {"advantages": torch.tensor([-5.0, 3.0], dtype=torch.float64)})
+    torch.testing.assert_close(others.policy, loss.policy, rtol=1e-12, atol=0)
     assert loss.kl.tolist() == [0, 0]
 
 
@@ -109,7 +124,7 @@ def test_at_the_old_policy_the_gradient_is_its_closed_form(seed: int, beta: floa
     inputs = {"x0": x0, "x_t": x_t, "t": times, "v_old": v, "v_ref": None, "beta": beta, "kl": 0.0}
     v_theta = v.clone().requires_grad_()
     advantages = torch.tensor([advantage, 0.0], dtype=torch.float64)
-    loss = diffusion_nft_loss(**inputs, v_theta=v_theta, advantages=advantages, adv_clip=5.0)
+    loss = nft_loss(**inputs, v_theta=v_theta, advantages=advantages, adv_clip=5.0)
     found = gradient(loss, v_theta)
     # -A 2t (x0_hat - x0) / (w n B), whatever beta.
     error = x_t[0] - t * v[0] - x0[0]
@@ -127,7 +142,7 @@ def test_a_step_along_the_gradient_raises_good_samples_and_lowers_bad_ones() -> 
     x_t = noised(x0, eps, t)
     v_theta = v.clone().requires_grad_()
     inputs = {"x0": x0, "x_t": x_t, "t": t, "v_old": v, "v_ref": None, "beta": 1.0, "kl": 0.0}
-    loss = diffusion_nft_loss(**inputs, v_theta=v_theta, advantages=torch.tensor([1.0, -1.0]), adv_clip=5.0)
+    loss = nft_loss(**inputs, v_theta=v_theta, advantages=torch.tensor([1.0, -1.0]), adv_clip=5.0)
     updated = v - 0.1 * gradient(loss, v_theta)
     before = (x_t - 0.6 * v - x0).square().sum(dim=1)
     after = (x_t - 0.6 * updated - x0).square().sum(dim=1)
@@ -139,7 +154,7 @@ def test_no_gradient_reaches_the_sampling_or_the_reference_policy() -> None:
     inputs = example()
     inputs["v_old"] = inputs["v_old"].requires_grad_()
     inputs["v_ref"] = inputs["v_ref"].detach().requires_grad_()
-    diffusion_nft_loss(**inputs).total.mean().backward()
+    nft_loss(**inputs).total.mean().backward()
     assert inputs["v_theta"].grad is not None
     assert inputs["v_old"].grad is None
     assert inputs["v_ref"].grad is None
@@ -147,15 +162,15 @@ def test_no_gradient_reaches_the_sampling_or_the_reference_policy() -> None:
 
 def test_each_samples_loss_is_its_own() -> None:
     inputs = example()
-    together = diffusion_nft_loss(**inputs)
+    together = nft_loss(**inputs)
     batched = ("v_theta", "v_old", "v_ref", "x0", "x_t", "t", "advantages")
     for row in range(2):
-        alone = diffusion_nft_loss(**inputs | {name: inputs[name][row : row + 1] for name in batched})
+        alone = nft_loss(**inputs | {name: inputs[name][row : row + 1] for name in batched})
         torch.testing.assert_close(alone.total[0], together.total[row], rtol=1e-14, atol=0)
 
 
 def test_without_kl_no_reference_is_needed() -> None:
-    loss = diffusion_nft_loss(**example() | {"kl": 0.0, "v_ref": None})
+    loss = nft_loss(**example() | {"kl": 0.0, "v_ref": None})
     assert torch.equal(loss.total, loss.policy)
     assert loss.kl.tolist() == [0, 0]
 
@@ -164,21 +179,13 @@ def test_a_perfect_prediction_does_not_divide_by_zero() -> None:
     inputs = example()
     inputs["v_theta"] = ((inputs["x_t"] - inputs["x0"]) / inputs["t"][:, None]).requires_grad_()
     inputs["v_old"] = inputs["v_theta"].detach()
-    loss = diffusion_nft_loss(**inputs)
+    loss = nft_loss(**inputs)
     assert loss.policy.abs().max() < 1e-9
     assert torch.isfinite(gradient(loss, inputs["v_theta"])).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"v_ref": None}, "kl is 0.0001, which needs v_ref"),
-        ({"beta": 0.0}, "beta and adv_clip must be above 0"),
-        ({"t": torch.tensor([0.5])}, r"t must be \[2\], got \[1\]"),
-        ({"x0": torch.zeros(2, 3)}, r"x0 is torch.float32 \[2, 3\], v_theta is torch.float64 \[2, 4\]"),
-        ({"v_theta": torch.zeros(2, 4, dtype=torch.bfloat16)}, "v_theta must be float32 or float64"),
-    ],
-)
-def test_arguments_that_do_not_fit_are_refused_by_name(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        diffusion_nft_loss(**example() | change)
+@pytest.mark.parametrize("name", ["old", "base", "anchor"])
+def test_a_velocity_that_would_be_broadcast_is_refused_by_name(name: str) -> None:
+    given = {"old": torch.zeros(2, 4)} | {name: torch.zeros(1, 4)}
+    with pytest.raises(ValueError, match=rf"velocity {name} is torch.float32 \[1, 4\], theta's is .* \[2, 4\]"):
+        Velocities(theta=torch.zeros(2, 4), **given)

@@ -1,4 +1,4 @@
-"""Streaming best and worst K: against a sorted oracle, under ties, in any arrival order."""
+"""Best and worst K: against a sorted oracle, under ties, in any arrival order."""
 
 from __future__ import annotations
 
