@@ -43,11 +43,10 @@ from transformers import (
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.rewards.aesthetic import Aesthetic
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rewards.clipscore import CLIPScore
+from solrl_ray.rewards.clip import SCALE, CLIPScore, PickScore
 from solrl_ray.rewards.heads import ScoreHead
 from solrl_ray.rewards.hpsv2 import HPSv2
 from solrl_ray.rewards.imagereward import MAX_TOKENS, MEAN, STD, ImageReward
-from solrl_ray.rewards.pickscore import SCALE, PickScore
 from solrl_ray.rewards.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
 
 matplotlib.use("Agg")

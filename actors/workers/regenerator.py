@@ -20,7 +20,7 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rewards.columns import Columns
+from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rollout.sampler import Sampler, group_of
 from solrl_ray.weight_sync.container import Buffer
 

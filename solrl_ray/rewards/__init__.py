@@ -17,11 +17,11 @@ __all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", 
 
 REGISTERED = {
     "aesthetic": "aesthetic:Aesthetic",
-    "clipscore": "clipscore:CLIPScore",
+    "clipscore": "clip:CLIPScore",
     "hpsv2": "hpsv2:HPSv2",
     "hpsv2_v20": "hpsv2:HPSv20",
     "imagereward": "imagereward:ImageReward",
-    "pickscore": "pickscore:PickScore",
+    "pickscore": "clip:PickScore",
     "remote": "remote:RemoteReward",
 }
 """Rewards by the name they have in a configuration: module and class, imported when they are used."""
@@ -47,10 +47,6 @@ def check(
     """
     for i, config in enumerate(configs):
         keys = _named(i, named)
-        if ":" in config.kind:
-            _check_options(config, frozenset(), frozenset(), keys)
-            import_callable(config.kind, keys("kind"))
-            continue
         try:
             registered(config, keys).check(config, keys, resolution)
         except MissingCheckpoint as error:
@@ -68,10 +64,24 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
 
 
 def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    """The class of a registered reward, whose options are those that the configuration gives.
+    """The class of a reward, whose options are those that the configuration gives.
 
     Raises `UserError` for an unknown kind, a library that is missing, an option that is not read or not given.
     """
+    found: type[CheckpointReward] = CallableReward if ":" in config.kind else _registered(config, keys)
+    given = [option for option in OPTIONS if getattr(config, option) != RewardConfig.model_fields[option].default]
+    for option in given:
+        if option not in found.options:
+            value = getattr(config, option)
+            shown = repr(value) if isinstance(value, str) else "given"
+            what = "a function" if found is CallableReward else "the reward"
+            raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
+    for option in sorted(found.required - set(given)):
+        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/rewards.md.")
+    return found
+
+
+def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
     if config.kind not in REGISTERED:
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, which is neither a registered reward "
@@ -80,37 +90,20 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
     module, _, name = REGISTERED[config.kind].partition(":")
     try:
         found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
+        return found
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
             "install the extra of this package, in its clone: pip install -e '.[rewards]'"
         ) from error
-    _check_options(config, found.options | {"path"}, found.required, keys)
-    return found
 
 
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Reward:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
-    if ":" in config.kind:
-        _check_options(config, frozenset(), frozenset(), keys)
-        reward: Reward = CallableReward(name, import_callable(config.kind, keys("kind")), device)
-    else:
-        reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    reward = registered(config, keys).load(config, device, keys=keys, name=name)
     if config.normalize is None:
         return reward
     return Normalized(reward, config.normalize.mean, config.normalize.std)
-
-
-def _check_options(config: RewardConfig, read: frozenset[str], required: frozenset[str], keys: Keys) -> None:
-    given = [option for option in OPTIONS if getattr(config, option) != RewardConfig.model_fields[option].default]
-    for option in given:
-        if option not in read:
-            value = getattr(config, option)
-            shown = repr(value) if isinstance(value, str) else "given"
-            what = "a function" if ":" in config.kind else "the reward"
-            raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
-    for option in sorted(required - set(given)):
-        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/rewards.md.")
 
 
 def _named(index: int, named: Callable[[str], str]) -> Keys:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from solrl_ray.rewards import checkpoints
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.clip import check_size, clip_folder, read_preprocessing
 from solrl_ray.rewards.heads import ScoreHead
+from solrl_ray.rewards.preprocessing import Preprocessing
 
 FILE = "sac+logos+ava1-l14-linearMSE.pth"
 SOURCE = (
@@ -31,15 +32,14 @@ class Aesthetic(CheckpointReward):
     `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as Pillow does.
     """
 
-    options = frozenset({"base"})
-    required = frozenset({"base"})
+    options = required = frozenset({"path", "base"})
 
     def __init__(
         self,
         name: str,
         clip: Any,
         head: ScoreHead,
-        preprocessing: Callable[[Tensor], Tensor],
+        preprocessing: Preprocessing,
         device: torch.device | str,
     ) -> None:
         super().__init__(name)

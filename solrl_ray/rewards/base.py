@@ -63,10 +63,10 @@ class Reward(ABC):
 
 
 class CheckpointReward(Reward):
-    """A registered reward: one that a configuration names by a single word."""
+    """A reward that a configuration names."""
 
-    options: ClassVar[frozenset[str]] = frozenset()
-    """Fields of the configuration that it reads besides ``kind``, ``path``, ``weight`` and ``normalize``."""
+    options: ClassVar[frozenset[str]] = frozenset({"path"})
+    """Fields of the configuration that it reads besides ``kind``, ``weight`` and ``normalize``."""
     required: ClassVar[frozenset[str]] = frozenset()
     """Those of them that must be given."""
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, UserError
-from solrl_ray.rewards.base import Reward
+from solrl_ray.rewards.base import CheckpointReward, Keys
 
 
 def import_callable(spec: str, key: str) -> Callable[..., Any]:
@@ -31,13 +32,23 @@ def import_callable(spec: str, key: str) -> Callable[..., Any]:
     return function
 
 
-class CallableReward(Reward):
+class CallableReward(CheckpointReward):
     """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; a tensor [B] back."""
+
+    options = frozenset()
 
     def __init__(self, name: str, function: Callable[[Tensor, list[str]], Tensor], device: torch.device | str) -> None:
         super().__init__(name)
         self._function = function
         self._device = device
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        import_callable(config.kind, keys("kind"))
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> CallableReward:
+        return cls(name, import_callable(config.kind, keys("kind")), device)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         try:

@@ -1,10 +1,15 @@
-"""Rewards that are the cosine between a CLIP model's features of an image and of its prompt."""
+"""Rewards that are the cosine between a CLIP model's features of an image and of its prompt.
+
+CLIPScore (Hessel et al. 2021), and PickScore (Kirstain et al. 2023, arXiv 2305.01569): a CLIP-H fine-tuned on which of
+two images people picked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +25,9 @@ from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import CLIP_SIZE, Preprocessing
 from solrl_ray.rewards.texts import Texts
 
+SCALE = 26.0
+"""Divisor by which Flow-GRPO and its descendants bring PickScore near 1."""
+
 
 class CLIPReward(CheckpointReward):
     """The cosine by a transformers `CLIPModel`, in float32.
@@ -33,7 +41,7 @@ class CLIPReward(CheckpointReward):
         name: str,
         model: Any,
         tokenizer: CLIPTokenizer,
-        preprocessing: Callable[[Tensor], Tensor],
+        preprocessing: Preprocessing,
         device: torch.device | str,
     ) -> None:
         super().__init__(name)
@@ -50,7 +58,7 @@ class CLIPReward(CheckpointReward):
         check_size(cls._read_preprocessing(config, folder, processor, keys), folder, keys, resolution)
 
     @classmethod
-    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> CLIPReward:
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Self:
         folder, processor = _folders(config, keys)
         preprocessing = cls._read_preprocessing(config, folder, processor, keys)
         model = paths.load_weights(CLIPModel, folder, keys("path"), dtype=torch.float32)
@@ -58,10 +66,9 @@ class CLIPReward(CheckpointReward):
         return cls(name, model, tokenizer, preprocessing, device)
 
     @classmethod
-    def _read_preprocessing(
-        cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys
-    ) -> Callable[[Tensor], Tensor]:
-        return read_preprocessing(processor, keys("base" if config.base else "path"), eight_bit=True)
+    @abstractmethod
+    def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:
+        """From the folders of the model and of its image processor."""
 
     def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] in [-1, 1], on the reward's device."""
@@ -81,6 +88,44 @@ class CLIPReward(CheckpointReward):
         return F.normalize(features[0], dim=-1)
 
 
+class CLIPScore(CLIPReward):
+    """cos(image, text) in [-1, 1]: ``logits_per_image / logit_scale`` on the diagonal.
+
+    ``preprocessing: checkpoint`` follows the checkpoint's image processor, without rounding to 8 bits.
+    ``preprocessing: torchvision`` is what the published figures of the Flow-GRPO family were made with: ``Resize``
+    (bilinear, antialiased) and ``CenterCrop`` of the float tensor, whatever the checkpoint says.
+    """
+
+    options = frozenset({"path", "preprocessing"})
+
+    @classmethod
+    def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:
+        if config.preprocessing == "torchvision":
+            size = image_size(folder, keys("path"))
+            return Preprocessing.torchvision(size, interpolation="bilinear", eight_bit=False)
+        return read_preprocessing(processor, keys("path"), eight_bit=False)
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.cosine(images, prompts)
+
+
+class PickScore(CLIPReward):
+    """cos(image, text) · exp(logit_scale) / 26; multiply by 26 for the figures of the paper.
+
+    `path` is the model, `base` the checkpoint it was trained from, which holds tokenizer and image processor.
+    Images are rounded to 8 bits and resized as Pillow does, as in the published pipelines: equal pixels.
+    """
+
+    options = frozenset({"path", "base"})
+
+    @classmethod
+    def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:
+        return read_preprocessing(processor, keys("base" if config.base else "path"), eight_bit=True)
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.cosine(images, prompts) * self._model.logit_scale.exp() / SCALE
+
+
 def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocessing:
     """The settings of a checkpoint's image processor.
 
@@ -93,7 +138,7 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
         raise UserError(paths.unreadable(folder, "its image processor", key, error)) from error
 
 
-def check_size(preprocessing: Callable[[Tensor], Tensor], folder: Path, keys: Keys, resolution: int) -> None:
+def check_size(preprocessing: Preprocessing, folder: Path, keys: Keys, resolution: int) -> None:
     """Raise `UserError` if square images of `resolution` pixels do not become what the vision tower takes."""
     side = image_size(folder, keys("path"))
     try:

@@ -53,8 +53,7 @@ class ImageReward(CheckpointReward):
     does. The text tower sees the image, so only a prompt's tokens can be kept.
     """
 
-    options = frozenset({"base"})
-    required = frozenset({"base"})
+    options = required = frozenset({"path", "base"})
 
     def __init__(
         self,

@@ -48,3 +48,21 @@ class RewardMixture(Reward):
         for reward, weight in self._rewards:
             total = total + weight * reward.score(images, prompts)
         return total
+
+
+class Columns(Reward):
+    """Keeps what each reward of a mixture said of the last images; the first one's values are the reward.
+
+    So each image is sampled once, whatever it is scored by.
+    """
+
+    def __init__(self, mixture: RewardMixture) -> None:
+        super().__init__(mixture.name)
+        self._mixture = mixture
+        self.last: tuple[tuple[float, ...], ...] = ()
+        """Scores of the last images, a column a reward in the order of the configuration."""
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        columns = tuple(self._mixture.components(images, prompts).values())
+        self.last = tuple(tuple(column.tolist()) for column in columns)
+        return columns[0]

@@ -45,8 +45,7 @@ class RemoteReward(CheckpointReward):
     failed reward is never a number.
     """
 
-    options = frozenset({"remote"})
-    required = frozenset({"remote"})
+    options = required = frozenset({"remote"})
 
     def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
         super().__init__(name)
@@ -157,8 +156,6 @@ def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
             f"{keys('remote.url')} is {remote.url!r}; it must be an address such as "
             "'http://rewards.internal:8000/score', without a password in it."
         )
-    if config.path:
-        raise UserError(f"{keys('path')} is {config.path!r}, but a remote reward has no checkpoint here; leave it out.")
     token = os.environ.get(remote.token_variable, "") if remote.token_variable else ""
     if remote.token_variable and not token:
         raise UserError(

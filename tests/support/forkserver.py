@@ -30,7 +30,7 @@ MAIN = "solrl_ray/__main__.py"
 READY = b"ready"
 PRELOADED = (
     "solrl_ray.models.flux",
-    "solrl_ray.rewards.clipscore",
+    "solrl_ray.rewards.clip",
     "solrl_ray.learning.learner",
     "solrl_ray.report.page",
     "solrl_ray.report.tensorboard",

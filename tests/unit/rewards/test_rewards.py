@@ -19,7 +19,7 @@ from solrl_ray.config.loading import read_file
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rewards.clipscore import CLIPScore
+from solrl_ray.rewards.clip import CLIPScore
 from solrl_ray.rewards.mixture import RewardMixture
 from solrl_ray.rewards.preprocessing import Preprocessing
 from tests.support import tiny
