@@ -65,12 +65,12 @@ def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: i
         "variant": nvfp4.VARIANT,
         "micro_batch": micro_batch,
         "threads": threads,
-        "libraries": {name: metadata.version(name) for name in _LIBRARIES if _installed(name)},
+        "libraries": {name: version for name in _LIBRARIES if (version := _version(name))},
         "cuda": [torch.version.cuda, torch.backends.cudnn.version()] if device.type == "cuda" else None,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
     if compiled:
-        facts["compiled"] = {"how": compiled, "triton": metadata.version("triton") if _installed("triton") else None}
+        facts["compiled"] = {"how": compiled, "triton": _version("triton")}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -81,16 +81,9 @@ def device_name(device: torch.device) -> str:
     return capability.device_name(device)
 
 
-def known_answers() -> list[dict[str, Any]]:
-    """The shipped test vectors of the quantiser."""
-    text = resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text()
-    vectors: list[dict[str, Any]] = json.loads(text)["vectors"]
-    return vectors
-
-
 def check_vectors(device: torch.device) -> str:
     """Quantises every known-answer input on `device`. Raises `RunError` naming the first that differs."""
-    vectors = known_answers()
+    vectors = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
     for vector in vectors:
         bits = np.frombuffer(bytes.fromhex(vector["input"]), dtype="<f4").reshape(vector["shape"])
         x = torch.from_numpy(bits.astype(np.float32)).to(device)
@@ -168,10 +161,9 @@ def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
     return f"{out.numel()} outputs, largest error {error:.1e} of the sum of magnitudes, allowed {allowed:.1e}"
 
 
-_EMULATED: Callable[[int], float] = lambda k: (k + 4) * 2.0**-24  # noqa: E731
 TOLERANCE: dict[tuple[str, str], Callable[[int], float]] = {
-    ("cpu", "nvfp4-emulated"): _EMULATED,
-    ("cuda", "nvfp4-emulated"): _EMULATED,
+    ("cpu", "nvfp4-emulated"): lambda k: (k + 4) * 2.0**-24,
+    ("cuda", "nvfp4-emulated"): lambda k: (k + 4) * 2.0**-24,
     ("cuda", "nvfp4"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
     ("cpu", "fp8"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
     ("cuda", "fp8"): lambda k: (k / 32 + 1) * 2.0**-13 + 2.0**-8,
@@ -229,12 +221,12 @@ def check_kernel(device: torch.device, tier: str) -> str:
 
 
 def _product_layer(device: torch.device, tier: str) -> tuple[torch.Tensor, QuantizedLinear]:
-    x, weight, bias = (_addressed(name, shape) for name, shape in _product_data().items())
+    x = _addressed("activation", (_ROWS, _IN))
     x[::7, ::31] *= 50
     linear = nn.Linear(_IN, _OUT)
     with torch.no_grad():
-        linear.weight.copy_(weight)
-        linear.bias.copy_(bias[0])
+        linear.weight.copy_(_addressed("weight", (_OUT, _IN)))
+        linear.bias.copy_(_addressed("bias", (1, _OUT))[0])
     return x, LAYERS[tier].from_linear(linear.to(device))
 
 
@@ -252,18 +244,11 @@ def _check_layers(model: nn.Module, tier: str, report: QuantizationReport) -> st
 
 def _check_dtype(model: nn.Module, tier: str) -> str:
     wanted = torch.bfloat16 if tier == "bf16" else torch.float32
-    other = [name for name, module in model.named_modules() if _dtype(module) not in (None, wanted)]
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    other = [name for name, linear in linears if linear.weight.dtype != wanted]
     if other:
         raise RunError(f"tier {tier} was asked for, but {len(other)} linears are not {wanted}, first {other[0]}")
     return f"{wanted}".removeprefix("torch.")
-
-
-def _dtype(module: nn.Module) -> torch.dtype | None:
-    return module.weight.dtype if isinstance(module, nn.Linear) else None
-
-
-def _product_data() -> dict[str, tuple[int, int]]:
-    return {"activation": (_ROWS, _IN), "weight": (_OUT, _IN), "bias": (1, _OUT)}
 
 
 def _addressed(name: str, shape: tuple[int, int]) -> torch.Tensor:
@@ -275,12 +260,11 @@ def _hex(tensor: torch.Tensor) -> str:
     return tensor.cpu().contiguous().numpy().tobytes().hex()
 
 
-def _installed(name: str) -> bool:
+def _version(name: str) -> str | None:
     try:
-        metadata.version(name)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
 
 
 def _cpu_model() -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.activations import ActivationQuantizer
@@ -27,6 +27,7 @@ class EmulatedNVFP4Linear(QuantizedLinear):
 
     tier = "nvfp4-emulated"
     format = "nvfp4"
+    bias_dtype = torch.float32
     packed: Tensor
     scales: Tensor
     amax: Tensor
@@ -39,22 +40,13 @@ class EmulatedNVFP4Linear(QuantizedLinear):
         in_features: int,
         quantizer: ActivationQuantizer | None = None,
     ) -> None:
-        nn.Module.__init__(self)
-        self.in_features = in_features
-        self.out_features = tensors["packed"].shape[0]
+        super().__init__(tensors, bias, in_features)
         self.quantizer = quantizer if quantizer is not None else ActivationQuantizer()
-        for name in ("packed", "scales", "amax"):
-            self.register_buffer(name, tensors[name].clone())
         on_cpu = self.packed.device.type == "cpu"
         self.register_buffer("operand", self.weight().operand(torch.float32 if on_cpu else torch.bfloat16))
-        self.register_buffer("bias", None if bias is None else bias.detach().float().clone())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"packed": self.packed, "scales": self.scales, "amax": self.amax}
 
     def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, buffer in self.tensors().items():
-            buffer.copy_(tensors[name])
+        super()._write(tensors)
         self.operand.copy_(self.weight().operand())
 
     def weight(self) -> nvfp4.NVFP4Tensor:

@@ -21,6 +21,8 @@ from solrl_ray.quantization import fp8, nvfp4
 Format = Literal["nvfp4", "fp8-row"]
 FORMAT_OF_TIER: dict[str, Format] = {"nvfp4": "nvfp4", "nvfp4-emulated": "nvfp4", "fp8": "fp8-row"}
 """In what a tier's layers hold their weights. A tier that is not here quantises nothing."""
+TENSORS: dict[Format, tuple[str, ...]] = {"nvfp4": ("packed", "scales", "amax"), "fp8-row": ("codes", "scale")}
+"""Names of a format's tensors; the first has a row for each output."""
 HEADROOM = 1.5
 """The frozen global scale of an NVFP4 weight has room for this times the base's amax; it costs no accuracy."""
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.fp8 import quantize_rows
 from solrl_ray.quantization.layers import QuantizedLinear
 
@@ -22,35 +19,12 @@ class FP8Linear(QuantizedLinear):
 
     tier = "fp8"
     format = "fp8-row"
+    bias_dtype = torch.bfloat16
     codes: Tensor
     scale: Tensor
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        bias: Tensor | None,
-        in_features: int,
-        quantizer: ActivationQuantizer | None = None,
-    ) -> None:
-        nn.Module.__init__(self)
-        self.in_features = in_features
-        self.out_features = tensors["codes"].shape[0]
-        self.register_buffer("codes", tensors["codes"].clone())
-        self.register_buffer("scale", tensors["scale"].clone())
-        self.register_buffer("bias", None if bias is None else bias.detach().to(torch.bfloat16).clone())
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"codes": self.codes, "scale": self.scale}
-
-    def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        self.codes.copy_(tensors["codes"])
-        self.scale.copy_(tensors["scale"])
-
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] of any float type → [..., out_features] of the same type.
-
-        A row with NaN or Inf gives a row of NaN.
-        """
+        """A row with NaN or Inf gives a row of NaN."""
         codes, scale = quantize_rows(x.reshape(-1, self.in_features).contiguous().float())
         weight = self.codes.view(torch.float8_e4m3fn)
         if x.device.type == "cuda":

@@ -53,7 +53,6 @@ def use_sigmoid_gelu_(model: nn.Module) -> int:
             new = ProjectedSigmoidGELU(module.proj)
         else:
             continue
-        parent, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, new)
+        model.set_submodule(path, new)
         replaced += 1
     return replaced

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from solrl_ray.quantization.activations import ActivationQuantizer
-from solrl_ray.quantization.formats import Format, frozen_amax, pack
+from solrl_ray.quantization.formats import TENSORS, Format, frozen_amax, pack
 
 
 class QuantizedLinear(nn.Module, ABC):
@@ -23,11 +23,11 @@ class QuantizedLinear(nn.Module, ABC):
 
     tier: ClassVar[str]
     format: ClassVar[Format]
+    bias_dtype: ClassVar[torch.dtype]
     in_features: int
     out_features: int
     bias: Tensor | None
 
-    @abstractmethod
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
@@ -40,6 +40,13 @@ class QuantizedLinear(nn.Module, ABC):
         Layers with one `quantizer` may share the quantisation of a common input; a tier whose compiler does
         that by itself has no use for it.
         """
+        super().__init__()
+        names = TENSORS[self.format]
+        self.in_features = in_features
+        self.out_features = tensors[names[0]].shape[0]
+        for name in names:
+            self.register_buffer(name, tensors[name].clone())
+        self.register_buffer("bias", None if bias is None else bias.detach().to(self.bias_dtype).clone())
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, quantizer: ActivationQuantizer | None = None) -> Self:
@@ -51,9 +58,9 @@ class QuantizedLinear(nn.Module, ABC):
         amax = frozen_amax(linear.weight) if cls.format == "nvfp4" else None
         return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features, quantizer)
 
-    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The stored weight by the names of `formats`, in its canonical layout; not a copy where that can be."""
+        return {name: getattr(self, name) for name in TENSORS[self.format]}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -71,9 +78,14 @@ class QuantizedLinear(nn.Module, ABC):
                 raise ValueError(f"{name} is {given[1]} {list(given[0])}, this layer's is {own[1]} {list(own[0])}")
         self._write(tensors)
 
-    @abstractmethod
     def _write(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrites the buffers with checked tensors."""
+        for name, buffer in self.tensors().items():
+            buffer.copy_(tensors[name])
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in_features] of any float type → [..., out_features] of the same type."""
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

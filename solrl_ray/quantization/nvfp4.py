@@ -68,9 +68,8 @@ def quantize(x: torch.Tensor | np.ndarray, amax: float | torch.Tensor | None = N
     """Quantises a matrix.
 
     Args:
-        x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`). amax: fixes
-        the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed a given amax
-            saturate.
+        x: [M, K], any float type (taken to float32); K is a multiple of 16 (see `pad_columns`).
+        amax: fixes the global scale at ``amax / 2688``; None takes ``max |x|``. Blocks that exceed it saturate.
         tile: ``1d`` gives each 1x16 block its scale, ``2d`` each 16x16 tile (M a multiple of 16).
 
     Raises:

@@ -55,6 +55,18 @@ class QuantizationReport:
     skipped_parameters: int = 0
     """Weights of the skipped linears."""
 
+    @classmethod
+    def of(cls, tier: str, planned: Plan, linears: Mapping[str, nn.Linear]) -> QuantizationReport:
+        """Of a model of `linears` on which a plan was carried out."""
+        return cls(
+            tier=tier,
+            layers=tuple(planned.tiers),
+            tiers=dict(Counter(planned.tiers.values())),
+            skipped=planned.skipped,
+            quantized_parameters=sum(linears[name].weight.numel() for name in planned.tiers),
+            skipped_parameters=sum(linears[name].weight.numel() for name in planned.skipped),
+        )
+
     def sentence(self) -> str:
         """``418 of 494 linears in fp8: 8.61 of 11.84 billion weights (72.7 %); skipped: 76 path matches 'norm'``."""
         total = self.quantized_parameters + self.skipped_parameters
@@ -101,16 +113,8 @@ def quantize_(
         capability.check(dict.fromkeys(planned.tiers.values()), next(model.parameters()).device)
     quantizer = ActivationQuantizer()
     for name, layer_tier in planned.tiers.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, LAYERS[layer_tier].from_linear(linears[name], quantizer))
-    return QuantizationReport(
-        tier=tier,
-        layers=tuple(planned.tiers),
-        tiers=dict(Counter(planned.tiers.values())),
-        skipped=planned.skipped,
-        quantized_parameters=sum(linears[name].weight.numel() for name in planned.tiers),
-        skipped_parameters=sum(linears[name].weight.numel() for name in planned.skipped),
-    )
+        model.set_submodule(name, LAYERS[layer_tier].from_linear(linears[name], quantizer))
+    return QuantizationReport.of(tier, planned, linears)
 
 
 def plan(linears: Mapping[str, nn.Linear], tier: str, scope: QuantizationScope) -> Plan:

@@ -102,12 +102,7 @@ class EngineNVFP4Linear(QuantizedLinear):
         amax = self._weight._amax_rowwise.reshape(())
         return {"packed": self._weight._rowwise_data, "scales": scales.view(torch.uint8), "amax": amax}
 
-    def _write(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, buffer in self.tensors().items():
-            buffer.copy_(tensors[name])
-
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] of any float type → [..., out_features] of the same type."""
         out = self.engine(x.reshape(-1, self.in_features).to(torch.bfloat16))
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
 

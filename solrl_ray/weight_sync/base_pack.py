@@ -7,7 +7,6 @@ instead of 24. An explorer built from it is equal, bit for bit, to one that quan
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +20,11 @@ from solrl_ray.errors import RunError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, frozen_amax, pack
-from solrl_ray.quantization.scope import LAYERS, QuantizationReport, plan
+from solrl_ray.quantization.scope import LAYERS, Plan, QuantizationReport, plan
 from solrl_ray.weight_sync import container
 from solrl_ray.weight_sync.checksums import stamp, stamps_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
-from solrl_ray.weight_sync.manifest import LAYOUT, canonical, read_checked, sha256, stamps_from_json
+from solrl_ray.weight_sync.manifest import LAYOUT, STAMPS, read_checked, write_checked
 
 FORMAT = "solrl-base-1"
 WHAT = "the base pack"
@@ -59,18 +58,15 @@ def write(transformer: nn.Module, config: Config) -> bytes:
         amax = frozen_amax(weight) if format == "nvfp4" else None
         tensors |= {f"{path}.{name}": value.cpu() for name, value in pack(format, weight, amax).items()}
     stamps = {name: stamp(value) for name, value in sorted(tensors.items())}
-    body: dict[str, Any] = {
+    body = {
         "format": FORMAT,
         "layout": LAYOUT,
         "identity": identity(config),
         "digest": stamps_digest(stamps),
         "tiers": tiers,
-        "tensors": {
-            name: {"dtype": one.dtype, "shape": list(one.shape), "crc32c": f"{one.crc32c:08x}"}
-            for name, one in stamps.items()
-        },
+        "tensors": STAMPS.dump_python(stamps, mode="json"),
     }
-    return container.write(tensors, {"manifest": canonical({"manifest": body, "sha256": sha256(canonical(body))})})
+    return container.write(tensors, {"manifest": write_checked(body)})
 
 
 def read(buffer: Buffer, config: Config) -> BasePack:
@@ -85,7 +81,7 @@ def read(buffer: Buffer, config: Config) -> BasePack:
         raise Unusable(f"{WHAT} is in format {body.get('format')} {body.get('layout')}, not {FORMAT} {LAYOUT}")
     if body["identity"] != identity(config):
         raise Unusable(f"{WHAT} was made for another model, tier or scope than this run's")
-    stamps = stamps_from_json(body["tensors"])
+    stamps = STAMPS.validate_python(body["tensors"])
     for name in sorted(stamps.keys() | tensors.keys()):
         if name not in tensors or stamps.get(name) != stamp(tensors[name]):
             raise Unusable(f"tensor {name!r} of {WHAT} does not have the checksum its manifest states")
@@ -106,7 +102,6 @@ def build(
     linears = _linears(skeleton)
     tier = pool_sampling(config).tier
     skipped = plan(linears, tier, config.model.quantization).skipped
-    sizes = {path: linear.weight.numel() for path, linear in linears.items()}
     if not without_kernels:
         capability.check(dict.fromkeys(base.tiers.values()), device)
     left = dict(base.tensors)
@@ -118,17 +113,10 @@ def build(
         names = {name.rpartition(".")[2] for name in left if name.rpartition(".")[0] == path} - {"bias"}
         tensors = {name: left.pop(f"{path}.{name}").to(device) for name in sorted(names)}
         bias = left.pop(f"{path}.bias").to(device) if linear.bias is not None else None
-        parent, _, leaf = path.rpartition(".")
-        setattr(skeleton.get_submodule(parent), leaf, layer(tensors, bias, linear.in_features, quantizer))
+        skeleton.set_submodule(path, layer(tensors, bias, linear.in_features, quantizer))
     _fill(skeleton, left, device)
-    return QuantizationReport(
-        tier=tier,
-        layers=tuple(path for path in linears if path in base.tiers),
-        tiers=dict(Counter(base.tiers.values())),
-        skipped=skipped,
-        quantized_parameters=sum(sizes[path] for path in base.tiers),
-        skipped_parameters=sum(sizes[path] for path in skipped),
-    )
+    planned = Plan({path: base.tiers[path] for path in linears if path in base.tiers}, skipped)
+    return QuantizationReport.of(tier, planned, linears)
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -56,7 +56,6 @@ def add_branches(model: nn.Module, targets: Iterable[str], rank: int, dtype: tor
         if isinstance(module, QuantizedLinear) and any(path == s or path.endswith(f".{s}") for s in suffixes)
     }
     for path, layer in chosen.items():
-        parent, _, leaf = path.rpartition(".")
         device = next(iter(layer.tensors().values())).device
-        setattr(model.get_submodule(parent), leaf, BranchLinear(layer, rank, dtype, device))
+        model.set_submodule(path, BranchLinear(layer, rank, dtype, device))
     return len(chosen)

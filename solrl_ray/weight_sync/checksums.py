@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import google_crc32c
 import numpy as np
 import torch
+from pydantic import BeforeValidator, PlainSerializer
 
 DTYPES = {
     "F64": torch.float64,
@@ -29,6 +31,14 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+def _as_hex(crc: int) -> str:
+    return f"{crc:08x}"
+
+
+def _from_hex(text: str) -> int:
+    return int(text, 16)
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """What a tensor must be."""
@@ -36,7 +46,7 @@ class Stamp:
     dtype: str
     """As safetensors calls it: ``F32``, ``U8``, …"""
     shape: tuple[int, ...]
-    crc32c: int
+    crc32c: Annotated[int, BeforeValidator(_from_hex), PlainSerializer(_as_hex)]
     """CRC-32C (Castagnoli, RFC 3720 appendix B.4) over the tensor's bytes, row by row, little-endian."""
 
 
@@ -67,7 +77,7 @@ def stamps_digest(stamps: Mapping[str, Stamp]) -> str:
     The shape is written ``4,48``, the CRC as eight hex digits.
     """
     lines = [
-        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {stamp.crc32c:08x}\n"
+        f"{name} {stamp.dtype} {','.join(map(str, stamp.shape))} {_as_hex(stamp.crc32c)}\n"
         for name, stamp in sorted(stamps.items())
     ]
     return hashlib.sha256("".join(lines).encode()).hexdigest()

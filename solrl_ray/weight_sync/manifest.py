@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
+from solrl_ray.config.schema import Lora
 from solrl_ray.quantization import nvfp4
 from solrl_ray.weight_sync.checksums import Stamp, stamps_digest
 from solrl_ray.weight_sync.container import Unusable
@@ -43,10 +46,7 @@ class Manifest:
     """The revision before; None for the first."""
     policy: Policy
     """``old`` is the sampling policy; the others are published for evaluation only."""
-    lora_rank: int
-    lora_alpha: float
-    targets: tuple[str, ...]
-    """Module-name suffixes that LoRA was attached to."""
+    lora: Lora
     base_digest: str
     """`tensors_digest` of the touched modules' base weights."""
     formats: dict[str, str]
@@ -67,7 +67,7 @@ class Manifest:
 
     @property
     def scaling(self) -> float:
-        return self.lora_alpha / self.lora_rank
+        return self.lora.alpha / self.lora.rank
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -75,25 +75,8 @@ class Manifest:
         return touched_modules(name for name in self.tensors if name.endswith((".lora_A", ".lora_B")))
 
     def to_json(self) -> str:
-        """Canonical JSON with its own checksum: ``{"manifest": …, "sha256": …}``."""
-        body: dict[str, Any] = {
-            "format": FORMAT,
-            "layout": LAYOUT,
-            "revision": self.revision,
-            "parent": self.parent,
-            "policy": self.policy,
-            "lora": {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": list(self.targets)},
-            "base_digest": self.base_digest,
-            "formats": self.formats,
-            "amax": self.amax,
-            "bumped": list(self.bumped),
-            "expected": {role: {"modules": e.modules, "digest": e.digest} for role, e in self.expected.items()},
-            "tensors": {
-                name: {"dtype": stamp.dtype, "shape": list(stamp.shape), "crc32c": f"{stamp.crc32c:08x}"}
-                for name, stamp in self.tensors.items()
-            },
-        }
-        return canonical({"manifest": body, "sha256": sha256(canonical(body))})
+        """Canonical JSON with its own checksum: see `write_checked`."""
+        return write_checked({"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")})
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
@@ -102,21 +85,7 @@ class Manifest:
         found = (body.get("format"), body.get("layout"))
         if found != (FORMAT, LAYOUT):
             raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
-        lora = body["lora"]
-        return cls(
-            revision=body["revision"],
-            parent=body["parent"],
-            policy=body["policy"],
-            lora_rank=lora["rank"],
-            lora_alpha=lora["alpha"],
-            targets=tuple(lora["targets"]),
-            base_digest=body["base_digest"],
-            formats=body["formats"],
-            amax=body["amax"],
-            bumped=tuple(body["bumped"]),
-            expected={role: Expected(**expected) for role, expected in body["expected"].items()},
-            tensors=stamps_from_json(body["tensors"]),
-        )
+        return _MANIFEST.validate_python(body)
 
     def digest(self) -> str:
         """SHA-256 over everything a revision states, and by its checksums over what it carries."""
@@ -125,6 +94,11 @@ class Manifest:
     def packed_digest(self) -> str:
         """What deltas are made against: `stamps_digest` of the packed tensors alone."""
         return stamps_digest({name: stamp for name, stamp in self.tensors.items() if not is_factor(name)})
+
+
+_MANIFEST = TypeAdapter(Manifest)
+STAMPS = TypeAdapter(dict[str, Stamp])
+"""Reads and writes what a manifest says of tensors."""
 
 
 def is_factor(tensor: str) -> bool:
@@ -142,11 +116,9 @@ def touched_modules(factors: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({module_of(name) for name in factors}))
 
 
-def stamps_from_json(entries: Mapping[str, Any]) -> dict[str, Stamp]:
-    return {
-        name: Stamp(entry["dtype"], tuple(entry["shape"]), int(entry["crc32c"], 16))
-        for name, entry in sorted(entries.items())
-    }
+def write_checked(body: Mapping[str, Any]) -> str:
+    """``{"manifest": body, "sha256": …}``, canonical."""
+    return canonical({"manifest": body, "sha256": sha256(canonical(body))})
 
 
 def read_checked(text: str, what: str) -> dict[str, Any]:

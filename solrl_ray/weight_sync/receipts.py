@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from solrl_ray.errors import RunError
 from solrl_ray.records import Receipt
 from solrl_ray.weight_sync.manifest import Expected, Manifest
 
 REMEMBERED = 4
 """Revisions whose late receipts can still be judged."""
-
-
-def check(receipts: Iterable[Receipt], revision: Manifest) -> None:
-    """Judges all receipts of one revision.
-
-    Raises:
-        RunError: naming the first worker whose receipt is not what it must be; or there are no receipts.
-    """
-    book, count = ReceiptBook(), 0
-    book.expect(revision)
-    for receipt in receipts:
-        book.check(receipt)
-        count += 1
-    if not count:
-        raise RunError(f"no receiver proved that it holds {revision.name}")
 
 
 class ReceiptBook:
