@@ -48,14 +48,14 @@ STAGES = ("untrained", "autoencoder", "reward", "flow", "rectification")
 def prompt_sets(seed: int = PROMPT_SEED) -> tuple[list[str], list[str]]:
     """Train and held-out captions; no two of them, in either set, describe the same pictures."""
     random = np.random.Generator(np.random.Philox(seed))
-    texts: dict[tuple[int, ...], str] = {}
+    texts: dict[int, str] = {}
     while len(texts) < TRAIN_PROMPTS + HELDOUT_PROMPTS:
         count = 1 if random.random() < 1 / 16 else 2
         indices = [int(random.integers(len(values))) for values in FIELD_VALUES]
         if count == 1:
             indices[3:7] = [0] * 4
         scene = Scene((count, *indices))
-        texts.setdefault(scene.meaning, scene.caption)
+        texts.setdefault(int(captions.meaning(torch.tensor([scene.fields]))), scene.caption)
     chosen = list(texts.values())
     return chosen[HELDOUT_PROMPTS:], chosen[:HELDOUT_PROMPTS]
 
@@ -76,22 +76,13 @@ def build(folder: Path, stages: list[str], device: torch.device, scale: float = 
         elif stage == "reward":
             result = train_reward(reward, _scaled(REWARD, scale), heldout, device)
         elif stage == "flow":
+            training, pictures = _scaled(FLOW, scale), round(PICTURES * scale)
             result = train_flow(
-                pipeline,
-                _scaled(FLOW, scale),
-                pictures=round(PICTURES * scale),
-                corruption=CORRUPTION,
-                heldout=heldout,
-                device=device,
+                pipeline, training, pictures=pictures, corruption=CORRUPTION, heldout=heldout, device=device
             )
         else:
-            result = rectify(
-                pipeline,
-                _scaled(RECTIFICATION, scale),
-                pairs=round(PAIRS * scale),
-                heldout=heldout,
-                device=device,
-            )
+            training, pairs = _scaled(RECTIFICATION, scale), round(PAIRS * scale)
+            result = rectify(pipeline, training, pairs=pairs, heldout=heldout, device=device)
         _save(folder, pipeline, (reward, processor))
         record = json.loads(record_path.read_text()) if record_path.exists() else {}
         record[stage] = {**result, "seconds": time.perf_counter() - start}

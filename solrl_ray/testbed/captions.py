@@ -14,6 +14,7 @@ from solrl_ray.testbed.world import FIELD_VALUES, RELATIONS
 _COUNTS = torch.tensor([len(values) for values in FIELD_VALUES])
 _FIRST, _RELATION, _SECOND = slice(1, 4), 4, slice(5, 8)
 _MIRRORED = torch.tensor([1, 0, 3, 2])
+"""Index of the relation that says the same with the objects named in the other order."""
 
 
 def draw(count: int, generator: torch.Generator, single: float = 1 / 16) -> torch.Tensor:
@@ -49,7 +50,7 @@ def neighbours(fields: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 
 
 def meaning(fields: torch.Tensor) -> torch.Tensor:
-    """One integer per scene, equal for captions of the same pictures (compare `Scene.meaning`); int64 [B]."""
+    """One integer per scene, equal for captions of the same pictures (``A left of B``, ``B right of A``); int64 [B]."""
     mirrored = fields.clone()
     mirrored[:, _FIRST], mirrored[:, _SECOND] = fields[:, _SECOND], fields[:, _FIRST]
     mirrored[:, _RELATION] = _MIRRORED.to(fields.device)[fields[:, _RELATION]]
@@ -61,8 +62,7 @@ class TokenTable:
     """Token ids of captions, exactly as the testbed's two tokenizers write them."""
 
     def __init__(self, device: torch.device) -> None:
-        vocabulary = words()
-        number = {word: index for index, word in enumerate(vocabulary)}
+        number = {word: index for index, word in enumerate(words())}
         width = max(len(phrase.split()) for phrase in RELATIONS)
         self._fields = []
         for values in FIELD_VALUES:
@@ -70,26 +70,24 @@ class TokenTable:
             columns = width if values == tuple(RELATIONS) else 1
             self._fields.append(torch.tensor([row + [-1] * (columns - len(row)) for row in rows], device=device))
         self._a, self._on = number["a"], number["on"]
-        clip, t5 = clip_tokenizer(), t5_tokenizer()
-        self._clip_ids = torch.tensor([clip(word).input_ids[1] for word in vocabulary], device=device)
-        self._t5_ids = torch.tensor([t5(word).input_ids[0] for word in vocabulary], device=device)
-        self._clip_start, self._clip_end = clip.bos_token_id, clip.eos_token_id
-        self._t5_end, self._t5_pad = t5.eos_token_id, t5.pad_token_id
+        self._clip, self._t5 = clip_tokenizer(), t5_tokenizer()
+        self._clip_ids = torch.tensor([self._clip(word).input_ids[1] for word in number], device=device)
+        self._t5_ids = torch.tensor([self._t5(word).input_ids[0] for word in number], device=device)
 
     def t5(self, fields: torch.Tensor) -> torch.Tensor:
         """Ids of the T5 tokenizer, padded to `T5_TOKENS`: int64 [B, T5_TOKENS]."""
         sentence = self._sentence(fields)
-        ids = torch.full((len(fields), T5_TOKENS), self._t5_pad, device=fields.device)
-        ids[:, : sentence.shape[1]] = torch.where(sentence >= 0, self._t5_ids[sentence], self._t5_pad)
-        ids[torch.arange(len(fields)), (sentence >= 0).sum(dim=1)] = self._t5_end
+        ids = torch.full((len(fields), T5_TOKENS), self._t5.pad_token_id, device=fields.device)
+        ids[:, : sentence.shape[1]] = torch.where(sentence >= 0, self._t5_ids[sentence], self._t5.pad_token_id)
+        ids[torch.arange(len(fields)), (sentence >= 0).sum(dim=1)] = self._t5.eos_token_id
         return ids
 
     def clip(self, fields: torch.Tensor) -> torch.Tensor:
         """Ids of the CLIP tokenizer, padded to `CLIP_TOKENS`: int64 [B, CLIP_TOKENS]."""
-        sentence = self._sentence(fields)
-        ids = torch.full((len(fields), CLIP_TOKENS), self._clip_end, device=fields.device)
-        ids[:, 0] = self._clip_start
-        ids[:, 1 : 1 + sentence.shape[1]] = torch.where(sentence >= 0, self._clip_ids[sentence], self._clip_end)
+        sentence, end = self._sentence(fields), self._clip.eos_token_id
+        ids = torch.full((len(fields), CLIP_TOKENS), end, device=fields.device)
+        ids[:, 0] = self._clip.bos_token_id
+        ids[:, 1 : 1 + sentence.shape[1]] = torch.where(sentence >= 0, self._clip_ids[sentence], end)
         return ids
 
     def _sentence(self, fields: torch.Tensor) -> torch.Tensor:

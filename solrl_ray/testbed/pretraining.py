@@ -100,14 +100,12 @@ def train_reward(model: CLIPModel, training: Training, heldout: torch.Tensor, de
 
 def image_features(model: CLIPModel, pictures: torch.Tensor) -> torch.Tensor:
     """Unit-length image features [B, 64] of pictures in [0, 1]."""
-    hidden = model.vision_model(pixel_values=pictures * 2 - 1).pooler_output
-    return functional.normalize(model.visual_projection(hidden).float(), dim=-1)
+    return functional.normalize(model.get_image_features(pixel_values=pictures * 2 - 1).pooler_output.float(), dim=-1)
 
 
 def text_features(model: CLIPModel, ids: torch.Tensor) -> torch.Tensor:
     """Unit-length text features [B, 64] of token ids [B, CLIP_TOKENS]."""
-    hidden = model.text_model(input_ids=ids).pooler_output
-    return functional.normalize(model.text_projection(hidden).float(), dim=-1)
+    return functional.normalize(model.get_text_features(input_ids=ids).pooler_output.float(), dim=-1)
 
 
 def _judge_reward(model: CLIPModel, table: TokenTable, generator: torch.Generator) -> dict[str, float]:

@@ -68,8 +68,6 @@ FIELD_VALUES: tuple[tuple[str, ...], ...] = (
 
 _OBJECT = rf"a ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"
 _CAPTION = re.compile(rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'|'.join(BACKGROUNDS)})", flags=re.ASCII)
-_MIRRORED = (1, 0, 3, 2)
-"""Index of the relation that says the same with the objects named in the other order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +87,6 @@ class Scene:
         )
         second = f" {relation} a {size2} {colour2} {shape2}" if count == 2 else ""
         return f"a {size} {colour} {shape}{second} on {background}"
-
-    @property
-    def meaning(self) -> tuple[int, ...]:
-        """Equal for captions that describe the same pictures (``A left of B``, ``B right of A``)."""
-        count, size, colour, shape, relation, size2, colour2, shape2, background = self.fields
-        if count == 1:
-            return self.fields
-        mirrored = (2, size2, colour2, shape2, _MIRRORED[relation], size, colour, shape, background)
-        return min(self.fields, mirrored)
 
 
 def parse(caption: str) -> Scene:
