@@ -41,7 +41,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
 from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.base import MicroBatch, Pass, Reference, Velocities
-from solrl_ray.objectives.schedules import anchor_decay, ema_decay, old_decay
+from solrl_ray.objectives.schedules import ema_decay, follower_decay
 from solrl_ray.policy import adapters
 from solrl_ray.policy.ema import Ema
 from solrl_ray.records import PromptEmbedding, SampleGroup
@@ -214,7 +214,7 @@ class Learner:
         self._steps += 1
         self._ema.update(self._parameters, ema_decay(self._steps, self._config.learner.ema_cap))
         if self._anchored and isinstance(self._config.objective, AwmConfig):
-            decay = anchor_decay(self._config.objective.anchor, self._steps)
+            decay = follower_decay(self._config.objective.anchor, self._steps)
             adapters.decay_(self._model.transformer, decay, "anchor")
         return sums, gradient_norm
 
@@ -317,7 +317,7 @@ class Learner:
     def _follow(self) -> None:
         """The sampling policy follows the trained one; the revision moves on."""
         self._updates += 1
-        adapters.decay_(self._model.transformer, old_decay(self._config.objective.old_decay, self._steps))
+        adapters.decay_(self._model.transformer, follower_decay(self._config.objective.old_decay, self._steps))
 
     def factors(self, name: Literal["default", "old", "ema", "base"]) -> dict[str, torch.Tensor]:
         """LoRA factors by name, float32 copies on the CPU; those of ``base`` have B = 0."""

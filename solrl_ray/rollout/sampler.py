@@ -21,8 +21,7 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.sampling import sde
-from solrl_ray.sampling.increments import increment_address, initial_address, window_start
-from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.solvers import Velocity, integrate
 
@@ -47,16 +46,33 @@ class Sampled:
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
     """Where the initial noise of a unit's samples comes from.
 
-    Explored and regenerated ones share it: that is what makes a regenerated image the previewed one, in full.
+    Explored and regenerated ones share it: that is what makes a regenerated image the previewed one, in full. With
+    `shared_noise` all candidates of a prompt do.
     Evaluation noise is the same in every iteration.
     """
-    made = [
-        initial_address(sampler, run_seed=run_seed, iteration=unit.iteration, prompt_id=unit.prompt_id, index=index)
+    evaluating = unit.stage == "evaluate"
+    purpose, iteration = ("evaluation-noise", 0) if evaluating else ("initial-noise", unit.iteration)
+    shared = not isinstance(sampler, Ode) and sampler.shared_noise
+    return [
+        Address(
+            run_seed=run_seed,
+            purpose=purpose,
+            iteration=iteration,
+            prompt_id=unit.prompt_id,
+            index=0 if shared else index,
+        )
         for index in unit.indices
     ]
-    if unit.stage != "evaluate":
-        return made
-    return [replace(address, purpose="evaluation-noise", iteration=0) for address in made]
+
+
+def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
+    """First step with noise, the same for all candidates of a prompt; 0 without a window."""
+    window = None if isinstance(sampler, Ode) else sampler.window
+    if window is None:
+        return 0
+    low, high = window.range
+    address = Address(run_seed=run_seed, purpose="sde-window", iteration=unit.iteration, prompt_id=unit.prompt_id)
+    return low + int(uniform(address, (1,))[0] * (high - window.size - low + 1))
 
 
 class Sampler:
@@ -106,11 +122,12 @@ class Sampler:
         parts = [self._one(part, prompt, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
         latents, images, rewards, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
+        start = window_start(self._sampler, unit, self._run_seed)
         return Sampled(
             latents=latents,
             images=images,
             rewards=rewards,
-            trajectory=Trajectory(states=states, first_step=self._window_start(unit)) if self._record else None,
+            trajectory=Trajectory(states=states, first_step=start) if self._record else None,
         )
 
     def _micro_batches(self, unit: WorkUnit) -> Iterator[WorkUnit]:
@@ -141,7 +158,7 @@ class Sampler:
         self, sampler: Stochastic, velocity: Velocity, noise: Tensor, part: WorkUnit
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """Clean latents, and the states before and after each recorded transition."""
-        start = self._window_start(part)
+        start = window_start(sampler, part, self._run_seed)
         steps = sde.plan(sampler, self._sigmas(part).tolist(), part.steps or self._steps, start)
         increments = {index: self._increment(part, index) for step in steps for index, _ in step.increments}
         recorded = range(start, start + sampler.recorded(self._steps) + 1) if self._record else ()
@@ -154,18 +171,19 @@ class Sampler:
         return sigmas(self._schedule, steps, self._model.image_tokens)
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
+        """Noise of each candidate in step `step` of the full schedule."""
         where = [
-            increment_address(
-                run_seed=self._run_seed, iteration=part.iteration, prompt_id=part.prompt_id, index=index, step=step
+            Address(
+                run_seed=self._run_seed,
+                purpose="sde-increment",
+                iteration=part.iteration,
+                prompt_id=part.prompt_id,
+                index=index,
+                step=step,
             )
             for index in part.indices
         ]
         return initial_noise(where, self._model.latent_shape).to(self._model.device)
-
-    def _window_start(self, unit: WorkUnit) -> int:
-        if isinstance(self._sampler, Ode):
-            return 0
-        return window_start(self._sampler, run_seed=self._run_seed, iteration=unit.iteration, prompt_id=unit.prompt_id)
 
 
 def scored(

@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TypeAlias
 
 import numpy as np
@@ -48,46 +49,24 @@ _ATANH_TERMS = tuple(1.0 / (2 * k + 1) for k in range(12))
 # AS241 PPND16, coefficients of falling powers. The centre is a function of 0.180625 - (u - 1/2)**2,
 # the tail of sqrt(-log(min(u, 1 - u))) - 1.6. AS241's third piece, for min(u, 1 - u) < 1.4e-11, is out of
 # reach of a 32-bit word, whose smallest u is 2**-33 = 1.2e-10.
+# fmt: off
 _CENTRE_NUMERATOR = (
-    2.5090809287301226727e3,
-    3.3430575583588128105e4,
-    6.7265770927008700853e4,
-    4.5921953931549871457e4,
-    1.3731693765509461125e4,
-    1.9715909503065514427e3,
-    1.3314166789178437745e2,
-    3.3871328727963666080e0,
+    2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
+    1.3731693765509461125e4, 1.9715909503065514427e3, 1.3314166789178437745e2, 3.3871328727963666080e0,
 )
 _CENTRE_DENOMINATOR = (
-    5.2264952788528545610e3,
-    2.8729085735721942674e4,
-    3.9307895800092710610e4,
-    2.1213794301586595867e4,
-    5.3941960214247511077e3,
-    6.8718700749205790830e2,
-    4.2313330701600911252e1,
-    1.0,
+    5.2264952788528545610e3, 2.8729085735721942674e4, 3.9307895800092710610e4, 2.1213794301586595867e4,
+    5.3941960214247511077e3, 6.8718700749205790830e2, 4.2313330701600911252e1, 1.0,
 )
 _TAIL_NUMERATOR = (
-    7.74545014278341407640e-4,
-    2.27238449892691845833e-2,
-    2.41780725177450611770e-1,
-    1.27045825245236838258e0,
-    3.64784832476320460504e0,
-    5.76949722146069140550e0,
-    4.63033784615654529590e0,
-    1.42343711074968357734e0,
+    7.74545014278341407640e-4, 2.27238449892691845833e-2, 2.41780725177450611770e-1, 1.27045825245236838258e0,
+    3.64784832476320460504e0, 5.76949722146069140550e0, 4.63033784615654529590e0, 1.42343711074968357734e0,
 )
 _TAIL_DENOMINATOR = (
-    1.05075007164441684324e-9,
-    5.47593808499534494600e-4,
-    1.51986665636164571966e-2,
-    1.48103976427480074590e-1,
-    6.89767334985100004550e-1,
-    1.67638483018380384940e0,
-    2.05319162663775882187e0,
-    1.0,
+    1.05075007164441684324e-9, 5.47593808499534494600e-4, 1.51986665636164571966e-2, 1.48103976427480074590e-1,
+    6.89767334985100004550e-1, 1.67638483018380384940e0, 2.05319162663775882187e0, 1.0,
 )
+# fmt: on
 
 
 def standard_normal(address: Address, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -178,15 +157,7 @@ def _words(addresses: Sequence[Address], count: int) -> Words:
 
 def _stream(address: Address) -> tuple[int, ...]:
     """Four 32-bit words that name the address' stream: Philox key, then upper half of the counter."""
-    fields = (
-        address.run_seed,
-        address.purpose,
-        address.iteration,
-        address.prompt_id,
-        address.index,
-        address.step,
-    )
-    texts = [str(value).encode() for value in fields]
+    texts = [str(value).encode() for value in astuple(address)]
     encoded = b"".join(b"%d:%s," % (len(text), text) for text in texts)
     # Not this module's name: the word is part of every number and keeps its first spelling.
     digest = hashlib.blake2b(encoded, digest_size=16, person=b"solrl_ray.noise").digest()

@@ -40,7 +40,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
 
 
 def _trajectory(chosen: Sequence[tuple[SampleGroup, int]]) -> Trajectory | None:
-    """Those of the chosen rows; all samples of a prompt begin theirs at one step (`sampling.increments`)."""
+    """Those of the chosen rows; all samples of a prompt begin theirs at one step (`rollout.sampler`)."""
     recorded = [(part.trajectory, row) for part, row in chosen if part.trajectory is not None]
     if not recorded:
         return None

@@ -12,7 +12,7 @@ from solrl_ray.config.objectives import Advantage, DiffusionNftConfig, OldDecay,
 from solrl_ray.objectives.advantages import advantages
 from solrl_ray.objectives.base import MicroBatch
 from solrl_ray.objectives.nft import DiffusionNft
-from solrl_ray.objectives.schedules import ema_decay, old_decay
+from solrl_ray.objectives.schedules import ema_decay, follower_decay
 from solrl_ray.records import Address
 from solrl_ray.sampling import noise
 
@@ -76,12 +76,12 @@ def test_bad_rewards_are_refused() -> None:
 
 
 def test_the_old_policy_follows_more_slowly_as_training_goes_on() -> None:
-    found = [old_decay(OldDecay(), updates) for updates in (1, 10, 100, 200, 500, 1000)]
+    found = [follower_decay(OldDecay(), updates) for updates in (1, 10, 100, 200, 500, 1000)]
     assert found == pytest.approx([0.001, 0.01, 0.1, 0.2, 0.5, 0.5], rel=1e-15)
 
 
 def test_a_copied_old_policy_keeps_nothing() -> None:
-    assert [old_decay(OldDecay(kind="copy"), updates) for updates in (1, 1000)] == [0.0, 0.0]
+    assert [follower_decay(OldDecay(kind="copy"), updates) for updates in (1, 1000)] == [0.0, 0.0]
 
 
 def test_the_average_warms_up_to_its_cap() -> None:
@@ -91,7 +91,7 @@ def test_the_average_warms_up_to_its_cap() -> None:
 
 def test_updates_are_counted_from_one() -> None:
     with pytest.raises(ValueError, match="counted from 1, got 0"):
-        old_decay(OldDecay(), 0)
+        follower_decay(OldDecay(), 0)
     with pytest.raises(ValueError, match="counted from 1, got 0"):
         ema_decay(0, 0.9)
 

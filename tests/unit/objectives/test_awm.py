@@ -13,7 +13,7 @@ from solrl_ray.objectives.awm import Awm, log_likelihood, stratified_steps
 from solrl_ray.objectives.base import Loss, Velocities
 from solrl_ray.objectives.forward_process import NoisedPass, noised
 from solrl_ray.objectives.nft import DiffusionNft
-from solrl_ray.objectives.schedules import anchor_decay
+from solrl_ray.objectives.schedules import follower_decay
 from solrl_ray.records import Address
 
 GRID = torch.linspace(1, 0, 15)[:-1]
@@ -125,4 +125,4 @@ def test_the_published_schedule_of_14_steps() -> None:
 
 def test_the_anchor_follows_as_closely_as_published() -> None:
     anchor = sections.Anchor()
-    assert [anchor_decay(anchor, step) for step in (1, 100, 300, 1000)] == pytest.approx([0.001, 0.1, 0.3, 0.3])
+    assert [follower_decay(anchor, step) for step in (1, 100, 300, 1000)] == pytest.approx([0.001, 0.1, 0.3, 0.3])

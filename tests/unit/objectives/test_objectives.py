@@ -26,11 +26,10 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.objectives.base import MicroBatch
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
+from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.sampling import sde
-from solrl_ray.sampling.increments import increment_address
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
 from tests.support import tiny
@@ -193,8 +192,8 @@ def test_a_stored_transition_holds_exactly_the_addressed_noise(bench: Callable[.
             v = one.model.velocity(path.states[:, k], grid[step], embedding)
         move = sde.transition(sampler, grid, step)
         mean = move.x_weight * path.states[:, k] + move.v_weight * v
-        where = {"run_seed": one.config.run.seed, "iteration": 1, "prompt_id": "p", "step": step}
-        normals = initial_noise([increment_address(index=i, **where) for i in group.indices], one.model.latent_shape)
+        where = Address(run_seed=one.config.run.seed, purpose="sde-increment", iteration=1, prompt_id="p", step=step)
+        normals = initial_noise([dataclasses.replace(where, index=i) for i in group.indices], one.model.latent_shape)
         torch.testing.assert_close((path.states[:, k + 1] - mean) / move.std, normals, rtol=1e-4, atol=1e-4)
     passes = one.learner._objective.passes(batch, torch.device("cpu"), 1)
     assert {float(t) for p in passes for t in p.t} <= {float(np.float32(sigma)) for sigma in grid}

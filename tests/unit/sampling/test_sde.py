@@ -10,7 +10,6 @@ import torch
 from solrl_ray.config.samplers import Cps, DanceSde, FlowSde, Stochastic, Window
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling import sde
-from solrl_ray.sampling.increments import increment_address, initial_address, window_start
 from solrl_ray.sampling.schedules import sigmas
 from solrl_ray.sampling.sde import Coefficients, Transition
 
@@ -190,15 +189,3 @@ def test_integration_is_the_recurrence() -> None:
     assert all(torch.equal(state, states[3 + i]) for i, state in enumerate(kept))
     assert len(kept) == 3
     assert sde.integrate(lambda x, sigma: 0.4 * x, noise, steps, increments)[1] == []
-
-
-def test_a_prompts_candidates_share_their_window_and_only_then_their_noise() -> None:
-    where = {"run_seed": 7, "iteration": 3, "prompt_id": "p"}
-    sampler = FlowSde(window=Window(size=2, range=(1, 6)))
-    starts = {window_start(sampler, run_seed=7, iteration=i, prompt_id="p") for i in range(200)}
-    assert starts == {1, 2, 3, 4}
-    assert window_start(FlowSde(), **where) == 0
-    own, shared = FlowSde(), FlowSde(shared_noise=True)
-    assert initial_address(own, index=4, **where) != initial_address(own, index=5, **where)
-    assert initial_address(shared, index=4, **where) == initial_address(shared, index=5, **where)
-    assert increment_address(index=4, step=0, **where) != increment_address(index=5, step=0, **where)
