@@ -180,7 +180,7 @@ def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor
     held = {name: tensor.cpu() for name, tensor in layer.tensors().items()}
     if layer.format == "nvfp4":
         activation = nvfp4.quantize(nvfp4.pad_columns(x.cpu().float()))
-        weight = nvfp4.NVFP4Tensor(packed=held["packed"], scales=held["scales"], amax=held["amax"])
+        weight = nvfp4.NVFP4Tensor(**held)
         operand, other = activation.operand().double(), weight.operand().double()
         alpha = float(np.float32(activation.amax.item()) * np.float32(weight.amax.item())) * nvfp4.ALPHA_UNIT
     else:

@@ -51,7 +51,7 @@ class EmulatedNVFP4Linear(QuantizedLinear):
 
     def weight(self) -> nvfp4.NVFP4Tensor:
         """The quantised weight that the layer computes with (its buffers, not a copy)."""
-        return nvfp4.NVFP4Tensor(packed=self.packed, scales=self.scales, amax=self.amax)
+        return nvfp4.NVFP4Tensor(**self.tensors())
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] of any float type → [..., out_features] of the same type.

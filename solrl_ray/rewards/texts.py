@@ -47,12 +47,6 @@ class Texts:
         tokens = self._count(prompt)
         if tokens > self._limit and hash(prompt) not in self._cut:
             self._cut.add(hash(prompt))
-            logger.warning(
-                "%s: a prompt of %d tokens is cut to %d (%d prompts cut so far): %.60s",
-                self._name,
-                tokens,
-                self._limit,
-                self.truncated,
-                prompt,
-            )
+            cut = f"{self._name}: a prompt of {tokens} tokens is cut to {self._limit}"
+            logger.warning("%s (%d prompts cut so far): %.60s", cut, self.truncated, prompt)
         return self._encode(prompt)

@@ -122,13 +122,8 @@ def build(
 def identity(config: Config) -> dict[str, Any]:
     """What fixes the bytes of a pack, as far as a configuration says."""
     model = config.model
-    return {
-        "family": model.family,
-        "path": model.path,
-        "dtype": model.dtype,
-        "tier": pool_sampling(config).tier,
-        "scope": model.quantization.model_dump(mode="json"),
-    }
+    fields = model.model_dump(mode="json", include={"family", "path", "dtype"})
+    return fields | {"tier": pool_sampling(config).tier, "scope": model.quantization.model_dump(mode="json")}
 
 
 def _fill(skeleton: nn.Module, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
