@@ -178,7 +178,7 @@ def compare(proxy: np.ndarray, full: np.ndarray, keep: int) -> dict[str, float]:
         )
         same = len(set(order[:half]) & set(truth[:half])) + len(set(order[-half:]) & set(truth[-half:]))
         overlap.append(same / keep)
-    figures = audit(pools).as_dict()
+    figures = audit(pools)
     return figures | {"overlap": float(np.mean(overlap)), "spread": float(full.std(axis=1).mean())}
 
 

@@ -23,7 +23,7 @@ from solrl_ray.quantization import attestation
 from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout.sampler import Sampled, Sampler, scored
+from solrl_ray.rollout.sampler import Sampled, Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
@@ -145,7 +145,7 @@ class SamplingWorker(Callee):
     def _scored(
         self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
     ) -> tuple[UnitResult, Sampled]:
-        """A unit's rewards and samples.
+        """A unit's rewards as they are reported, with the seconds that they took, and its samples.
 
         Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM.
         """
@@ -153,4 +153,14 @@ class SamplingWorker(Callee):
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        return scored(sampler, unit, prompt, embedding, worker=self._name, score_class=self._score_class)
+        began, started = time.time(), time.perf_counter()
+        sampled = sampler(unit, prompt, embedding)
+        result = UnitResult(
+            unit=unit,
+            rewards=tuple(sampled.rewards.tolist()),
+            worker=self._name,
+            score_class=self._score_class,
+            seconds=time.perf_counter() - started,
+            started=began,
+        )
+        return result, sampled

@@ -63,7 +63,7 @@ class IterationMetrics:
     clip_fraction: float | None = None
     """Share of samples and passes whose ratio was outside of the clip range. With one optimiser step: 0."""
     audit: dict[str, float] = field(default_factory=dict)
-    """Whole-pool fidelity (`audit.Audit.as_dict`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
+    """Whole-pool fidelity (`rollout.audit.audit`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
     ``worst_beats`` and ``regret``, each with ``…_low`` and ``…_high`` of its 95 % interval. Empty without an audit."""
     spearman_by_kind: dict[str, float] = field(default_factory=dict)
     """Of the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty

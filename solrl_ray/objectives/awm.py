@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config.objectives import AwmConfig, share_of
-from solrl_ray.objectives.base import Loss, Reference, Velocities, mean
+from solrl_ray.objectives.base import Loss, Reference, Velocities, clipped_surrogate, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
-from solrl_ray.objectives.surrogate import clipped_surrogate
 from solrl_ray.records import Address
 from solrl_ray.sampling import noise
 

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from solrl_ray.objectives.base import MicroBatch, Objective, Pass, per_sample, timestep_addresses
+from solrl_ray.objectives.base import MicroBatch, Objective, Pass, timestep_addresses
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.sampling.sde import per_sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,16 @@ from torch import Tensor
 
 from solrl_ray.config.objectives import DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.samplers import Stochastic
-from solrl_ray.objectives.base import Loss, MicroBatch, Objective, Pass, Velocities, mean, timestep_addresses
-from solrl_ray.objectives.surrogate import clipped_surrogate
+from solrl_ray.objectives.base import (
+    Loss,
+    MicroBatch,
+    Objective,
+    Pass,
+    Velocities,
+    clipped_surrogate,
+    mean,
+    timestep_addresses,
+)
 from solrl_ray.records import Address
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.noise import permutation

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from solrl_ray.config.objectives import DiffusionNftConfig, share_of
-from solrl_ray.objectives.base import Loss, Velocities, mean, per_sample
+from solrl_ray.objectives.base import Loss, Velocities, mean
 from solrl_ray.objectives.forward_process import ForwardProcess, NoisedPass
 from solrl_ray.records import Address
 from solrl_ray.sampling.noise import permutation
+from solrl_ray.sampling.sde import per_sample
 
 SMALLEST_WEIGHT = 1e-5
 """Floor of the adaptive weights, in units of the latent."""

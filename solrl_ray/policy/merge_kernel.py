@@ -41,17 +41,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _merge(  # type: ignore[no-untyped-def]
-    base,
-    a,
-    b,
-    factor,
-    merged,
-    rows,
-    columns,
-    rank,
-    BFLOAT16: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    base, a, b, factor, merged, rows, columns, rank, BFLOAT16: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)

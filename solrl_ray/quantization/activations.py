@@ -77,7 +77,8 @@ class ActivationQuantizer:
         Raises:
             NotFiniteError: x has NaN or Inf (CPU; elsewhere the amax is not finite and so is the product).
         """
-        if self._last is not None and self._recognises(x):
+        recognised = self._source is not None and self._source() is x and _stamp(x) == self._stamp
+        if self._last is not None and recognised:
             self.shared += 1
             return self._last
         self._last = None
@@ -87,9 +88,6 @@ class ActivationQuantizer:
         if not x.is_inference():
             self._source, self._stamp, self._last = weakref.ref(x), _stamp(x), activation
         return activation
-
-    def _recognises(self, x: torch.Tensor) -> bool:
-        return self._source is not None and self._source() is x and _stamp(x) == self._stamp
 
     def _on_cpu(self, matrix: torch.Tensor) -> Activation:
         scratch = self._scratch.get(matrix.shape)

@@ -67,15 +67,11 @@ class EmulatedNVFP4Linear(QuantizedLinear):
         activation = self.quantizer(x)
         if isinstance(activation.amax, float):
             out = torch.mm(activation.operand, self.operand.t())
-            alpha = _alpha(activation.amax, self.amax.item())
+            # Each product is rounded to float32.
+            alpha = float(np.float32(activation.amax) * np.float32(self.amax.item()) * _ALPHA_UNIT)
             out = out.mul_(alpha) if self.bias is None else torch.add(self.bias, out, alpha=alpha, out=out)
         else:
             out = torch.mm(activation.operand, self.operand.t(), out_dtype=torch.float32)
             out = out.mul_(activation.amax * self.amax * nvfp4.ALPHA_UNIT)
             out = out if self.bias is None else out.add_(self.bias)
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)
-
-
-def _alpha(activation_amax: float, weight_amax: float) -> float:
-    """``amax_a · amax_w · ALPHA_UNIT``, each product rounded to float32."""
-    return float(np.float32(activation_amax) * np.float32(weight_amax) * _ALPHA_UNIT)

@@ -73,7 +73,7 @@ def iteration_metrics(
         spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), full) if fidelity else {},
         kendall=fidelity.kendall if fidelity else None,
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
-        audit=audit(summary.audited).as_dict() if summary.audited else {},
+        audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest=lora_digest(factors),
         passes=update.passes,

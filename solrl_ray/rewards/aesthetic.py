@@ -35,12 +35,7 @@ class Aesthetic(CheckpointReward):
     options = required = frozenset({"path", "base"})
 
     def __init__(
-        self,
-        name: str,
-        clip: Any,
-        head: ScoreHead,
-        preprocessing: Preprocessing,
-        device: torch.device | str,
+        self, name: str, clip: Any, head: ScoreHead, preprocessing: Preprocessing, device: torch.device | str
     ) -> None:
         super().__init__(name)
         self._device = torch.device(device)

@@ -41,7 +41,7 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         MissingCheckpoint: nor does the cache have them, with the command that fetches them.
     """
     resolved = paths.checkpoint(path, key)
-    found = [next((there for name in names if (there := _find(resolved, name))), None) for names in files]
+    found = [next((there for name in names if (there := find(resolved, name))), None) for names in files]
     missing = [names[0] for names, there in zip(files, found, strict=True) if there is None]
     if not missing:
         assert found[0] is not None
@@ -54,11 +54,6 @@ def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str
         f"{key} is {path!r}, which is not a local folder, and {listed} cannot be read from the Hugging Face cache; "
         f"run `hf download {path} {listed}` on every machine that scores."
     )
-
-
-def find(path: str, name: str, key: str) -> Path | None:
-    """One file of a checkpoint, or None. Raises `UserError` naming `key` if `path` is a folder that is not there."""
-    return _find(paths.checkpoint(path, key), name)
 
 
 def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
@@ -86,7 +81,8 @@ def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: s
         raise UserError(f"{paths.unreadable(folder, name, key, error)[:600]}") from error
 
 
-def _find(resolved: Path | str, name: str) -> Path | None:
+def find(resolved: Path | str, name: str) -> Path | None:
+    """One file of a checkpoint, which is a folder or an id in the Hugging Face cache; None if it is not there."""
     if isinstance(resolved, Path):
         return resolved / name if (resolved / name).is_file() else None
     cached = try_to_load_from_cache(resolved, name)

@@ -37,12 +37,7 @@ class CLIPReward(CheckpointReward):
     """
 
     def __init__(
-        self,
-        name: str,
-        model: Any,
-        tokenizer: CLIPTokenizer,
-        preprocessing: Preprocessing,
-        device: torch.device | str,
+        self, name: str, model: Any, tokenizer: CLIPTokenizer, preprocessing: Preprocessing, device: torch.device | str
     ) -> None:
         super().__init__(name)
         self._device = torch.device(device)
@@ -163,7 +158,7 @@ def clip_folder(path: str, files: Sequence[tuple[str, ...]], key: str, kind: str
 
     Raises `UserError` naming `key` if files are missing, or it is of another kind of model.
     """
-    config = checkpoints.find(path, "config.json", key)
+    config = checkpoints.find(paths.checkpoint(path, key), "config.json")
     if config is not None:
         found = paths.read_json(config.parent, "config.json", key).get("model_type")
         if found != "clip":

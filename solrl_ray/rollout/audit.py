@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,48 +67,19 @@ class AuditedPool:
     audited_rewards: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFigures:
-    """One pool's figures, or their means over pools."""
-
-    spearman: float
-    """Of proxy and full-precision rewards on the whole pool. Full rewards are taken as free of ties."""
-    kendall: float
-    """Kendall's tau, likewise."""
-    best_beats: float
-    """Share of the pool's other seeds that a seed chosen as best truly beats; ties count half. By chance: 0.5."""
-    worst_beats: float
-    """The same of a seed chosen as worst; a good proxy has little."""
-    regret: float
-    """Reward contrast lost by choosing with the proxy: mean of the truly best minus mean of the truly worst, less that
-    of the chosen ones. Not a sum over seeds: consistent, not unbiased."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """What an audit says about the distribution that its pools were drawn from."""
-
-    pools: int
-    seeds: int
-    """Unselected seeds regenerated, over all pools."""
-    mean: AuditFigures
-    half_width: AuditFigures | None
-    """Of the 95 % interval around each mean; None of a single pool."""
-
-    def as_dict(self) -> dict[str, float]:
-        """``pools``, ``seeds``, and each figure with ``…_low`` and ``…_high`` if there is an interval."""
-        flat: dict[str, float] = {"pools": float(self.pools), "seeds": float(self.seeds)} | asdict(self.mean)
-        if self.half_width is not None:
-            for name, half in asdict(self.half_width).items():
-                flat |= {f"{name}_low": flat[name] - half, f"{name}_high": flat[name] + half}
-        return flat
-
-
-def audit(pools: Sequence[AuditedPool]) -> Audit:
-    """Estimates of several pools' mean fidelity.
+def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
+    """Estimates of several pools' mean fidelity; a good proxy has little ``worst_beats`` and little ``regret``.
 
     Pools are independent draws, and so are the audits inside them: Student's interval over the pools' estimates
     covers both sources of error. Estimates and interval ends may leave [-1, 1], as unbiased ones must.
+
+    Returns:
+        ``pools``; ``seeds``, the unselected ones that were regenerated; ``spearman`` and ``kendall`` of proxy and
+        full-precision rewards on the whole pool, full ones taken as free of ties; ``best_beats``, the share of the
+        pool's other seeds that a seed chosen as best truly beats (ties count half; by chance 0.5), and ``worst_beats``
+        of one chosen as worst; ``regret``, the reward contrast lost by choosing with the proxy: mean of the truly best
+        minus mean of the truly worst, less that of the chosen ones (not a sum over seeds: consistent, not unbiased).
+        Of several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
 
     Raises:
         ValueError: no pool, a pool of which fewer than two unselected seeds are known while there are more, numbers
@@ -117,21 +88,17 @@ def audit(pools: Sequence[AuditedPool]) -> Audit:
     if not pools:
         raise ValueError("an audit needs at least one pool")
     figures = [_figures(pool) for pool in pools]
-    columns = np.array([list(asdict(figure).values()) for figure in figures], dtype=np.float64)
-    names = list(asdict(figures[0]))
-    half_width = None
+    columns = np.array([list(figure.values()) for figure in figures], dtype=np.float64)
+    means = dict(zip(figures[0], columns.mean(axis=0).tolist(), strict=True))
+    found = {"pools": float(len(pools)), "seeds": float(sum(len(pool.audited) for pool in pools))} | means
     if len(pools) > 1:
         halves = student_quantile(len(pools) - 1) * columns.std(axis=0, ddof=1) / math.sqrt(len(pools))
-        half_width = AuditFigures(**dict(zip(names, halves.tolist(), strict=True)))
-    return Audit(
-        pools=len(pools),
-        seeds=sum(len(pool.audited) for pool in pools),
-        mean=AuditFigures(**dict(zip(names, columns.mean(axis=0).tolist(), strict=True))),
-        half_width=half_width,
-    )
+        for (name, mean), half in zip(means.items(), halves.tolist(), strict=True):
+            found |= {f"{name}_low": mean - half, f"{name}_high": mean + half}
+    return found
 
 
-def _figures(pool: AuditedPool) -> AuditFigures:
+def _figures(pool: AuditedPool) -> dict[str, float]:
     size, kept, others, drawn = _sizes(pool)
     seen = np.array(pool.chosen + pool.audited)
     proxies = np.array(pool.proxies, dtype=np.float64)
@@ -157,13 +124,13 @@ def _figures(pool: AuditedPool) -> AuditFigures:
     side = kept // 2
     ideal = _mean_of_top(rewards, weights, side) + _mean_of_top(-rewards, weights, kept - side)
     attained = rewards[:side].mean() - rewards[side:kept].mean()
-    return AuditFigures(
-        spearman=float(covariance) / rho_norm if rho_norm else 0.0,
-        kendall=float(agreement) / tau_norm if tau_norm else 0.0,
-        best_beats=float(beats[:side].mean()),
-        worst_beats=float(beats[side:].mean()),
-        regret=float(ideal - attained),
-    )
+    return {
+        "spearman": float(covariance) / rho_norm if rho_norm else 0.0,
+        "kendall": float(agreement) / tau_norm if tau_norm else 0.0,
+        "best_beats": float(beats[:side].mean()),
+        "worst_beats": float(beats[side:].mean()),
+        "regret": float(ideal - attained),
+    }
 
 
 def _sizes(pool: AuditedPool) -> tuple[int, int, int, int]:

@@ -17,8 +17,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import at_fallback_level, previews
 from solrl_ray.metrics.records import IterationMetrics
 
-_NAMES = {"spearman": "Spearman", "kendall": "Kendall"}
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -80,7 +78,7 @@ class FallbackLadder:
         """A sentence for the user if `iteration` is the first one on its level, or no level is left; else empty."""
         fidelity, standing = self._config.fidelity, self.standing(iteration, records)
         before = self.standing(iteration - 1, records)
-        name, times = _NAMES[fidelity.measure], in_a_row(fidelity.patience)
+        name, times = fidelity.measure.capitalize(), in_a_row(fidelity.patience)
         if standing.level > before.level:
             preview = previews(self._config)[standing.level]
             return (

@@ -10,7 +10,10 @@ from numpy.typing import ArrayLike, NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFidelity:
-    """Agreement of two rankings, each figure averaged over prompts."""
+    """Agreement of two rankings, each figure averaged over prompts.
+
+    On a prompt whose seeds all have the same reward a correlation is undefined and counts as 0.
+    """
 
     spearman: float
     """Pearson correlation of the ranks; equal rewards share their average rank."""
@@ -18,9 +21,6 @@ class RankFidelity:
     """Kendall's tau-b, which corrects for ties."""
     top_bottom_overlap: float
     """Share of seeds on the same side, better or worse half, under both rewards. By chance: about 0.5."""
-    prompts: int
-    constant_prompts: int
-    """Prompts on which a reward is the same for all seeds: their correlation is undefined and counts as 0."""
 
 
 def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
@@ -44,13 +44,10 @@ def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
     # Twice the centred average rank of a seed is its wins minus its losses: integers, hence exact sums.
     spearman = _correlation(signs_x.sum(axis=2), signs_y.sum(axis=2))
     kendall = _correlation(signs_x.reshape(len(x), -1), signs_y.reshape(len(y), -1))
-    constant = ~(signs_x.any(axis=(1, 2)) & signs_y.any(axis=(1, 2)))
     return RankFidelity(
         spearman=float(spearman.mean()),
         kendall=float(kendall.mean()),
         top_bottom_overlap=float((_is_top(x) == _is_top(y)).mean()),
-        prompts=len(x),
-        constant_prompts=int(constant.sum()),
     )
 
 

@@ -8,7 +8,6 @@ takes that of the full trajectory.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,19 +49,10 @@ def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> li
     `shared_noise` all candidates of a prompt do.
     Evaluation noise is the same in every iteration.
     """
-    evaluating = unit.stage == "evaluate"
-    purpose, iteration = ("evaluation-noise", 0) if evaluating else ("initial-noise", unit.iteration)
+    purpose, iteration = ("initial-noise", unit.iteration) if unit.stage != "evaluate" else ("evaluation-noise", 0)
+    prompt = Address(run_seed=run_seed, purpose=purpose, iteration=iteration, prompt_id=unit.prompt_id)
     shared = not isinstance(sampler, Ode) and sampler.shared_noise
-    return [
-        Address(
-            run_seed=run_seed,
-            purpose=purpose,
-            iteration=iteration,
-            prompt_id=unit.prompt_id,
-            index=0 if shared else index,
-        )
-        for index in unit.indices
-    ]
+    return [prompt if shared else replace(prompt, index=index) for index in unit.indices]
 
 
 def window_start(sampler: SamplerConfig, unit: WorkUnit, run_seed: int) -> int:
@@ -172,35 +162,9 @@ class Sampler:
 
     def _increment(self, part: WorkUnit, step: int) -> Tensor:
         """Noise of each candidate in step `step` of the full schedule."""
-        where = [
-            Address(
-                run_seed=self._run_seed,
-                purpose="sde-increment",
-                iteration=part.iteration,
-                prompt_id=part.prompt_id,
-                index=index,
-                step=step,
-            )
-            for index in part.indices
-        ]
+        address = Address(run_seed=self._run_seed, purpose="sde-increment", iteration=part.iteration, step=step)
+        where = [replace(address, prompt_id=part.prompt_id, index=index) for index in part.indices]
         return initial_noise(where, self._model.latent_shape).to(self._model.device)
-
-
-def scored(
-    sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, *, worker: str, score_class: str
-) -> tuple[UnitResult, Sampled]:
-    """A unit's rewards as they are reported, with the seconds that it took, and its samples."""
-    began, started = time.time(), time.perf_counter()
-    sampled = sampler(unit, prompt, embedding)
-    result = UnitResult(
-        unit=unit,
-        rewards=tuple(sampled.rewards.tolist()),
-        worker=worker,
-        score_class=score_class,
-        seconds=time.perf_counter() - started,
-        started=began,
-    )
-    return result, sampled
 
 
 def group_of(result: UnitResult, sampled: Sampled) -> SampleGroup:

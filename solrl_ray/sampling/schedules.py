@@ -29,24 +29,15 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     if schedule.kind == "linear":
         return _linspace(1.0, 0.0, steps + 1)
     if schedule.kind == "shift":
-        grid = _shifted_twice(schedule.shift, steps)
-    else:
-        exp_mu = math.exp(_flux_mu(schedule, image_tokens))
-        grid = _shift(_linspace(1.0, 1.0 / steps, steps), exp_mu)
+        # The scheduler shifts the ends of its training grid, spaces the steps evenly between them, and shifts the
+        # result once more; published models are sampled that way.
+        smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), schedule.shift)
+        grid = _shift(_linspace(1.0, smallest.item(), steps), schedule.shift)
+    else:  # the log of the shift is linear in the number of image tokens
+        slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
+        mu = schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
+        grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(mu))
     return torch.cat([grid, grid.new_zeros(1)])
-
-
-def _shifted_twice(shift: float, steps: int) -> torch.Tensor:
-    """SD3's grid [steps]. The scheduler shifts the ends of its training grid, spaces the steps evenly between
-    them, and shifts the result once more; published models are sampled that way."""
-    smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), shift)
-    return _shift(_linspace(1.0, smallest.item(), steps), shift)
-
-
-def _flux_mu(schedule: SigmaSchedule, image_tokens: int) -> float:
-    """Log of the shift, linear in the number of image tokens."""
-    slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
-    return schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
 
 
 def _shift(sigma: torch.Tensor, shift: float) -> torch.Tensor:

@@ -187,7 +187,12 @@ def integrate(
 
 def mean(transitions: Coefficients, x: Tensor, v: Tensor) -> Tensor:
     """Mean of x_next, shape and dtype of `x`."""
-    return transitions.spread(transitions.x_weight, x) * x + transitions.spread(transitions.v_weight, x) * v
+    return per_sample(transitions.x_weight, x) * x + per_sample(transitions.v_weight, x) * v
+
+
+def per_sample(values: Tensor, like: Tensor) -> Tensor:
+    """[batch] reshaped to broadcast over a [batch, …] tensor."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def log_probability(transitions: Coefficients, x_next: Tensor, mean: Tensor) -> Tensor:
@@ -213,7 +218,3 @@ class Coefficients:
             for name in cls.__dataclass_fields__
         }
         return cls(**columns)
-
-    @staticmethod
-    def spread(values: Tensor, like: Tensor) -> Tensor:
-        return values.reshape(-1, *[1] * (like.ndim - 1))

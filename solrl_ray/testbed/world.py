@@ -40,12 +40,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
     "pink": (1.00, 0.55, 0.75),
 }
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
-RELATIONS: dict[str, tuple[int, int]] = {
-    "left of": (-1, 0),
-    "right of": (1, 0),
-    "above": (0, -1),
-    "below": (0, 1),
-}
+RELATIONS: dict[str, tuple[int, int]] = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Where the first object stands, seen from the second; y grows downwards."""
 
 BACKGROUNDS: dict[str, tuple[float, float, float]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,7 +72,7 @@ class Manifest:
     @property
     def modules(self) -> tuple[str, ...]:
         """Paths of the modules that LoRA touches, sorted."""
-        return touched_modules(name for name in self.tensors if name.endswith((".lora_A", ".lora_B")))
+        return tuple(sorted({module_of(name) for name in self.tensors if is_factor(name)}))
 
     def to_json(self) -> str:
         """Canonical JSON with its own checksum: see `write_checked`."""
@@ -109,11 +109,6 @@ def is_factor(tensor: str) -> bool:
 def module_of(tensor: str) -> str:
     """``blocks.0.to_q`` of ``blocks.0.to_q.lora_A``."""
     return tensor.rsplit(".", 1)[0]
-
-
-def touched_modules(factors: Iterable[str]) -> tuple[str, ...]:
-    """Module paths of factor names ``<module>.lora_A`` and ``<module>.lora_B``, sorted."""
-    return tuple(sorted({module_of(name) for name in factors}))
 
 
 def write_checked(body: Mapping[str, Any]) -> str:

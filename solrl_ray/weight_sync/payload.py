@@ -1,7 +1,9 @@
 """A policy revision and what travels of it; ``docs/revisions.md`` has the format byte by byte.
 
 A payload is a safetensors file with the revision's whole manifest and those of its tensors that its receiver needs,
-each either raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``.
+each either raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``: the exclusive or of
+the tensor's bytes with its parent's, compressed with zstd. Under a frozen global scale an update changes few codes, so
+that most bytes of the exclusive or are zero.
 
 =================  ======================  =====================================================
 name               dtype, shape            what it is
@@ -20,15 +22,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
+import zstandard
 
-from solrl_ray.weight_sync import container, delta
-from solrl_ray.weight_sync.checksums import stamp
+from solrl_ray.weight_sync import container
+from solrl_ray.weight_sync.checksums import DTYPES, Stamp, raw_bytes, stamp
 from solrl_ray.weight_sync.container import Buffer, Unusable
 from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
 
 WHAT = "the revision's payload"
 DELTA_SUFFIX = ".xor"
+LEVEL = 1
+"""zstd's fastest usual level: runs of zeros need no search, and higher ones save little."""
 THREADS = 8
 """At most, for deltas; no byte depends on their number."""
 
@@ -113,7 +119,7 @@ def check(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
 def deltas_between(new: Revision, old: Revision) -> dict[str, torch.Tensor]:
     """Deltas of the packed tensors of `new` for which they are smaller than the tensor itself."""
     names = [name for name in new.packed if name in old.tensors]
-    frames = in_threads(lambda name: delta.encode(new.packed[name], old.tensors[name]), names)
+    frames = in_threads(lambda name: xor_frame(new.packed[name], old.tensors[name]), names)
     return {name: frame for name, frame in zip(names, frames, strict=True) if frame is not None}
 
 
@@ -133,7 +139,7 @@ def packed_from(
             raise Unusable(f"the delta of tensor {name!r} is against a tensor that is not held here")
 
     def decoded(name: str) -> torch.Tensor:
-        return delta.decode(deltas[name], parent[name], name, payload.manifest.tensors[name])
+        return from_xor_frame(deltas[name], parent[name], name, payload.manifest.tensors[name])
 
     return found | dict(zip(deltas, in_threads(decoded, deltas), strict=True))
 
@@ -142,3 +148,37 @@ def in_threads(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
     """`work` of each name, in order. zstd and the exclusive or leave Python's lock to others while they run."""
     with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as threads:
         return list(threads.map(work, names))
+
+
+def xor_frame(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor | None:
+    """One zstd frame as uint8 [n], or None if the tensor itself is not larger, or is of another shape or type."""
+    if new.shape != old.shape or new.dtype != old.dtype:
+        return None
+    content = raw_bytes(new) ^ raw_bytes(old)
+    frame = zstandard.ZstdCompressor(level=LEVEL).compress(content)
+    if len(frame) >= content.nbytes:
+        return None
+    return torch.from_numpy(np.frombuffer(frame, np.uint8).copy())
+
+
+def from_xor_frame(frame: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:
+    """The new tensor, on the CPU.
+
+    Raises:
+        Unusable: the frame is damaged, or `old` is not the tensor that it was made against: what results does not
+        have the stamp that is `stated`.
+    """
+    parent = raw_bytes(old)
+    compressed = raw_bytes(frame).data
+    try:
+        size = zstandard.frame_content_size(compressed)
+        if size != parent.nbytes:  # before anything of that size is allocated
+            raise Unusable(f"the delta of tensor {name!r} is of {size} bytes, the tensor of {parent.nbytes}")
+        content = zstandard.ZstdDecompressor().decompress(compressed)
+    except zstandard.ZstdError as error:
+        raise Unusable(f"the delta of tensor {name!r} is damaged: {error}") from error
+    mixed = torch.from_numpy(np.frombuffer(content, np.uint8) ^ parent)
+    new = mixed.view(DTYPES[stated.dtype]).reshape(old.shape)
+    if stamp(new) != stated:
+        raise Unusable(f"the delta of tensor {name!r} does not lead to the checksum that the manifest states")
+    return new

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from solrl_ray.policy.merge import merged_weight
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, Format, frozen_amax, pack
 from solrl_ray.quantization.scope import plan
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
-from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, touched_modules
+from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, module_of
 from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 
@@ -185,20 +186,22 @@ def assemble(parts: Sequence[RevisionShard], lora: Lora) -> Revision:
     if len(named) != 1:
         raise RunError(f"the learner ranks were asked for one revision and made parts of {sorted(named)}")
     ((policy, revision),) = named
-    factors = {name: tensor for part in parts for name, tensor in sorted(part.factors.items())}
-    packed = {name: tensor for part in parts for name, tensor in part.packed.items()}
-    tensors = dict(sorted((factors | packed).items()))
-    modules = len(touched_modules(factors))
-    stated = {name: stamp for part in parts for name, stamp in part.stamps.items()}
+
+    def joined(field: str) -> dict[str, Any]:
+        return {name: value for part in parts for name, value in getattr(part, field).items()}
+
+    factors, stated = joined("factors"), joined("stamps")
+    tensors = dict(sorted((factors | joined("packed")).items()))
     held = {role: {n: s for part in parts for n, s in part.held[role].items()} for role in sorted(parts[0].held)}
+    modules = len({module_of(name) for name in factors})
     manifest = Manifest(
         revision=revision,
         parent=revision - 1 if revision else None,
         policy=policy,
         lora=lora,
-        base_digest=stamps_digest({name: s for part in parts for name, s in part.base.items()}),
-        formats=dict(sorted((m, f) for part in parts for m, f in part.formats.items())),
-        amax=dict(sorted((m, a) for part in parts for m, a in part.amax.items())),
+        base_digest=stamps_digest(joined("base")),
+        formats=dict(sorted(joined("formats").items())),
+        amax=dict(sorted(joined("amax").items())),
         bumped=tuple(sorted(m for part in parts for m in part.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
         tensors={name: stated[name] for name in tensors},

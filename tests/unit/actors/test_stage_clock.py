@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 STAMPS = {
-    "solrl_ray/rollout/sampler.py": "when a unit was begun, for the timeline",
+    "actors/workers/sampling_worker.py": "when a unit was begun, for the timeline",
     "actors/workers/regenerator.py": "the same",
     "actors/monitoring/telemetry.py": "when a stage was begun, for the timeline",
     "solrl_ray/report/tensorboard.py": "the wall time of TensorBoard's events",

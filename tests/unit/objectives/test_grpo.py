@@ -11,9 +11,8 @@ import torch
 from solrl_ray.config import objectives as sections
 from solrl_ray.config.samplers import Cps, DanceSde, FlowSde, Stochastic, Window
 from solrl_ray.config.schema import SigmaSchedule
-from solrl_ray.objectives.base import MicroBatch, Velocities
+from solrl_ray.objectives.base import MicroBatch, Velocities, clipped_surrogate
 from solrl_ray.objectives.grpo import DanceGrpo, FlowGrpo, TransitionPass
-from solrl_ray.objectives.surrogate import clipped_surrogate
 from solrl_ray.records import Address
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.schedules import sigmas
