@@ -11,7 +11,7 @@ from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
-from solrl_ray.rewards.mixture import Normalized, RewardMixture
+from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
 __all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
 
@@ -60,7 +60,7 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
 
     Raises `UserError` naming the entry if its kind is unknown or its checkpoint or function cannot be loaded.
     """
-    return RewardMixture([(_load(config, i, device), config.weight) for i, config in enumerate(configs)])
+    return RewardMixture([_load(config, i, device) for i, config in enumerate(configs)])
 
 
 def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
@@ -98,12 +98,11 @@ def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         ) from error
 
 
-def _load(config: RewardConfig, index: int, device: torch.device | str) -> Reward:
+def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
     reward = registered(config, keys).load(config, device, keys=keys, name=name)
-    if config.normalize is None:
-        return reward
-    return Normalized(reward, config.normalize.mean, config.normalize.std)
+    scale = config.normalize.model_dump() if config.normalize is not None else {}
+    return Weighted(reward, config.weight, **scale)
 
 
 def _named(index: int, named: Callable[[str], str]) -> Keys:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
 from solrl_ray.config.schema import RewardConfig
@@ -87,13 +87,9 @@ class ImageReward(CheckpointReward):
         except (KeyError, ValueError, ZeroDivisionError) as error:
             missing = f"{FILE} is not ImageReward's: {type(error).__name__} {error}"
             raise UserError(f"{keys('path')} is {config.path!r}, but {missing}.") from error
-        parts: tuple[tuple[nn.Module, dict[str, Tensor]], ...] = (
-            (vision, vision_weights(weights)),
-            (text, _under(weights, "blip.text_encoder.")),
-            (head, _under(weights, "mlp.")),
-        )
-        for module, own in parts:
-            checkpoints.fill(module, own, folder, FILE, keys("path"))
+        checkpoints.fill(vision, vision_weights(weights), folder, FILE, keys("path"))
+        checkpoints.fill(text, _under(weights, "blip.text_encoder."), folder, FILE, keys("path"))
+        checkpoints.fill(head, _under(weights, "mlp."), folder, FILE, keys("path"))
         return cls(name, vision, text, head, load_tokenizer(base, keys("base")), device)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

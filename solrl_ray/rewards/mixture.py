@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +11,17 @@ from torch import Tensor
 from solrl_ray.rewards.base import Reward
 
 
-class Normalized(Reward):
-    """(reward - mean) / std with numbers that are fixed in the configuration.
+class Weighted(NamedTuple):
+    """A reward's part in a mixture: weight · (reward - mean) / std."""
+
+    reward: Reward
+    weight: float
+    mean: float = 0.0
+    std: float = 1.0
+
+
+class RewardMixture(Reward):
+    """sum_i weight_i · (reward_i - mean_i) / std_i in float32, in the order of the configuration.
 
     Rewards differ in scale (ImageReward's standard deviation over a model's images is near 1, HPSv2's near 0.03), so a
     plain sum is dominated by one of them. Running statistics would change that too, but a score would then depend on
@@ -19,34 +29,20 @@ class Normalized(Reward):
     and its prompt alone, so the numbers are measured once, on images of the base model, and written down.
     """
 
-    def __init__(self, reward: Reward, mean: float, std: float) -> None:
-        super().__init__(reward.name)
-        self.raw = reward
-        self._mean = mean
-        self._std = std
-
-    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return (self.raw.score(images, prompts) - self._mean) / self._std
-
-
-class RewardMixture(Reward):
-    """sum_i weight_i · reward_i in float32, in the order of the configuration."""
-
-    def __init__(self, rewards: Sequence[tuple[Reward, float]]) -> None:
-        super().__init__("mixture of " + ", ".join(reward.name for reward, _ in rewards))
+    def __init__(self, rewards: Sequence[Weighted]) -> None:
+        super().__init__("mixture of " + ", ".join(each.reward.name for each in rewards))
         if not rewards:
             raise ValueError("a mixture needs at least one reward")
         self._rewards = tuple(rewards)
 
     def components(self, images: Tensor, prompts: Sequence[str]) -> dict[str, Tensor]:
         """Each reward's own checked values, neither normalised nor weighted, float32 [B] by name, in order."""
-        own = [reward.raw if isinstance(reward, Normalized) else reward for reward, _ in self._rewards]
-        return {reward.name: reward.score(images, prompts) for reward in own}
+        return {each.reward.name: each.reward.score(images, prompts) for each in self._rewards}
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         total = torch.zeros(len(images), dtype=torch.float32)
-        for reward, weight in self._rewards:
-            total = total + weight * reward.score(images, prompts)
+        for reward, weight, mean, std in self._rewards:
+            total = total + weight * ((reward.score(images, prompts) - mean) / std)
         return total
 
 

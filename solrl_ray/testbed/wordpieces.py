@@ -38,9 +38,7 @@ def clip_tokenizer() -> CLIPTokenizerFast:
             pieces[-2:] = ["".join(pair)]
     vocabulary += ["<|startoftext|>", "<|endoftext|>"]
     return CLIPTokenizerFast(
-        vocab={token: index for index, token in enumerate(vocabulary)},
-        merges=merges,
-        model_max_length=CLIP_TOKENS,
+        vocab={token: index for index, token in enumerate(vocabulary)}, merges=merges, model_max_length=CLIP_TOKENS
     )
 
 
@@ -49,7 +47,5 @@ def t5_tokenizer() -> T5TokenizerFast:
     special = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -8.0)]
     letters = [(letter, -12.0) for letter in "abcdefghijklmnopqrstuvwxyz0123456789,.-'"]
     return T5TokenizerFast(
-        vocab=[*special, *((f"▁{word}", -2.0) for word in words()), *letters],
-        extra_ids=0,
-        model_max_length=T5_TOKENS,
+        vocab=[*special, *((f"▁{word}", -2.0) for word in words()), *letters], extra_ids=0, model_max_length=T5_TOKENS
     )

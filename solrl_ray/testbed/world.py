@@ -113,10 +113,7 @@ def render(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
         extent = torch.tensor(list(SIZES.values()), device=device)[size]
         extent = extent * (1.0 + 0.12 * (jitter[:, 4 * number + 2] - 0.5))
         distance = _signed_distance(
-            shape,
-            x - centres[:, number, 0, None, None],
-            y - centres[:, number, 1, None, None],
-            extent[:, None, None],
+            shape, x - centres[:, number, 0, None, None], y - centres[:, number, 1, None, None], extent[:, None, None]
         )
         cover = (0.5 - distance * (RESOLUTION / 2)).clamp(0.0, 1.0)
         cover = cover * (fields[:, 0] > number)[:, None, None]

@@ -20,7 +20,7 @@ from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.clip import CLIPScore
-from solrl_ray.rewards.mixture import RewardMixture
+from solrl_ray.rewards.mixture import RewardMixture, Weighted
 from solrl_ray.rewards.preprocessing import Preprocessing
 from tests.support import tiny
 
@@ -213,7 +213,7 @@ def test_scores_are_float32_on_the_cpu() -> None:
 
 def test_a_mixture_is_the_weighted_sum() -> None:
     first, second = Fixed([1.0, 2.0, 3.0], "a"), Fixed([4.0, 0.0, -1.0], "b")
-    mixture = RewardMixture([(first, 0.5), (second, 2.0)])
+    mixture = RewardMixture([Weighted(first, 0.5), Weighted(second, 2.0)])
     assert mixture.score(pictures(3), PROMPTS).tolist() == [8.5, 1.0, -0.5]
     assert {n: v.tolist() for n, v in mixture.components(pictures(3), PROMPTS).items()} == {
         "a": [1.0, 2.0, 3.0],
@@ -222,7 +222,8 @@ def test_a_mixture_is_the_weighted_sum() -> None:
 
 
 def test_a_mixture_names_the_member_that_failed() -> None:
-    mixture = RewardMixture([(Fixed([1.0, 1.0, 1.0], "good"), 1.0), (Fixed([float("nan")] * 3, "bad"), 1.0)])
+    members = (Fixed([1.0, 1.0, 1.0], "good"), Fixed([float("nan")] * 3, "bad"))
+    mixture = RewardMixture([Weighted(member, 1.0) for member in members])
     with pytest.raises(RewardError, match=r"^Reward bad returned nan for 3 of 3 images"):
         mixture.score(pictures(3), PROMPTS)
 
