@@ -54,6 +54,8 @@ class Velocities:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a velocity of another shape or dtype than theta's: it would be broadcast in silence."""
+        if self.theta.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"velocity theta must be float32 or float64, got {self.theta.dtype}")
         for name in ("old", "base", "anchor"):
             v = getattr(self, name)
             if v is not None and (v.dtype, v.shape) != (self.theta.dtype, self.theta.shape):

@@ -189,3 +189,8 @@ def test_a_velocity_that_would_be_broadcast_is_refused_by_name(name: str) -> Non
     given = {"old": torch.zeros(2, 4)} | {name: torch.zeros(1, 4)}
     with pytest.raises(ValueError, match=rf"velocity {name} is torch.float32 \[1, 4\], theta's is .* \[2, 4\]"):
         Velocities(theta=torch.zeros(2, 4), **given)
+
+
+def test_a_velocity_of_low_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"theta must be float32 or float64, got torch\.bfloat16"):
+        Velocities(theta=torch.zeros(2, 4, dtype=torch.bfloat16), old=torch.zeros(2, 4, dtype=torch.bfloat16))
