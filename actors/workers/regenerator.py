@@ -94,12 +94,9 @@ class Regenerator(SamplingWorker):
         self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
     ) -> Evaluated:
         result, sampled = self._scored(sampler, unit, prompt, embedding)
+        images = sampled.images.cpu() if pictures else None
         return Evaluated(
-            unit=unit,
-            rewards=result.rewards,
-            images=sampled.images.cpu() if pictures else None,
-            seconds=result.seconds,
-            started=result.started,
+            unit=unit, rewards=result.rewards, images=images, seconds=result.seconds, started=result.started
         )
 
     def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
