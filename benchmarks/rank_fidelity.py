@@ -24,6 +24,7 @@ import torch
 from small_decoder import distil
 from torch import nn
 
+from actors.workers.sampling_worker import base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
@@ -36,7 +37,7 @@ from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, Publications
 from solrl_ray.weight_sync.publish import Publisher, merge_module, touched_linears
-from solrl_ray.weight_sync.receive import Receiver, base_to_keep
+from solrl_ray.weight_sync.receive import Receiver
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -87,7 +88,7 @@ def cases(policies: int) -> Iterator[Case]:
         yield Case(group="staleness", name="one update older", stale=True)
     if policies:
         yield Case(group="sync", name="merged, then quantised")
-        for mode in ("packed", "lora"):
+        for mode in ("packed", "lora", "branch"):
             yield Case(group="sync", name=mode, sync=mode)
 
 
@@ -156,6 +157,7 @@ class Bench:
         revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
         kept = base_to_keep(transformer, config)
         quantize_(transformer, config.rollout.explore.precision, config.model.quantization)
+        make_room(transformer, config, torch.float32)
         content = Publications(publish).publish(revision).payload(EXPLORER)
         Receiver(transformer, quantized_base=kept).apply(payload.read(content))
 

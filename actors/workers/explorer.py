@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from actors.workers.devices import prepare
-from actors.workers.sampling_worker import SamplingWorker
+from actors.workers.sampling_worker import SamplingWorker, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
@@ -25,7 +25,6 @@ from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.scheduling.worker_state import pool_of
 from solrl_ray.weight_sync import base_pack
 from solrl_ray.weight_sync.container import Buffer
-from solrl_ray.weight_sync.receive import base_to_keep
 
 
 class Explorer(SamplingWorker):

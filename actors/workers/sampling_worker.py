@@ -10,25 +10,28 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from actors.cluster import termination
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import PoolSampling
+from solrl_ray.config.strategies import PoolSampling, pool_sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
-from solrl_ray.quantization.scope import QuantizationReport
+from solrl_ray.quantization.scope import QuantizationReport, plan
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Sampled, Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.branch import add_branches
 from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
-from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.publish import touched_linears
+from solrl_ray.weight_sync.receive import Receiver, quantized_bases
 
 PROBE_SIGMA = 0.5
 
@@ -65,6 +68,7 @@ class SamplingWorker(Callee):
         """
         config = self._config
         checks = attestation.attest(model.transformer, sampling.tier, report)
+        make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
         compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
@@ -164,3 +168,18 @@ class SamplingWorker(Callee):
             started=began,
         )
         return result, sampled
+
+
+def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tensor]:
+    """What an explorer must remember of its base before it is quantised, to take factors alone."""
+    if config.publish.mode != "lora":
+        return {}
+    linears = touched_linears(transformer, config.model.lora.targets)
+    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
+    return quantized_bases(transformer, config.model.lora.targets, tiers)
+
+
+def make_room(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
+    """Put live branches beside an explorer's quantised layers, if that is how revisions reach it."""
+    if config.publish.mode == "branch":
+        add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)

@@ -345,9 +345,9 @@ class FleetConfig(Section):
 class Publish(Section):
     """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
 
-    mode: Literal["packed", "lora"] = "packed"
+    mode: Literal["packed", "lora", "branch"] = "packed"
     """``packed``: quantised by the learner ranks, same bytes for all. ``lora``: explorers merge and quantise
-    themselves and must arrive at those bytes."""
+    themselves and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it."""
     snapshot_every: Positive = 10
     """``packed``: every n-th revision travels whole, those between as deltas."""
     base: Literal["checkpoint", "pack"] = "checkpoint"

@@ -360,7 +360,7 @@ class SimulatedWorld:
             if fault == "loses its input":
                 raise InputGone("an input", "an object it needs is lost")
             arguments = [each.value if isinstance(each, Ref) else each for each in call.arguments]
-            value = actor.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
+            value: Any = actor.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
         except Exception as raised:
             error = raised
             if not isinstance(raised, RunError | UserError):  # as `actors.cluster.wait.translated`

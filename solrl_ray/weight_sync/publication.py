@@ -51,11 +51,11 @@ class Publication:
         """What workers of a role are sent; `full` asks nothing of what they hold.
 
         Regenerators merge the factors themselves. Explorers get packed weights, and factors only of the modules
-        that they do not quantise; with mode ``lora`` they get factors, and packed weights only if
+        that they do not quantise; with mode ``lora`` or ``branch`` they get factors, and packed weights only if
         their own came out otherwise.
         """
         revision = self.revision
-        if role == REGENERATOR or (self.mode == "lora" and not full):
+        if role == REGENERATOR or self.mode == "branch" or (self.mode == "lora" and not full):
             return encode(revision.manifest, revision.factors)
         merged = {n: t for n, t in revision.factors.items() if module_of(n) not in revision.manifest.formats}
         if full:

@@ -19,7 +19,7 @@ from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
-from solrl_ray.policy.merge import merged_weight
+from solrl_ray.policy.merge import merged_weight, round_once
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, Format, frozen_amax, pack
 from solrl_ray.quantization.scope import plan
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
@@ -57,9 +57,13 @@ class Publisher:
     Sums are float64 in a fixed order (`policy.merge`), so neither device nor thread count changes a bit.
     """
 
-    def __init__(self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format]) -> None:
+    def __init__(
+        self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format], branch: bool = False
+    ) -> None:
         """Takes the base weights [out, in] of the modules that LoRA touches and the formats of those that explorers
         quantise.
+
+        With `branch`, explorers keep the quantised base and hold the factors beside it.
 
         Raises:
             ValueError: a base weight with NaN or Inf.
@@ -67,8 +71,10 @@ class Publisher:
         self._base = {module: base[module] for module in sorted(base)}
         self._lora = lora
         self._formats = dict(formats)
+        self._branch = branch
         self._frozen_amax = {m: frozen_amax(base[m]) for m in sorted(formats) if formats[m] == "nvfp4"}
         self._base_stamps: dict[str, Stamp] = {}
+        self._branch_stamps: dict[str, dict[str, Stamp]] = {}
 
     @classmethod
     def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
@@ -79,6 +85,7 @@ class Publisher:
             {module: linear.weight.detach() for module, linear in linears.items()},
             config.model.lora,
             formats={module: FORMAT_OF_TIER[tier] for module, tier in tiers.items()},
+            branch=config.publish.mode == "branch",
         )
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
@@ -122,6 +129,8 @@ class Publisher:
                 continue
             if module not in self._formats:
                 held[EXPLORER] |= merged
+            elif self._branch:
+                held[EXPLORER] |= self._branched(module, factors)
             else:
                 tensors, fitting = self._pack(module, weight, factors)
                 packed |= {name: tensor.cpu() for name, tensor in tensors.items()}
@@ -156,6 +165,15 @@ class Publisher:
         if format == "nvfp4":
             amax = fitting_amax(self._frozen_amax[module], rounded)
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax).items()}, amax
+
+    def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
+        """What explorers hold of a module whose quantised base stays as it is."""
+        base = self._base[module]
+        if module not in self._branch_stamps:
+            tensors = pack(self._formats[module], base, self._frozen_amax.get(module))
+            self._branch_stamps[module] = {f"{module}.{n}": stamp(t) for n, t in tensors.items()}
+        a, b = branch_factors(module, factors, self._scaling, base.dtype)
+        return self._branch_stamps[module] | {f"{module}.lora_A": stamp(a), f"{module}.lora_B": stamp(b)}
 
     def _base_stamp(self, module: str) -> Stamp:
         if module not in self._base_stamps:
@@ -212,6 +230,14 @@ def assemble(parts: Sequence[RevisionShard], lora: Lora) -> Revision:
 def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:
     """One module's merged weight, in the base's dtype and on its device."""
     return merged_weight(base, factors[f"{module}.lora_A"], factors[f"{module}.lora_B"], scaling)
+
+
+def branch_factors(
+    module: str, factors: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and alpha/rank · B as a live branch holds them: rounded once to `dtype`."""
+    a, b = factors[f"{module}.lora_A"], factors[f"{module}.lora_B"]
+    return round_once(a.double(), dtype), round_once(b.double() * scaling, dtype)
 
 
 def fitting_amax(frozen: float, weight: torch.Tensor) -> float:

@@ -12,19 +12,17 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization.formats import Format, pack
 from solrl_ray.quantization.layers import QuantizedLinear
-from solrl_ray.quantization.scope import plan
+from solrl_ray.weight_sync.branch import BranchLinear
 from solrl_ray.weight_sync.checksums import stamp, tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, module_of
 from solrl_ray.weight_sync.payload import Payload, packed_from
-from solrl_ray.weight_sync.publish import merge_module, touched_linears
+from solrl_ray.weight_sync.publish import branch_factors, merge_module, touched_linears
 
-Layer = nn.Linear | QuantizedLinear
+Layer = nn.Linear | QuantizedLinear | BranchLinear
 Tensors = dict[str, torch.Tensor]
 
 
@@ -39,7 +37,7 @@ class Receiver:
         """
         Args:
             quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
-                (`base_to_keep`); needed to take a revision that carries factors alone.
+                (`quantized_bases`); needed to take a revision that carries factors alone.
         """
         self._model = model
         self._quantized_base = dict(quantized_base or {})
@@ -107,7 +105,10 @@ class Receiver:
                 assert self._base is not None
                 layer.weight.copy_(merge_module(self._base[module], module, factors, manifest.scaling))
                 return {f"{module}.weight": layer.weight}
-            layer.load(staged)
+            if isinstance(layer, BranchLinear):
+                layer.load(*branch_factors(module, factors, manifest.scaling, layer.lora_a.dtype))
+            else:
+                layer.load(staged)
         except ValueError as error:
             raise RunError(f"{manifest.name} does not fit {module}: {error}") from error
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
@@ -128,14 +129,14 @@ class Receiver:
         return tensors
 
 
-def base_to_keep(transformer: nn.Module, config: Config) -> Tensors:
-    """What an explorer must remember of its base before it is quantised, to take factors alone: bfloat16 copies of the
-    touched weights that it quantises, by path."""
-    if config.publish.mode != "lora":
-        return {}
-    linears = touched_linears(transformer, config.model.lora.targets)
-    tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
-    return {path: linears[path].weight.detach().to(torch.bfloat16, copy=True) for path in tiers}
+def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
+    """Bfloat16 copies, by path, of the touched weights that `quantized` names; taken before `quantize_`."""
+    linears = touched_linears(model, targets)
+    return {
+        path: linear.weight.detach().to(torch.bfloat16, copy=True)
+        for path, linear in linears.items()
+        if path in quantized
+    }
 
 
 def touched_layer(model: nn.Module, module: str) -> Layer:
@@ -144,6 +145,6 @@ def touched_layer(model: nn.Module, module: str) -> Layer:
         layer = model.get_submodule(module)
     except AttributeError as error:
         raise RunError(f"the revision touches {module}, which this worker's model lacks") from error
-    if not isinstance(layer, nn.Linear | QuantizedLinear):
+    if not isinstance(layer, nn.Linear | QuantizedLinear | BranchLinear):
         raise RunError(f"the revision touches {module}, which is a {type(layer).__name__} here")
     return layer

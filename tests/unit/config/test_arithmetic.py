@@ -171,8 +171,9 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
 
 
-def test_where_factors_alone_are_published_no_packed_weights_are_counted(configure) -> None:  # type: ignore[no-untyped-def]
-    numbers = describe(configure("publish.mode=lora"), FLUX)
+@pytest.mark.parametrize("mode", ["lora", "branch"])
+def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: str, configure) -> None:  # type: ignore[no-untyped-def]
+    numbers = describe(configure(f"publish.mode={mode}"), FLUX)
     assert numbers.revision_bytes == 149_422_080
     assert "packed weights" not in numbers.table()
     assert "revision of 149 MB: LoRA factors 149 MB in float32 · samples" in " ".join(numbers.table().split())
