@@ -8,9 +8,13 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from solrl_ray.config.problems import listed
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews
@@ -74,30 +78,28 @@ class Arithmetic:
     """Updates done when the held-out prompts are drawn."""
     evaluation_images: int
     """Images of one evaluation."""
-    latents_bytes: int | None
+    latents_bytes: int | None = None
     """Samples of one iteration, with the trajectories of objectives that need them."""
-    pool_bytes: int | None
+    pool_bytes: int | None = None
     """Latents and trajectories of one prompt's pool, which a strategy of one stage keeps until the prompt's
     selection."""
-    lora_bytes: int | None
+    lora_bytes: int | None = None
     """One adapter's factors in float32."""
-    packed_bytes: int | None
-    weights_bytes: int | None
+    packed_bytes: int | None = None
+    weights_bytes: int | None = None
     """The transformer's, as every explorer, regenerator and learner rank holds them."""
-    training_bytes: int | None
+    training_bytes: int | None = None
     """A learner rank's LoRA policies and gradient, and its share of what AdamW keeps: a copy of the factors and two
     moments, all in float32."""
-    prepared_bytes: int | None
+    prepared_bytes: int | None = None
     """The most that a learner rank keeps in main memory of micro-batches that wait for their gradient while samples
     come in: see `update.prepared_bytes`."""
-    train_prompts: int | None
-    heldout_prompts: int | None
+    train_prompts: int | None = None
+    heldout_prompts: int | None = None
 
     @property
     def revision_bytes(self) -> int | None:
-        if self.lora_bytes is None or self.packed_bytes is None:
-            return None
-        return self.lora_bytes + self.packed_bytes
+        return None if self.lora_bytes is None or self.packed_bytes is None else self.lora_bytes + self.packed_bytes
 
     @property
     def cpus(self) -> float:
@@ -108,116 +110,30 @@ class Arithmetic:
     def gpus(self) -> float:
         return sum(count * worker.num_gpus for _, count, worker in _workers(self.config))
 
-    @property
-    def threads(self) -> int:
-        """Compute threads of all actors together."""
-        return sum(count * worker.threads for _, count, worker in _workers(self.config))
-
     def rows(self) -> list[tuple[str, str]]:
         """What `table` prints: name of the stage, its sum in words."""
-        config, learner = self.config, self.config.learner
-        rows = [
-            (
-                "run",
-                f"{config.run.name} · {config.run.iterations} iterations, "
-                f"{'one policy update' if learner.updates == 1 else f'{learner.updates} policy updates'} each "
-                f"· seed {config.run.seed}",
-            ),
-            ("model", self._model()),
-            ("prompts", self._prompts()),
-            *self._rollout(),
-            (
-                "learn",
-                f"{self.samples:,} samples × {self.trained_timesteps} timestep{_s(self.trained_timesteps)} "
-                f"on {learner.world_size} rank{_s(learner.world_size)} "
-                f"· {self.micro_batches} micro-batches of {learner.micro_batch} a rank: "
-                f"{self.forwards_without_gradient:,} forwards{self._targets()}, "
-                f"{self.backwards:,} forwards with backward, {learner.updates} optimiser step{_s(learner.updates)} "
-                f"on {config.objective.kind}"
-                + (f", {self.padded_samples} samples of padding" if self.padded_samples else ""),
-            ),
-            ("publish", self._publish()),
-            (
-                "evaluate",
-                f"{config.evaluation.prompts} prompts × {config.evaluation.samples} samples "
-                f"× {config.evaluation.steps} steps = {self.evaluation_images:,} images, "
-                f"after {_list(self.evaluations)} updates",
-            ),
-            ("fleet", self._fleet()),
-            ("memory", self._memory()),
-            (
-                "whole run",
-                f"{self.candidates * config.run.iterations:,} candidates, "
-                f"{self.samples * config.run.iterations:,} samples, {config.run.iterations * learner.updates} updates",
-            ),
-            ("time", "shown after the first iteration, by its pace"),
-        ]
-        return [(name, text) for name, text in rows if text]
+        config = self.config
+        texts = Environment(
+            loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        texts.filters |= {"listed": listed, "of": _of, "size": _size, "thousands": "{:,}".format}
+        text = texts.get_template("arithmetic.txt").render(
+            {entry.name: getattr(self, entry.name) for entry in fields(self)},
+            one_stage=is_one_stage(config),
+            pool=pool_sampling(config),
+            previews=previews(config),
+            reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
+            revision_bytes=self.revision_bytes,
+            sampler=_sampler(config),
+            targets=self._targets(),
+            workers=_workers(config),
+        )
+        _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
+        return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
 
     def table(self, width: int = 100, *, without: str = "") -> str:
         """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` the row of that name."""
         return paragraphs([row for row in self.rows() if row[0] != without], width)
-
-    def _rollout(self) -> list[tuple[str, str]]:
-        """How candidates become samples, by strategy."""
-        config, rollout, pool = self.config, self.config.rollout, pool_sampling(self.config)
-        one_stage = is_one_stage(config)
-        sampled = (
-            f"{rollout.prompts} prompts × {rollout.pool} seeds = {self.candidates:,} candidates "
-            f"× {pool.steps} steps ({_sampler(config)}, {pool.tier}) "
-            f"· {self.explore_units} units of {pool.micro_batch}, {self.explore_forwards:,} forwards"
-        )
-        half = rollout.keep // 2
-        chosen = f"{rollout.keep} of {rollout.pool} seeds a prompt: {half} best and {half} worst"
-        if rollout.strategy == "direct":
-            chosen = f"every seed, {rollout.keep} a prompt"
-        if one_stage:
-            kept = f" · {_size(self.pool_bytes)} of pool kept until its selection" if self.pool_bytes else ""
-            return [
-                ("sample", f"{sampled}{kept}"),
-                ("select", f"{chosen}; {self.samples:,} samples, trained on as they are"),
-            ]
-        regenerated = (
-            f"{self.samples:,} samples × {rollout.regenerate.steps} steps ({config.model.dtype}) "
-            f"· {self.regenerate_units} units of {rollout.regenerate.micro_batch}, {self.regenerate_forwards:,} "
-            "forwards" + (f", {self.padded_images} images of padding" if self.padded_images else "")
-        )
-        rows = [("explore", sampled), ("select", chosen), ("regenerate", regenerated)]
-        fidelity = config.fidelity
-        if fidelity.audit_prompts:
-            seeds = f"{fidelity.audit_seeds} unselected seeds of {fidelity.audit_prompts} prompts"
-            rows.append(("audit", f"{seeds}, regenerated to measure the ranking, never trained on"))
-        if fidelity.floor is not None:
-            drawn = ", then ".join(f"{p.steps} steps ({p.precision})" for p in previews(self.config)[1:])
-            low = f"{fidelity.measure} below {fidelity.floor:g} for {fidelity.patience} iterations running"
-            rows.append(("fall back", f"if {low}: previews of {drawn}"))
-        return rows
-
-    def _model(self) -> str:
-        model = self.config.model
-        text = f"{model.path} · {model.resolution} px · LoRA rank {model.lora.rank}, alpha {model.lora.alpha:g}"
-        if self.facts is None:
-            return text
-        return (
-            f"{text} on {self.facts.lora_modules} linears = {self.facts.lora_parameters:,} trained "
-            f"of {self.facts.parameters:,} parameters"
-        )
-
-    def _prompts(self) -> str:
-        if self.train_prompts is None or self.heldout_prompts is None:
-            return ""
-        return f"{self.train_prompts:,} to train on, {self.heldout_prompts:,} held out"
-
-    def _publish(self) -> str:
-        if self.revision_bytes is None or self.lora_bytes is None or self.packed_bytes is None:
-            return ""
-        latents = f" · samples to the learner {_size(self.latents_bytes or 0)}"
-        assert self.facts is not None
-        packed = f" and packed weights {_size(self.packed_bytes)} ({', '.join(self.facts.packed_tiers)})"
-        return (
-            f"revision of {_size(self.revision_bytes)}: LoRA factors {_size(self.lora_bytes)} in float32"
-            f"{packed if self.packed_bytes else ''}{latents}"
-        )
 
     def _targets(self) -> str:
         """What the forwards without gradient are for."""
@@ -225,31 +141,7 @@ class Arithmetic:
         copied = self.config.objective.old_decay.kind == "copy"
         where = " in the first optimiser step" if copied and self.config.learner.updates > 1 else ""
         same = f"; v_old is v_theta{where}" if copied else ""
-        return f" ({' and '.join(kinds) or 'none needed'}{same})"
-
-    def _memory(self) -> str:
-        """What is certain; the rest depends on libraries and allocators."""
-        if self.weights_bytes is None or self.training_bytes is None or self.latents_bytes is None:
-            return ""
-        workers = sum(count for _, count, _ in _workers(self.config))
-        waiting = ""
-        if self.prepared_bytes:
-            waiting = f", and in main memory {_size(self.prepared_bytes)} of what waits for its gradient"
-        return (
-            f"{_size(self.weights_bytes)} of transformer weights ({self.config.model.dtype}) on each of "
-            f"{workers} workers · {_size(self.training_bytes)} of LoRA policies, gradient and AdamW state on each "
-            f"learner rank{waiting} · {_size(self.latents_bytes)} of samples an iteration · not counted: packed "
-            "previews, activations, text encoders, autoencoder, rewards"
-        )
-
-    def _fleet(self) -> str:
-        parts = [
-            f"{count} {name}{_s(count)} × {worker.threads} thread{_s(worker.threads)}{_gpus(worker)}"
-            for name, count, worker in _workers(self.config)
-        ]
-        counts = {"CPU": self.cpus, "GPU": self.gpus}
-        asked = " and ".join(f"{count:g} {name}{_s(count)}" for name, count in counts.items() if count) or "nothing"
-        return f"{', '.join(parts)} · {asked} reserved"
+        return f"{' and '.join(kinds) or 'none needed'}{same}"
 
 
 def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
@@ -304,7 +196,7 @@ def describe(
     """
     rollout, learner = config.rollout, config.learner
     pool, one_stage = pool_sampling(config), is_one_stage(config)
-    units_per_prompt = 0 if one_stage else math.ceil(rollout.keep / rollout.regenerate.micro_batch)
+    regenerate_units = 0 if one_stage else rollout.prompts * math.ceil(rollout.keep / rollout.regenerate.micro_batch)
     samples = rollout.prompts * rollout.keep
     slots = learner.world_size * learner.micro_batch
     micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
@@ -317,11 +209,9 @@ def describe(
         explore_units=explore_units,
         explore_forwards=explore_units * pool.steps,
         samples=samples,
-        regenerate_units=rollout.prompts * units_per_prompt,
-        regenerate_forwards=rollout.prompts * units_per_prompt * rollout.regenerate.steps,
-        padded_images=0
-        if one_stage
-        else rollout.prompts * (units_per_prompt * rollout.regenerate.micro_batch - rollout.keep),
+        regenerate_units=regenerate_units,
+        regenerate_forwards=regenerate_units * rollout.regenerate.steps,
+        padded_images=max(0, regenerate_units * rollout.regenerate.micro_batch - samples),
         trained_timesteps=trained_timesteps(config),
         micro_batches=micro_batches,
         padded_samples=micro_batches * slots - samples,
@@ -329,33 +219,29 @@ def describe(
         backwards=backwards,
         evaluations=evaluation_points(config),
         evaluation_images=config.evaluation.prompts * config.evaluation.samples,
-        latents_bytes=samples * latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
-        if facts
-        else None,
-        pool_bytes=rollout.pool * latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
-        if facts and one_stage
-        else None,
-        lora_bytes=facts.lora_parameters * FLOAT32_BYTES if facts else None,
-        packed_bytes=facts.packed_bytes * (config.publish.mode == "packed") if facts else None,
-        weights_bytes=facts.parameters * DTYPE_BYTES[config.model.dtype] if facts else None,
-        training_bytes=training_bytes(config, facts.lora_parameters) if facts else None,
-        prepared_bytes=prepared_bytes(config, facts.latent_shape) if facts else None,
+        **(_sizes(config, facts) if facts else {}),
         train_prompts=train_prompts,
         heldout_prompts=heldout_prompts,
     )
 
 
-def _s(count: float) -> str:
-    return "" if f"{count:g}" == "1" else "s"
+def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
+    """Those fields of `Arithmetic` that need the model's files."""
+    a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+    return {
+        "latents_bytes": config.rollout.prompts * config.rollout.keep * a_sample,
+        "pool_bytes": config.rollout.pool * a_sample if is_one_stage(config) else 0,
+        "lora_bytes": facts.lora_parameters * FLOAT32_BYTES,
+        "packed_bytes": facts.packed_bytes * (config.publish.mode == "packed"),
+        "weights_bytes": facts.parameters * DTYPE_BYTES[config.model.dtype],
+        "training_bytes": training_bytes(config, facts.lora_parameters),
+        "prepared_bytes": prepared_bytes(config, facts.latent_shape),
+    }
 
 
-def _gpus(worker: Worker) -> str:
-    return f" and {worker.num_gpus:g} GPU{_s(max(1.0, worker.num_gpus))}" if worker.num_gpus else ""
-
-
-def _list(numbers: tuple[int, ...]) -> str:
-    words = [str(number) for number in numbers]
-    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+def _of(count: float, noun: str) -> str:
+    """``1 rank``, ``0.5 CPUs``, ``8 ranks``."""
+    return f"{count:g} {noun}{'' if f'{count:g}' == '1' else 's'}"
 
 
 def _size(count: int) -> str:

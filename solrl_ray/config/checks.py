@@ -1,4 +1,4 @@
-"""What the schema cannot say: ranges and the relations between keys. Pure; runs before anything is started.
+"""What the schema cannot say: the relations between keys. Pure; runs before anything is started.
 
 Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """
@@ -6,7 +6,7 @@ Checks that look at files (prompts, model folders, disk space) are in `solrl_ray
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -41,55 +41,10 @@ class Problem:
         return f"{self.key} is {value} ({sources.of(self.key)}); it must be {self.right}."
 
 
-_AT_LEAST_ZERO = (
-    "run.seed",
-    "model.guidance",
-    "model.decoding.micro_batch",
-    "model.quantization.min_features",
-    "objective.kl",
-    "objective.old_decay.slope",
-    "learner.gradient_clip",
-    "learner.optimizer.weight_decay",
-    "fleet.explorers.num_cpus",
-    "fleet.explorers.num_gpus",
-    "fleet.regenerators.num_cpus",
-    "fleet.regenerators.num_gpus",
-    "fleet.learners.num_cpus",
-    "fleet.learners.num_gpus",
-    "fleet.max_replacements",
-    "fleet.deadlines.resources",
-    "evaluation.every",
-    "evaluation.pictures",
-    "fidelity.audit_prompts",
-    "checkpoints.every",
-    "checkpoints.min_free_gb",
-)
-_ABOVE_ZERO = ("model.lora.alpha", "objective.beta", "objective.advantage.clip", "learner.optimizer.eps")
-_SHARES = ("objective.old_decay.cap", "learner.ema_cap")
-_BELOW_ONE = ("learner.optimizer.betas.0", "learner.optimizer.betas.1")
-
-
-def _ranges(config: Config) -> Iterator[Problem]:
-    rules: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
-        (_AT_LEAST_ZERO, lambda value: value >= 0, "at least 0"),
-        (_ABOVE_ZERO, lambda value: value > 0, "more than 0"),
-        (_SHARES, lambda value: 0 <= value <= 1, "between 0 and 1"),
-        (_BELOW_ONE, lambda value: 0 <= value < 1, "at least 0 and less than 1"),
-    )
-    for keys, holds, right in rules:
-        for key in keys:
-            value = value_of(config, key)
-            if value is not None and not holds(value):
-                yield Problem(key, right)
-
-
 def _names(config: Config) -> Iterator[Problem]:
     name = config.run.name
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         yield Problem("run.name", "the name of one folder inside run.root")
-    for key in ("model.path", "prompts.train", "prompts.heldout", "run.root"):
-        if not value_of(config, key):
-            yield Problem(key, "a path")
     if not config.model.lora.targets or not all(config.model.lora.targets):
         yield Problem("model.lora.targets", "a list of module-name suffixes such as to_q")
 
@@ -240,8 +195,6 @@ def _fallback(config: Config) -> Iterator[Problem]:
         return
     if is_one_stage(config):
         yield Problem("fidelity.floor", f"empty, because rollout.strategy {config.rollout.strategy} has no previews")
-    if not -1 < fidelity.floor < 1:
-        yield Problem("fidelity.floor", "more than -1 and less than 1, as correlations are")
     if not fidelity.fallback:
         yield Problem("fidelity.fallback", "a list of at least one level, such as [{steps: 8}, {precision: bf16}]")
     for number, (before, after) in enumerate(pairwise(drawn)):
@@ -331,9 +284,7 @@ def _other_explorers(config: Config) -> Iterator[Problem]:
         key = f"fleet.other_explorers.{number}"
         if not re.fullmatch("[a-z][a-z0-9]*", other.name) or names.index(other.name) < number:
             yield Problem(f"{key}.name", "small letters and digits, a letter first, and no one else's")
-        if other.num_cpus < 0:
-            yield Problem(f"{key}.num_cpus", "at least 0")
-        if other.num_gpus < 0 or not float(other.num_gpus).is_integer():
+        if not float(other.num_gpus).is_integer():
             yield Problem(f"{key}.num_gpus", "a whole number: other explorers share no GPU")
         left = config.rollout.prompts - sum(before.prompts for before in others[:number])
         if other.prompts >= left:
@@ -351,7 +302,6 @@ def _compile(config: Config) -> Iterator[Problem]:
 
 _RULES = (
     _names,
-    _ranges,
     _rollout,
     _strategy,
     staleness_problems,

@@ -8,7 +8,7 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.config.checks import value_of
 from solrl_ray.config.loading import Sources, load
-from solrl_ray.config.problems import show
+from solrl_ray.config.problems import listed, show
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
@@ -54,10 +54,9 @@ def origin(path: Path) -> Path | None:
 def first_difference(one: Config, other: Config, *, free: tuple[str, ...]) -> str | None:
     """The first dotted key, in the schema's order, whose values differ; keys under `free` may differ."""
     left, right = _leaves(one), _leaves(other)
+    under_free = tuple(f"{name}." for name in free)
     for key in dict.fromkeys((*left, *right)):
-        if any(key == name or key.startswith(f"{name}.") for name in free):
-            continue
-        if key not in left or key not in right or left[key] != right[key]:
+        if not f"{key}.".startswith(under_free) and left.get(key, ...) != right.get(key, ...):
             return key
     return None
 
@@ -103,7 +102,7 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
     if key is not None:
         raise UserError(
             f"{key} is {_shown(given, key)} ({sources.of(key)}), but the run in {run_folder} was begun with "
-            f"{_shown(was, key)}; a resumed run may change only {_list(FREE[:-2])}."
+            f"{_shown(was, key)}; a resumed run may change only {listed(FREE[:-2])}."
         )
 
 
@@ -120,10 +119,6 @@ def notes(given: Config, was: Config) -> list[str]:
         for key in _SPLITS_SUMS
         if (now := value_of(given, key)) != (before := value_of(was, key))
     ]
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]])
 
 
 def _leaves(config: Config) -> dict[str, object]:

@@ -17,13 +17,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from solrl_ray.config import objectives, problems, samplers, yaml_text
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
 
 Key = tuple[str | int, ...]
 INCLUDE = "include"
-KINDS: dict[Key, str] = {("objective",): objectives.DEFAULT, ("rollout", "sampler"): samplers.DEFAULT}
-"""Sections whose keys depend on their ``kind`` → the kind of one that names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,10 @@ class _Tree:
     """The merged mapping and the origin of each of its nodes."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {
+            "objective": {"kind": objectives.DEFAULT},
+            "rollout": {"sampler": {"kind": samplers.DEFAULT}},
+        }
         self.origins: dict[Key, str] = {}
 
     def merge(self, part: dict[str, Any], source: str) -> None:
@@ -65,10 +66,9 @@ class _Tree:
 
     def _start_anew(self, key: Key, section: dict[str, Any], kind: Any) -> None:
         """Drop a section's keys if it becomes another kind, whose keys are others; a method replaces a method."""
-        if kind is None or key not in KINDS or section.get("kind", KINDS[key]) == kind:
-            return
-        section.clear()
-        self._mark(key, section, self.origins[key])
+        if kind is not None and key in KINDS and section.get("kind") != kind:
+            section.clear()
+            self._mark(key, section, self.origins.get(key, "default"))
 
     def _mark(self, key: Key, value: Any, source: str) -> None:
         for old in [old for old in self.origins if old[: len(key)] == key]:
@@ -95,14 +95,10 @@ class _Tree:
         if isinstance(holder, list):
             holder[_index(holder, names, source)] = copy.deepcopy(value)
             self._mark(key, value, source)
-        elif isinstance(value, dict) and isinstance(holder.get(names[-1]), dict):
-            self._start_anew(key, holder[names[-1]], value.get("kind"))
-            self._merge(holder[names[-1]], value, key, source)
         else:
             if names[-1] == "kind":
                 self._start_anew(key[:-1], holder, value)
-            holder[names[-1]] = copy.deepcopy(value)
-            self._mark(key, value, source)
+            self._merge(holder, {names[-1]: value}, key[:-1], source)
 
 
 def _key(names: list[str]) -> Key:

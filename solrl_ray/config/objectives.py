@@ -5,9 +5,9 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, Tag
+from pydantic import Field
 
-from solrl_ray.config.section import AboveZero, AtLeastZero, Positive, Section, Share, by_kind
+from solrl_ray.config.section import AboveZero, AtLeastZero, Positive, Section, Share, ShareOrZero
 
 DEFAULT = "diffusion_nft"
 
@@ -17,15 +17,15 @@ class OldDecay(Section):
 
     kind: Literal["copy", "linear"] = "linear"
     """``copy``: d = 0. ``linear``: d = min(slope · optimiser steps, cap)."""
-    slope: float = 0.001
-    cap: float = 0.5
+    slope: AtLeastZero = 0.001
+    cap: ShareOrZero = 0.5
 
 
 class Advantage(Section):
     std: Literal["global", "group", "group_unbiased", "none"] = "global"
     """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
     n - 1, or 1."""
-    clip: float = 5.0
+    clip: AboveZero = 5.0
 
 
 def share_of(count: int, fraction: float) -> int:
@@ -42,9 +42,9 @@ class DiffusionNftConfig(Section):
     """DiffusionNFT (arXiv 2509.16117)."""
 
     kind: Literal["diffusion_nft"] = "diffusion_nft"
-    beta: float = 1.0
+    beta: AboveZero = 1.0
     """NFT mixing coefficient."""
-    kl: float = 1e-4
+    kl: AtLeastZero = 1e-4
     """Weight of MSE(v_theta, v_reference); 0 skips the reference forward."""
     timestep_fraction: Share = 0.6
     """Share of the full schedule's steps on which each sample is trained."""
@@ -59,7 +59,7 @@ class Anchor(Section):
     """Weight of MSE(v_theta, v_anchor); 0 does without."""
     slope: AtLeastZero = 0.001
     """d = min(slope · optimiser steps, cap)."""
-    cap: Annotated[float, Field(ge=0, le=1)] = 0.3
+    cap: ShareOrZero = 0.3
 
 
 class AwmConfig(Section):
@@ -111,9 +111,5 @@ class DanceGrpoConfig(Section):
 
 
 ObjectiveConfig: TypeAlias = Annotated[
-    Annotated[DiffusionNftConfig, Tag("diffusion_nft")]
-    | Annotated[AwmConfig, Tag("awm")]
-    | Annotated[FlowGrpoConfig, Tag("flow_grpo")]
-    | Annotated[DanceGrpoConfig, Tag("dance_grpo")],
-    by_kind(DEFAULT),
+    DiffusionNftConfig | AwmConfig | FlowGrpoConfig | DanceGrpoConfig, Field(discriminator="kind")
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solrl_ray.config.schema import Config, FleetConfig, OtherExplorers, Worker, WorkerPool
+from solrl_ray.config.schema import Config, FleetConfig, Worker, WorkerPool
 
 REGENERATORS = "regenerators"
 """Their pool's name."""
@@ -31,18 +31,10 @@ def key_of(fleet: FleetConfig, pool: str) -> str:
 
 def resized(fleet: FleetConfig, sizes: Mapping[str, int]) -> FleetConfig:
     """The fleet with pools of these sizes."""
-    alike = {name: {"count": size} for name, size in sizes.items()}
-
-    def other(pool: OtherExplorers) -> OtherExplorers:
-        return pool.model_copy(update=alike.get(f"explorers_{pool.name}", {}))
-
-    return fleet.model_copy(
-        update={
-            "explorers": fleet.explorers.model_copy(update=alike.get("explorers", {})),
-            "other_explorers": [other(pool) for pool in fleet.other_explorers],
-            "regenerators": fleet.regenerators.model_copy(update=alike.get("regenerators", {})),
-        }
+    explorers, *others, regenerators = (
+        pool.model_copy(update={"count": sizes.get(name, pool.count)}) for name, pool in pools(fleet).items()
     )
+    return fleet.model_copy(update={"explorers": explorers, "other_explorers": others, "regenerators": regenerators})
 
 
 def prompts_of(config: Config) -> dict[str, int]:

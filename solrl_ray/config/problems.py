@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, Tag, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import KINDS, Config
 
 _WANTED: dict[str, str] = {
     "int_type": "a whole number",
@@ -26,6 +26,8 @@ _WANTED: dict[str, str] = {
     "less_than": "less than {lt:g}",
     "less_than_equal": "at most {le:g}",
     "literal_error": "one of {expected}",
+    "union_tag_invalid": "one of {expected_tags}",
+    "string_too_short": "a path",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
     "missing": "a list of two numbers",
@@ -49,6 +51,12 @@ def show(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def listed(words: Sequence[object]) -> str:
+    """``a, b and c``."""
+    *most, last = map(str, words)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def dotted(key: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in key)
 
@@ -62,10 +70,11 @@ def sentence(
     """One of a validation's errors as a sentence: a misspelt key if there is one, else the first."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")
     detail = details[0]
-    where = _without_tags(detail["loc"])
+    where = _without_kinds(detail["loc"])
     if detail["type"] == "union_tag_invalid":
         where = (*where, "kind")
-    too_short = detail["type"] == "missing" and _in_list(where, values)
+    # A list of fixed length that is too short lacks an entry, not a key.
+    too_short = detail["type"] == "missing" and isinstance(where[-1], int) and isinstance(_at(values, where[:-1]), list)
     key = where[:-1] if too_short else where
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
@@ -75,22 +84,14 @@ def sentence(
             f"The key {dotted(key)} is missing from {', '.join(map(str, files))}{f'; {provided}' if provided else ''}."
         )
     else:
-        wanted = _wanted(detail["type"], detail.get("ctx", {}), key, detail["msg"], values)
+        if detail["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
+            wanted = f"a section with the keys {', '.join(_section(key, values))}"
+        elif detail["type"] in _WANTED:
+            wanted = _WANTED[detail["type"]].format(**detail.get("ctx", {}))
+        else:
+            wanted = f"otherwise ({detail['msg']})"
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
     return text
-
-
-def _wanted(kind: str, context: dict[str, Any], key: Sequence[str | int], message: str, values: dict[str, Any]) -> str:
-    if kind in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
-        return f"a section with the keys {', '.join(_section(key, values))}"
-    if kind == "union_tag_invalid":
-        return f"one of {context['expected_tags']}"
-    return _WANTED[kind].format(**context) if kind in _WANTED else f"otherwise ({message})"
-
-
-def _in_list(key: Sequence[str | int], values: dict[str, Any]) -> bool:
-    """Whether what is missing is an entry of a list that is too short, not a key."""
-    return isinstance(key[-1], int) and isinstance(_at(values, key[:-1]), list)
 
 
 def _at(values: Any, key: Sequence[str | int]) -> Any:
@@ -110,30 +111,12 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(inner)
 
 
-def _tags(annotation: Any) -> Iterator[str]:
-    """The kinds that a section may be of; none if its keys are always the same."""
-    for inner in get_args(annotation):
-        if isinstance(inner, Tag):
-            yield inner.tag
-        yield from _tags(inner)
-
-
-def _without_tags(location: Sequence[str | int]) -> tuple[str | int, ...]:
+def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """Where an error is, as the user wrote it: pydantic puts the kind of a section between its name and its keys."""
-    key: list[str | int] = []
-    sections: list[type[BaseModel]] = [Config]
-    kinds: set[str] = set()
-    for part in location:
-        if part in kinds:
-            kinds = set()
-            continue
-        key.append(part)
-        if isinstance(part, int):
-            continue
-        found = [section.model_fields[part] for section in sections if part in section.model_fields]
-        sections = [model for field in found for model in _models(field.annotation)]
-        kinds = {tag for field in found for tag in _tags(field.annotation)}
-    return tuple(key)
+    for section in KINDS:
+        if location[: len(section)] == section:
+            location = section + location[len(section) + 1 :]
+    return location
 
 
 def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, Tag
+from pydantic import Field
 
-from solrl_ray.config.section import AboveZero, Positive, Section, Share, by_kind
+from solrl_ray.config.section import AboveZero, Natural, Positive, Section, Share
 
 DEFAULT = "ode"
 
@@ -16,7 +16,7 @@ class Window(Section):
 
     size: Positive
     """Steps with noise."""
-    range: tuple[Annotated[int, Field(ge=0)], Positive]
+    range: tuple[Natural, Positive]
     """The window lies in the full schedule's steps low … high - 1; its start is uniform."""
 
 
@@ -63,10 +63,4 @@ class Cps(_Stochastic):
 
 
 Stochastic: TypeAlias = FlowSde | DanceSde | Cps
-SamplerConfig: TypeAlias = Annotated[
-    Annotated[Ode, Tag("ode")]
-    | Annotated[FlowSde, Tag("flow_sde")]
-    | Annotated[DanceSde, Tag("dance_sde")]
-    | Annotated[Cps, Tag("cps")],
-    by_kind(DEFAULT),
-]
+SamplerConfig: TypeAlias = Annotated[Ode | Stochastic, Field(discriminator="kind")]

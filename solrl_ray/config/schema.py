@@ -11,9 +11,12 @@ from pydantic import Field
 
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import Positive, Section
+from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
 
-Seconds = Annotated[float, Field(gt=0)]
+KINDS = (("objective",), ("rollout", "sampler"))
+"""Sections whose keys depend on their ``kind``."""
+Seconds = AboveZero
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
@@ -22,9 +25,9 @@ Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 class Run(Section):
     name: str = "run"
     """Name of the run; its folder is ``<root>/<name>``."""
-    root: str = "runs"
+    root: Location = "runs"
     """Folder that holds run folders."""
-    seed: int = 42
+    seed: Natural = 42
     """The run seed: part of every random address."""
     iterations: Positive = 20
     """Iterations (policy updates) to train."""
@@ -39,7 +42,7 @@ class Run(Section):
 
 class Lora(Section):
     rank: Positive = 32
-    alpha: float = 64.0
+    alpha: AboveZero = 64.0
     """LoRA scaling is alpha / rank."""
     targets: list[str]
     """Module-name suffixes that receive LoRA factors, as in PEFT's `target_modules`."""
@@ -48,7 +51,7 @@ class Lora(Section):
 class QuantizationScope(Section):
     skip: list[str] = []
     """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
-    min_features: int = 0
+    min_features: Natural = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
     tiers: dict[str, Tier] = {}
     """Parts of module paths → the tier of such linears instead of `rollout.explore.precision`; the first match
@@ -71,7 +74,7 @@ class SigmaSchedule(Section):
 class Decoding(Section):
     """How latents become images. Part of what fixes their bits, so never chosen by the memory that is free."""
 
-    micro_batch: int = 0
+    micro_batch: Natural = 0
     """Images decoded at once; 0: all of a forward's."""
     tiling: bool = False
     """Decode in overlapping tiles: less memory at high resolutions, with seams blended."""
@@ -80,7 +83,7 @@ class Decoding(Section):
 class Model(Section):
     family: str
     """A name in `solrl_ray.models.FAMILIES`."""
-    path: str
+    path: Location
     """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Arithmetic of everything that is not quantised: the "full precision" tier."""
@@ -88,7 +91,7 @@ class Model(Section):
     """Height and width of the images, pixels."""
     max_sequence_length: Positive
     """Tokens of the long text encoder (T5, Gemma, Qwen)."""
-    guidance: float = 1.0
+    guidance: AtLeastZero = 1.0
     """Value fed to the guidance embedding, for models that have one. Classifier-free guidance is not used."""
     schedule: SigmaSchedule
     lora: Lora
@@ -99,9 +102,9 @@ class Model(Section):
 
 
 class Prompts(Section):
-    train: str
+    train: Location
     """Text (one prompt a line) or JSONL (key ``text``); ``builtin:`` paths are inside the package."""
-    heldout: str
+    heldout: Location
     """Prompts of the evaluation; must not share a prompt with `train`."""
 
 
@@ -109,7 +112,7 @@ class Normalization(Section):
     """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
 
     mean: float
-    std: Annotated[float, Field(gt=0)]
+    std: AboveZero
 
 
 class Remote(Section):
@@ -119,7 +122,7 @@ class Remote(Section):
     """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
     timeout: Seconds = 60.0
     """Longest that one attempt may take, seconds."""
-    retries: Annotated[int, Field(ge=0)] = 3
+    retries: Natural = 3
     """Further attempts after one that failed for a reason that may pass."""
     token_variable: str = ""
     """Environment variable, on every machine that scores, that holds the server's bearer token."""
@@ -195,13 +198,13 @@ class Fidelity(Section):
     """How closely the previews' ranking is watched, and what follows if they rank too badly. Watching alone changes
     neither what is selected nor what is learned."""
 
-    audit_prompts: int = 0
+    audit_prompts: Natural = 0
     """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
     audit_seeds: int = 4
     """Unselected seeds of each of them."""
     measure: Literal["spearman", "kendall"] = "spearman"
     """What `floor` is held against: of whole pools if they are audited, else of the regenerated seeds."""
-    floor: float | None = None
+    floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
     """Least value of `measure`, between -1 and 1; null: nothing follows from it."""
     patience: Positive = 3
     """Iterations in a row below `floor` before previews take the next level of `fallback`."""
@@ -211,10 +214,10 @@ class Fidelity(Section):
 
 
 class OptimizerConfig(Section):
-    lr: Annotated[float, Field(gt=0)] = 3e-4
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 1e-4
+    lr: AboveZero = 3e-4
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: AboveZero = 1e-8
+    weight_decay: AtLeastZero = 1e-4
 
 
 class LearnerConfig(Section):
@@ -225,10 +228,10 @@ class LearnerConfig(Section):
     """Samples of one forward and backward."""
     updates: Positive = 1
     """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
-    gradient_clip: float = 1.0
+    gradient_clip: AtLeastZero = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     gradient_checkpointing: bool = False
-    ema_cap: float = 0.9
+    ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
@@ -236,8 +239,8 @@ class LearnerConfig(Section):
 class Worker(Section):
     """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
 
-    num_cpus: float = 0.0
-    num_gpus: float = 0.0
+    num_cpus: AtLeastZero = 0.0
+    num_gpus: AtLeastZero = 0.0
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
     labels: dict[str, str] = {}
@@ -281,7 +284,7 @@ class Learners(Worker):
 class Deadlines(Section):
     """The longest that each named wait may take, seconds."""
 
-    resources: float = 0.0
+    resources: AtLeastZero = 0.0
     """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
     together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone; and
     that of the learner group."""
@@ -327,7 +330,7 @@ class FleetConfig(Section):
     """Of each rank; `learner.world_size` says how many there are."""
     max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
-    max_replacements: int = 8
+    max_replacements: Natural = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
     hedge: float = 3.0
     """When no unit waits, an idle worker does a unit as well that is out for longer than so many medians of its stage;
@@ -356,7 +359,7 @@ class Publish(Section):
 
 
 class EvaluationConfig(Section):
-    every: int = 0
+    every: Natural = 0
     """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. Those on the way
     go on beside the next update, unless learners share their GPU."""
     prompts: Positive = 64
@@ -364,9 +367,9 @@ class EvaluationConfig(Section):
     samples: Positive = 4
     """Fixed addresses per prompt."""
     steps: Positive = 10
-    pictures: int = 8
+    pictures: Natural = 8
     """Prompts of the before/after image grid."""
-    share: Annotated[float, Field(ge=0, le=1)] = 0.2
+    share: ShareOrZero = 0.2
     """For what share of its time ``solrl eval`` may hold a live run up, which evaluates beside its updates; 0: it may
     not ask."""
     reference: str = ""
@@ -392,12 +395,12 @@ class Compile(Section):
 class Checkpoints(Section):
     keep: Positive = 2
     """Newest checkpoints kept; older ones are removed."""
-    every: int = 0
+    every: Natural = 0
     """Every n-th checkpoint is kept for good; 0: none is."""
     upload: str = ""
     """Path or fsspec URL (``s3://bucket/folder``) to which checkpoints are copied in the background, below the run's
     name. Credentials belong into the provider's own environment variables or files, not here."""
-    min_free_gb: float = 0.2
+    min_free_gb: AtLeastZero = 0.2
     """Free space the run folder's disk must have at the start, GB."""
 
 

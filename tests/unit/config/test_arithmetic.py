@@ -154,7 +154,7 @@ def test_actors_are_summed_with_the_learner_ranks(configure) -> None:  # type: i
             "fleet.explorers={count: 4, num_cpus: 0.5, num_gpus: 0.25}",
         )
     )
-    assert (numbers.cpus, numbers.gpus, numbers.threads) == (8.0, 4.0, 4 + 1 + 6)
+    assert (numbers.cpus, numbers.gpus) == (8.0, 4.0)
 
 
 def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> None:  # type: ignore[no-untyped-def]

@@ -27,13 +27,6 @@ from solrl_ray.errors import UserError
         ),
         (["run.name=a/b"], 'run.name is "a/b" (--set); it must be the name of one folder inside run.root.'),
         (["run.name=.."], 'run.name is ".." (--set); it must be the name'),
-        (["run.seed=-1"], "run.seed is -1 (--set); it must be at least 0."),
-        (["objective.beta=0"], "objective.beta is 0.0 (--set); it must be more than 0."),
-        (["learner.ema_cap=1.5"], "learner.ema_cap is 1.5 (--set); it must be between 0 and 1."),
-        (
-            ["learner.optimizer.betas=[0.9, 1]"],
-            "learner.optimizer.betas.1 is 1.0 (--set); it must be at least 0 and",
-        ),
         (
             ["fleet.hedge=0.5"],
             "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: how many medians a unit may be",
@@ -50,7 +43,6 @@ from solrl_ray.errors import UserError
             ["fleet.regenerators.fallback_labels=[{zone: b}]"],
             'fleet.regenerators.fallback_labels is [{"zone": "b"}] (--set); it must be empty without labels beside it',
         ),
-        (["fleet.learners.num_gpus=-1"], "fleet.learners.num_gpus is -1.0 (--set); it must be at least 0."),
         (
             ["evaluation.pictures=65"],
             "evaluation.pictures is 65 (--set); it must be at most evaluation.prompts",
@@ -71,7 +63,6 @@ from solrl_ray.errors import UserError
             ["rewards.0.weight=0", "rewards.1.weight=0"],
             "rewards.0.weight is 0.0 (--set); it must be other than 0",
         ),
-        (["prompts.train=''"], 'prompts.train is "" (--set); it must be a path.'),
         (
             ["model.dtype=float32", "rollout.explore.precision=bf16"],
             'rollout.explore.precision is "bf16" (--set); it must be a quantised tier such as nvfp4-emulated, or '
@@ -114,10 +105,6 @@ from solrl_ray.errors import UserError
         (
             ["fidelity={fallback: [{steps: 8}]}"],
             "fidelity.floor is empty (default); it must be a number between -1 and 1, below which",
-        ),
-        (
-            ["fidelity={floor: 1, fallback: [{steps: 8}]}"],
-            "fidelity.floor is 1.0 (--set); it must be more than -1 and less than 1, as correlations are.",
         ),
         (
             ["fidelity.floor=0.5"],
@@ -174,7 +161,3 @@ def test_keys_that_contradict_each_other_are_refused(parts: list[Path], override
 )
 def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: list[Path], dtype: str, tier: str) -> None:
     checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.explore.precision={tier}"]))
-
-
-def test_every_key_that_a_range_is_given_for_exists(parts: list[Path]) -> None:
-    checks.check(load(parts))

@@ -113,6 +113,15 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
         ("rollout.pool=0", "rollout.pool in --set is 0; it must be at least 1."),
         ("rollout.pool=", "rollout.pool in --set is empty; it must be a whole number."),
         ("learner.optimizer.lr=-1", "learner.optimizer.lr in --set is -1; it must be more than 0."),
+        ("run.seed=-1", "run.seed in --set is -1; it must be at least 0."),
+        ("objective.beta=0", "objective.beta in --set is 0; it must be more than 0."),
+        ("learner.ema_cap=1.5", "learner.ema_cap in --set is 1.5; it must be at most 1."),
+        ("learner.optimizer.betas=[0.9, 1]", "learner.optimizer.betas.1 in --set is 1; it must be less than 1."),
+        ("fleet.learners.num_gpus=-1", "fleet.learners.num_gpus in --set is -1; it must be at least 0."),
+        ("prompts.train=''", 'prompts.train in --set is ""; it must be a path.'),
+        ("fidelity.floor=1", "fidelity.floor in --set is 1; it must be less than 1."),
+        ("objective={kind: awm, power: 2}", "objective.power in --set is 2; it must be at most 1."),
+        ("rollout.sampler.kind=sde", "rollout.sampler.kind in --set is \"sde\"; it must be one of 'ode', 'flow_sde"),
         (
             "learner.gradient_checkpointing=yes",
             'learner.gradient_checkpointing in --set is "yes"; it must be true or',
@@ -128,8 +137,8 @@ def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
         ("rewards=[]", "rewards in --set is []; it must be a list of at least 1."),
         ("model.lora.targets=to_q", 'model.lora.targets in --set is "to_q"; it must be a list.'),
         (
-            "learner.optimizer.betas=[1]",
-            "learner.optimizer.betas in --set is [1]; it must be a list of two numbers.",
+            "learner.optimizer.betas=[0.9]",
+            "learner.optimizer.betas in --set is [0.9]; it must be a list of two numbers.",
         ),
         (
             "rollout=3",
