@@ -20,6 +20,7 @@ from solrl_ray.report.summary import (
     run_selection_digest,
 )
 from solrl_ray.report.timing import WorkerTime, worker_times
+from solrl_ray.rollout.fallback import in_a_row
 
 REPORT_FILE = "report.html"
 
@@ -66,13 +67,17 @@ def _values(data: RunData) -> dict[str, Any]:
         "spearman": finite_mean([record.spearman for record in iterations]),
         "audited": any(record.audit for record in iterations),
         "fidelity": tables.fidelity(data),
-        "ladder": tables.ladder(data),
+        "fallback_after": in_a_row(config.fidelity.patience),
         "workers": workers,
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
         "evaluating": sum(record.seconds for record in data.evaluations),
-        "counts": tables.counts(data),
-        "differing": tables.differing(data),
+        "clipped": finite_mean([record.clip_fraction for record in iterations]),
+        "differing": [
+            record.iteration
+            for record in iterations
+            if (record.candidates, record.samples) != (record.expected_candidates, record.expected_samples)
+        ],
         "attested": tables.attested(data),
         "tiers": tables.TIERS,
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
@@ -108,7 +113,8 @@ def _drawn(data: RunData, gain: PairedGain | None, workers: list[WorkerTime]) ->
     if data.iterations:
         previews = not is_one_stage(data.config)
         drawn["training"] = plots.training_reward(data.iterations, previews=previews)
-        drawn["distance"], drawn["gradient"] = plots.learning_signals(data.iterations)
+        drawn["distance"] = plots.reference_distance(data.iterations)
+        drawn["gradient"] = plots.gradient_norm(data.iterations)
         if previews:
             drawn["fidelity"] = plots.rank_fidelity(data.iterations)
         drawn["stages"] = plots.stage_time(data.iterations)
