@@ -183,13 +183,13 @@ class Telemetry:
         self._export(metrics)
 
     def _write_iteration(self, metrics: IterationMetrics) -> None:
-        self._folder.append_metrics(metrics.as_dict())
+        self._folder.append_metrics(asdict(metrics))
         for writer in self._writers:
             writer.iteration(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
         def write() -> None:
-            self._folder.append_metrics(metrics.as_dict())
+            self._folder.append_metrics(asdict(metrics))
             for writer in self._writers:
                 writer.evaluation(metrics, pictures)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from solrl_ray.config import checks
-from solrl_ray.config.loading import INCLUDE, load_with_sources, read_file
+from solrl_ray.config.loading import INCLUDE, read_file
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
@@ -29,8 +27,8 @@ EXAMPLE = "one_gpu"
 """The one in the command that `table` shows."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
 """What no part can know."""
+INDENT = " " * 6
 _DOWNLOAD = "hf download "
-ACKNOWLEDGED = "rollout.accept_quantized_training=true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +45,6 @@ class CatalogueEntry:
     """Whether it includes other parts, as one that names rollout and objective together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Composition:
-    """One part of each kind, in the order of a command."""
-
-    parts: tuple[CatalogueEntry, ...]
-
-    @property
-    def command(self) -> str:
-        return f"solrl train {' '.join(str(part.path) for part in self.parts)}"
-
-    def refusal(self, *overrides: str) -> str | None:
-        """Why it cannot be run, in one sentence; None if it can, as far as keys and values go."""
-        try:
-            loaded = load_with_sources([part.path for part in self.parts], [*PROMPTS, *overrides])
-            checks.check(loaded.config, loaded.sources)
-        except UserError as error:
-            return str(error)
-        return None
-
-
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
     """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
     kinds = (*KINDS, CLUSTERS)
@@ -77,23 +55,6 @@ def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
             f"{folder} holds no parts of runs: it has no {' and no '.join(f'{kind}/*.yaml' for kind in missing)}; "
             "name the folder configs of the project's source with --configs."
         )
-    return found
-
-
-def compositions(parts: dict[str, tuple[CatalogueEntry, ...]]) -> Iterator[Composition]:
-    """Every model × strategy × method × reward; a part that includes others is a recipe of its own, and left out."""
-    for chosen in itertools.product(*(parts[kind] for kind in KINDS)):
-        if not any(part.whole for part in chosen):
-            yield Composition(chosen)
-
-
-def refusals(parts: dict[str, tuple[CatalogueEntry, ...]]) -> dict[str, list[Composition]]:
-    """Reason → compositions that are refused for it although quantised training was accepted where it must be."""
-    found: dict[str, list[Composition]] = {}
-    for composition in compositions(parts):
-        reason = composition.refusal(ACKNOWLEDGED)
-        if reason is not None:
-            found.setdefault(_without_place(reason), []).append(composition)
     return found
 
 
@@ -112,43 +73,23 @@ def presence(checkpoint: str) -> str:
 
 
 def table(folder: Path, width: int = 110) -> str:
-    """What `solrl list` prints: the parts, what they need, how they compose, and what is refused by design."""
+    """What `solrl list` prints: the parts, what they need, and how they compose."""
     parts = read(folder)
     lines: list[str] = []
     for kind, listed in parts.items():
         lines.append(f"{kind} (without one everything computes on CPUs)" if kind == CLUSTERS else kind)
         for part in listed:
             title = f"{part.title} (includes others: name it without a strategy)" if part.whole else part.title
-            lines += _entry(str(part.path), title, width)
-            lines += [f"      {name}: {presence(name)}" for name in part.checkpoints]
-            lines += [f"        {command}" for command in part.downloads]
+            lines += [f"  {part.path}", *textwrap.wrap(title, width, initial_indent=INDENT, subsequent_indent=INDENT)]
+            lines += [f"{INDENT}{name}: {presence(name)}" for name in part.checkpoints]
+            lines += [f"{INDENT}  {command}" for command in part.downloads]
         lines.append("")
+    example = [next(part.path for part in parts[kind] if not part.whole) for kind in KINDS]
+    example += [part.path for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
     lines.append("One of each kind, in this order; what follows wins:")
-    on_gpu = (part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE)
-    example = Composition((*next(compositions(parts)).parts, *on_gpu))
-    lines.append(f"  {example.command} \\\n    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
-    lines += ["", "Refused:"]
-    lines += _entry(f"rollout.strategy quantized without --set {ACKNOWLEDGED}", _WHY_ACKNOWLEDGED, width)
-    for reason, composed in refusals(parts).items():
-        lines += _entry(_names(composed, parts), reason, width)
+    lines.append(f"  solrl train {' '.join(map(str, example))} \\")
+    lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     return "\n".join(lines)
-
-
-_WHY_ACKNOWLEDGED = "it trains on low-precision samples, a baseline that is known to be bad"
-
-
-def _entry(name: str, text: str, width: int) -> list[str]:
-    return [f"  {name}", *textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 6)]
-
-
-def _names(composed: list[Composition], parts: dict[str, tuple[CatalogueEntry, ...]]) -> str:
-    """The parts by which `composed` differ from the rest, such as ``strategies/two_stage × methods/flow_grpo_fast``."""
-    names = []
-    for place, kind in enumerate(KINDS):
-        some = {composition.parts[place].path.stem for composition in composed}
-        if some != {part.path.stem for part in parts[kind] if not part.whole}:
-            names.append(f"{kind}/{' or '.join(sorted(some))}")
-    return " × ".join(names) or "every composition"
 
 
 def _part(kind: str, path: Path) -> CatalogueEntry:
@@ -166,8 +107,3 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
         checkpoints=tuple(dict.fromkeys(named)),
         whole=INCLUDE in values,
     )
-
-
-def _without_place(reason: str) -> str:
-    """A refusal without the file that its value stands in, so that equal reasons are one."""
-    return re.sub(r" \([^()]*(?:\.yaml|default|--set)\)", "", reason)

@@ -41,7 +41,7 @@ def parse(text: str, source: str) -> Any:
 
 @lru_cache(maxsize=256)
 def _as_json(text: str, source: str) -> str:
-    """One part is read for each of the hundreds of compositions that it is in."""
+    """A part is read again for each composition that it is in."""
     try:
         return json.dumps(_yaml().load(text))
     except MarkedYAMLError as error:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +80,6 @@ class IterationMetrics:
     preview_precision: str | None = None
     event: str = field(default="iteration", init=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationMetrics:
@@ -107,9 +103,6 @@ class EvaluationMetrics:
     differing_results: int = 0
     """As an iteration's: results that came again, and those of them with other rewards."""
     event: str = field(default="evaluation", init=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

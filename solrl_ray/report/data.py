@@ -6,11 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from solrl_ray.common.files import read_json
-from solrl_ray.config import yaml_text
-from solrl_ray.config.continuation import check_format
+from solrl_ray.config.continuation import FILE, check_format
+from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
@@ -19,7 +17,6 @@ from solrl_ray.report.grids import PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, read_summary
 from solrl_ray.storage.run_folder import RunFolder
 
-CONFIG_FILE = "config.yaml"
 ATTESTATIONS_FILE = "attestations.json"
 
 Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation)
@@ -57,49 +54,31 @@ def read_run(folder: Path) -> RunData:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
     places = RunFolder(folder)
-    missing = [path.name for path in (folder / CONFIG_FILE, places.metrics) if not path.is_file()]
+    missing = [path.name for path in (folder / FILE, places.metrics) if not path.is_file()]
     if missing:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     check_format(folder)
-    config_text = (folder / CONFIG_FILE).read_text()
     iterations, evaluations = _read_metrics(places)
     for path in sorted(places.evaluations.glob("*.json")):
         evaluation = _record(EvaluationMetrics, read_json(path, "remove it"), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
-    config = _read_config(folder / CONFIG_FILE, config_text)
+    config = load([folder / FILE])
     summary = read_summary(folder) if (folder / SUMMARY_FILE).is_file() else None
     return RunData(
         folder=folder,
         config=config,
-        config_text=config_text,
+        config_text=(folder / FILE).read_text(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
         summary=summary if summary and summary.iterations == config.run.iterations else None,
         pictures={
-            name: _pictures(places, find_evaluation(ordered, policy))
+            name: picture_paths(places.evaluations / f"updates-{record.iteration:06d}-{policy}") if record else {}
             for name, policy in (("base", "base"), ("final", "ema"), ("real", "real"))
+            for record in (find_evaluation(ordered, policy),)
         },
     )
-
-
-def evaluation_name(record: EvaluationMetrics) -> str:
-    """Name of an evaluation's file and picture folder: ``updates-000020-ema``."""
-    return f"updates-{record.iteration:06d}-{record.policy}"
-
-
-def _pictures(places: RunFolder, record: EvaluationMetrics | None) -> dict[PictureKey, Path]:
-    return {} if record is None else picture_paths(places.evaluations / evaluation_name(record))
-
-
-def _read_config(path: Path, text: str) -> Config:
-    try:
-        return Config.model_validate(yaml_text.parse(text, str(path)))
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path} does not fit this version: {key}: {first['msg']}.") from error
 
 
 def _read_metrics(

@@ -17,49 +17,44 @@ if TYPE_CHECKING:  # takes seconds, and who looks for pictures alone does withou
 
 PictureKey = tuple[str, int]
 """(prompt id, sample number): which fixed address a picture was drawn from."""
+LARGEST = 256
+"""Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
+ENLARGED = 96
+"""Pictures are enlarged by the whole number that brings their width up to this, pixels."""
+GAP = 2
+"""Between the pictures of a contact sheet and around it, pixels."""
 
 
-def to_bytes(image: torch.Tensor) -> torch.Tensor:
-    """float32 [3, H, W] in [0, 1] → uint8 [H, W, 3]; values outside the range are clipped.
+def to_picture(image: torch.Tensor) -> Image.Image:
+    """float32 [3, H, W] in [0, 1] → eight bits a channel; values outside the range are clipped.
 
-    Raises:
-        ValueError: wrong shape, or a value that is not finite.
+    Raises ValueError for another shape or a value that is not finite.
     """
     if image.ndim != 3 or image.shape[0] != 3:
         raise ValueError(f"A picture must have shape [3, H, W], got {list(image.shape)}.")
     if not bool(image.isfinite().all()):
         raise ValueError("A picture holds values that are not finite.")
-    return (image.detach().float().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).contiguous()
+    levels = (image.detach().float().cpu().clamp(0, 1) * 255).round().byte()
+    return Image.fromarray(levels.permute(1, 2, 0).contiguous().numpy())
 
 
-def encode_png(image: torch.Tensor) -> bytes:
-    """PNG file of one picture, float32 [3, H, W] in [0, 1], eight bits a channel."""
+def encode_png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
-    Image.fromarray(to_bytes(image).numpy()).save(buffer, format="PNG", optimize=True)
+    picture.save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
 
 
-def write_picture(path: Path, image: torch.Tensor) -> None:
-    """Writes one picture, float32 [3, H, W] in [0, 1], as PNG; complete or not at all."""
-    replace_file(path, encode_png(image))
-
-
-def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> list[Path]:
-    """Writes ``<prompt id>-<sample>.png`` for every picture; returns the paths in key order."""
+def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> None:
+    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each complete or not."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for prompt_id, sample in sorted(pictures):
-        path = folder / f"{prompt_id}-{sample}.png"
-        write_picture(path, pictures[prompt_id, sample])
-        paths.append(path)
-    return paths
+    for (prompt_id, sample), image in sorted(pictures.items()):
+        replace_file(folder / f"{prompt_id}-{sample}.png", encode_png(to_picture(image)))
 
 
 def picture_paths(folder: Path) -> dict[PictureKey, Path]:
     """The pictures that `save_pictures` left in `folder`, by key, in key order; none if there is no folder.
 
-    Raises:
-        UserError: a PNG file whose name is not ``<prompt id>-<sample>.png``.
+    Raises UserError for a PNG file whose name is not ``<prompt id>-<sample>.png``.
     """
     found: dict[PictureKey, Path] = {}
     for path in folder.glob("*.png"):
@@ -70,48 +65,25 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
     return dict(sorted(found.items()))
 
 
-def shrink(image: torch.Tensor, side: int) -> torch.Tensor:
-    """float32 [3, H, W], reduced by area averaging if a side is longer than `side`."""
-    _, height, width = image.shape
-    longest = max(height, width)
-    if longest <= side:
-        return image
-    import torch
+def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
+    """Lays pictures of one size, float32 [3, h, w] in [0, 1], out in rows, which may differ in length.
 
-    size = (max(1, height * side // longest), max(1, width * side // longest))
-    return torch.nn.functional.interpolate(image.float()[None], size=size, mode="area")[0]
-
-
-def contact_sheet(
-    rows: Sequence[Sequence[torch.Tensor]], *, scale: int = 1, gap: int = 2, background: float = 1.0
-) -> torch.Tensor:
-    """Lays pictures of one size out in rows.
-
-    Args:
-        rows: pictures float32 [3, h, w] in [0, 1]; rows may differ in length.
-        scale: whole-number enlargement, each pixel a `scale` × `scale` square (no smoothing).
-        gap: pixels between pictures and around the sheet, after enlargement.
-        background: grey level of gaps and empty places.
-
-    Returns:
-        float32 [3, H, W].
-
-    Raises:
-        ValueError: no picture, or pictures of different sizes.
+    Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing.
     """
-    import torch
-
-    shapes = {tuple(image.shape) for row in rows for image in row}
-    if len(shapes) != 1:
-        raise ValueError(f"A contact sheet needs pictures of one shape, got {sorted(shapes) or 'none'}.")
-    _, height, width = (scale * side for side in shapes.pop())
-    columns = max(len(row) for row in rows)
-    sheet = torch.full(
-        (3, gap + len(rows) * (height + gap), gap + columns * (width + gap)), background, dtype=torch.float32
-    )
-    for y, row in enumerate(rows):
-        for x, image in enumerate(row):
-            top, left = gap + y * (height + gap), gap + x * (width + gap)
-            enlarged = image.float().cpu().repeat_interleave(scale, dim=1).repeat_interleave(scale, dim=2)
-            sheet[:, top : top + height, left : left + width] = enlarged
+    pictures = [[to_picture(image) for image in row] for row in rows]
+    sizes = {picture.size for row in pictures for picture in row}
+    if len(sizes) != 1:
+        raise ValueError(f"A contact sheet needs pictures of one size, got {sorted(sizes) or 'none'}.")
+    width, height = sizes.pop()
+    longest, enlarged = max(width, height), max(1, ENLARGED // width)
+    if longest > LARGEST:
+        width, height = max(1, width * LARGEST // longest), max(1, height * LARGEST // longest)
+    else:
+        width, height = width * enlarged, height * enlarged
+    columns = max(len(row) for row in pictures)
+    sheet = Image.new("RGB", (GAP + columns * (width + GAP), GAP + len(pictures) * (height + GAP)), "white")
+    for y, row in enumerate(pictures):
+        for x, picture in enumerate(row):
+            resized = picture.resize((width, height), Image.Resampling.BOX)
+            sheet.paste(resized, (GAP + x * (width + GAP), GAP + y * (height + GAP)))
     return sheet

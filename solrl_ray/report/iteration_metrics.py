@@ -20,6 +20,10 @@ from solrl_ray.rollout.selection import selection_digest
 from solrl_ray.scheduling.iteration_state import IterationSummary
 from solrl_ray.scheduling.staleness import staleness_of
 
+_LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
+_RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
+"""What the record has from the update's metrics, under the same names."""
+
 
 def iteration_metrics(
     config: Config,
@@ -65,10 +69,6 @@ def iteration_metrics(
         reward_mean=float(full.mean()),
         reward_std=float(full.std()),
         proxy_reward_mean=summary.proxy_mean,
-        loss=update.loss,
-        policy_loss=update.policy_loss,
-        kl=update.kl,
-        gradient_norm=update.gradient_norm,
         spearman=fidelity.spearman if fidelity else None,
         spearman_by_kind=_by_kind(kinds_of_prompts(config), _proxies(summary), full) if fidelity else {},
         kendall=fidelity.kendall if fidelity else None,
@@ -76,17 +76,13 @@ def iteration_metrics(
         audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
         lora_digest=lora_digest(factors),
-        passes=update.passes,
         expected_passes=describe(config).backwards,
         publication=dict(publication or {}),
-        ratio_mean=update.ratio_mean,
-        ratio_deviation=update.ratio_deviation,
-        first_ratio_deviation=update.first_ratio_deviation,
-        clip_fraction=update.clip_fraction,
         weights_wait=weights_wait,
         fallback_level=fallback_level,
         preview_steps=preview.steps if preview else None,
         preview_precision=preview.precision if preview else None,
+        **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,7 +21,6 @@ SPARKLINE_WIDTH = 30
 """Most iterations that a sparkline shows, the newest ones: what a terminal of 80 columns has room for."""
 WORKERS_SHOWN = 8
 MESSAGES_SHOWN = 4
-REFRESH_PER_SECOND = 4
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
@@ -30,20 +28,17 @@ def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
 
     Values that are not finite are drawn as a space; equal values at half height.
     """
-    shown = list(values)[-width:] if width > 0 else []
+    shown = values[-width:]
     finite = [value for value in shown if math.isfinite(value)]
-    if not finite:
-        return " " * len(shown)
-    low, high = min(finite), max(finite)
-    characters = []
-    for value in shown:
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def bar(value: float) -> str:
         if not math.isfinite(value):
-            characters.append(" ")
-        elif high == low:
-            characters.append(BARS[len(BARS) // 2])
-        else:
-            characters.append(BARS[min(int((value - low) / (high - low) * len(BARS)), len(BARS) - 1)])
-    return "".join(characters)
+            return " "
+        share = (value - low) / (high - low) if high > low else 0.5
+        return BARS[min(int(share * len(BARS)), len(BARS) - 1)]
+
+    return "".join(map(bar, shown))
 
 
 def duration(seconds: float) -> str:
@@ -207,25 +202,15 @@ class LiveView:
         self._plain = PlainLines()
         self._progress: Progress | None = None
         self._updated = time.monotonic()
-        self._live = (
-            Live(
-                console=self._console,
-                get_renderable=self._current,
-                refresh_per_second=REFRESH_PER_SECOND,
-                vertical_overflow="ellipsis",
-            )
-            if self._console.is_terminal and not plain
-            else None
-        )
+        live = Live(console=self._console, get_renderable=self._current, vertical_overflow="ellipsis")
+        self._live = live if self._console.is_terminal and not plain else None
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         if self._live is not None:
             self._live.stop()
 

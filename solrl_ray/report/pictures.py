@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,23 +106,16 @@ class Gallery:
 def data_uri(path: Path) -> str:
     """A picture as ``data:`` URI: small PNG files as they are, larger pictures reduced and as JPEG.
 
-    Raises:
-        UserError: it cannot be read.
+    Raises UserError if it cannot be read.
     """
-    with _opened(path) as file:
-        if max(file.size) <= LOSSLESS and file.format == "PNG":
-            return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-        picture = file.convert("RGB")
+    try:
+        with Image.open(path) as file:
+            if max(file.size) <= LOSSLESS and file.format == "PNG":
+                return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+            picture = file.convert("RGB")
+    except OSError as error:  # what Pillow raises for files that are no pictures, or cut off, is one, too
+        raise UserError(f"The picture {path} cannot be read: {error}.") from error
     picture.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=88)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
-    try:
-        with Image.open(path) as file:
-            yield file
-    except OSError as error:  # what Pillow raises for files that are no pictures, or cut off, is one, too
-        raise UserError(f"The picture {path} cannot be read: {error}.") from error

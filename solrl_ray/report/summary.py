@@ -6,11 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
@@ -63,9 +63,6 @@ class Summary:
     warnings: list[str] = field(default_factory=list)
     """What a reader of these numbers must know first."""
     versions: dict[str, str] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +139,8 @@ def package_versions() -> dict[str, str]:
     """Versions of the packages that results depend on; a package that is not installed is left out."""
     found = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -207,7 +202,7 @@ def summarize(
 def write_summary(folder: Path, summary: Summary) -> Path:
     """Writes ``summary.json`` into a run folder, complete or not at all; returns its path."""
     path = folder / SUMMARY_FILE
-    replace_file(path, (json.dumps(summary.as_dict(), indent=2) + "\n").encode())
+    replace_file(path, (json.dumps(asdict(summary), indent=2) + "\n").encode())
     return path
 
 

@@ -20,52 +20,44 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
-from solrl_ray.report.grids import contact_sheet, encode_png, shrink
+from solrl_ray.report.grids import contact_sheet, encode_png
 
-LARGEST_PICTURE = 256
-"""Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
-ENLARGED_PICTURE = 96
-"""Pictures are enlarged by the whole number that brings their width up to this, pixels."""
+SCALARS = {
+    "reward/train": "reward_mean",
+    "reward/train_std": "reward_std",
+    "reward/proxy": "proxy_reward_mean",
+    "rank_fidelity/spearman": "spearman",
+    "rank_fidelity/kendall": "kendall",
+    "rank_fidelity/side_agreement": "side_agreement",
+    "learning/loss": "loss",
+    "learning/policy_loss": "policy_loss",
+    "learning/kl": "kl",
+    "learning/gradient_norm": "gradient_norm",
+    "learning/ratio_mean": "ratio_mean",
+    "learning/ratio_deviation": "ratio_deviation",
+    "learning/clip_fraction": "clip_fraction",
+    "counts/candidates": "candidates",
+    "counts/samples": "samples",
+    "counts/requeued_units": "requeued_units",
+    "counts/duplicate_results": "duplicate_results",
+    "wait_share/weights": "weights_wait",
+}
+"""Name of a curve → field of `IterationMetrics`; nothing is written of a field that is None."""
 
 
 def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     """The scalars of one iteration, by TensorBoard name."""
-    scalars = {
-        "reward/train": record.reward_mean,
-        "reward/train_std": record.reward_std,
-        "reward/proxy": record.proxy_reward_mean,
-        "learning/loss": record.loss,
-        "learning/policy_loss": record.policy_loss,
-        "learning/kl": record.kl,
-        "learning/gradient_norm": record.gradient_norm,
-        "counts/candidates": float(record.candidates),
-        "counts/samples": float(record.samples),
-        "counts/requeued_units": float(record.requeued_units),
-        "counts/duplicate_results": float(record.duplicate_results),
-    }
-    ratios = {
-        "learning/ratio_mean": record.ratio_mean,
-        "learning/ratio_deviation": record.ratio_deviation,
-        "learning/clip_fraction": record.clip_fraction,
-    }
-    scalars |= {name: value for name, value in ratios.items() if value is not None}
-    fidelity = {name: getattr(record, name) for name in ("spearman", "kendall", "side_agreement")}
-    scalars |= {f"rank_fidelity/{name}": value for name, value in fidelity.items() if value is not None}
+    scalars = {name: getattr(record, field) for name, field in SCALARS.items()}
     if record.preview_steps is not None:
-        scalars |= {
-            "rank_fidelity/fallback_level": float(record.fallback_level),
-            "rank_fidelity/preview_steps": float(record.preview_steps),
-        }
-    scalars |= {f"audit/{name}": value for name, value in record.audit.items()}
-    scalars["wait_share/weights"] = record.weights_wait
-    scalars |= {f"wall_seconds/{stage}": value for stage, value in record.seconds.items()}
-    scalars |= {f"busy_seconds/{stage}": value for stage, value in record.busy_seconds.items()}
-    return scalars
+        scalars["rank_fidelity/fallback_level"] = record.fallback_level
+        scalars["rank_fidelity/preview_steps"] = record.preview_steps
+    several = {"audit": record.audit, "wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
+    scalars |= {f"{name}/{part}": value for name, parts in several.items() for part, value in parts.items()}
+    return {name: float(value) for name, value in scalars.items() if value is not None}
 
 
 def evaluation_scalars(record: EvaluationMetrics) -> dict[str, float]:
@@ -106,22 +98,20 @@ class TensorBoardWriter:
         Args:
             pictures: one row per prompt of float32 [3, H, W] in [0, 1].
         """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         self._scalars(evaluation_scalars(record), step=record.iteration)
         if pictures:
-            rows = [[shrink(image, LARGEST_PICTURE) for image in row] for row in pictures]
-            sheet = contact_sheet(rows, scale=max(1, ENLARGED_PICTURE // rows[0][0].shape[-1]))
-            self._image(f"heldout/{record.policy}", sheet, step=record.iteration)
+            sheet = contact_sheet(pictures)
+            encoded = Summary.Image(
+                width=sheet.width, height=sheet.height, colorspace=3, encoded_image_string=encode_png(sheet)
+            )
+            image = Summary.Value(tag=f"heldout/{record.policy}", image=encoded)
+            self._write(Event(wall_time=time.time(), step=record.iteration, summary=Summary(value=[image])))
 
     def close(self) -> None:
         self._records.close()
-
-    def __enter__(self) -> TensorBoardWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _scalars(self, scalars: dict[str, float], *, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -129,15 +119,6 @@ class TensorBoardWriter:
 
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in sorted(scalars.items())]
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-
-    def _image(self, tag: str, image: torch.Tensor, *, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        _, height, width = image.shape
-        encoded = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=encode_png(image))
-        summary = Summary(value=[Summary.Value(tag=tag, image=encoded)])
-        self._write(Event(wall_time=time.time(), step=step, summary=summary))
 
     def _write(self, event: object) -> None:
         self._records.write(event.SerializeToString())  # type: ignore[attr-defined]

@@ -10,7 +10,9 @@ Timeline: the Trace Event Format of Chrome, JSON object form, complete events (`
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -18,16 +20,8 @@ from typing import IO, Any, Literal
 from solrl_ray.errors import UserError
 
 FILE = "spans.jsonl"
-UNIT_STAGES = {
-    "explore": "explore",
-    "sample": "explore",
-    "regenerate": "regenerate",
-    "audit": "audit",
-    "evaluate": "evaluate",
-}
+UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "audit", "evaluate")} | {"sample": "explore"}
 """Stage of a unit → stage of an iteration."""
-_STAGES, _WORKERS = 1, 2
-"""Process numbers of the two groups of tracks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +70,11 @@ def read_spans(folder: Path) -> list[Span]:
             f"{folder} has no {FILE}: the run has not started its workers, is of an older version, or was fetched from "
             "an upload, which leaves it out."
         )
-    spans = [span for line in path.read_text().splitlines() if (span := _parsed(line)) is not None]
+    spans = []
+    for line in path.read_text().splitlines():
+        with suppress(json.JSONDecodeError, TypeError):
+            spans.append(Span(**json.loads(line)))
     return sorted(spans, key=lambda span: (span.started, span.name))
-
-
-def _parsed(line: str) -> Span | None:
-    try:
-        return Span(**json.loads(line))
-    except (json.JSONDecodeError, TypeError):
-        return None
 
 
 def timeline(spans: Sequence[Span]) -> dict[str, Any]:
@@ -97,14 +87,11 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     units = [span for span in spans if span.kind == "unit"]
     stages = [span for span in spans if span.kind == "stage"] + _unit_stages(units)
     events: list[dict[str, Any]] = []
-    for process, title, members, track_of in (
-        (_STAGES, "stages", stages, lambda span: span.stage),
-        (_WORKERS, "workers", units, lambda span: span.worker),
-    ):
-        events.append(_named("process_name", process, 0, title))
-        tracks: dict[str, list[Span]] = {}
+    for process, (kind, members) in enumerate((("stage", stages), ("worker", units)), start=1):
+        events.append(_named("process_name", process, 0, f"{kind}s"))
+        tracks = defaultdict[str, list[Span]](list)
         for span in members:
-            tracks.setdefault(track_of(span), []).append(span)
+            tracks[getattr(span, kind)].append(span)
         for number, (track, on_it) in enumerate(sorted(tracks.items()), start=1):
             events.append(_named("thread_name", process, number, track))
             events += _complete(on_it, process, number, zero)
@@ -113,10 +100,10 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
 
 def _unit_stages(units: Iterable[Span]) -> list[Span]:
     """What exploring and regenerating took, iteration by iteration; evaluations are stages of the controller."""
-    groups: dict[tuple[str, int], list[Span]] = {}
+    groups = defaultdict[tuple[str, int], list[Span]](list)
     for span in units:
         if span.stage != "evaluate":
-            groups.setdefault((UNIT_STAGES[span.stage], span.iteration), []).append(span)
+            groups[UNIT_STAGES[span.stage], span.iteration].append(span)
     return [
         Span(
             kind="stage",

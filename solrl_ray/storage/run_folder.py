@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -349,7 +350,7 @@ class RunFolder:
     def save_evaluation(self, metrics: EvaluationMetrics) -> None:
         """One evaluation as a file of its own."""
         path = self.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}.json"
-        replace_file(path, json.dumps(metrics.as_dict(), indent=1).encode())
+        replace_file(path, json.dumps(asdict(metrics), indent=1).encode())
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that was cut off is left out.

@@ -123,7 +123,7 @@ def evaluations(iterations: int = 3) -> list[EvaluationMetrics]:
 
 
 def write_metrics(folder: Path, records: list[IterationMetrics | EvaluationMetrics]) -> None:
-    lines = [json.dumps(record.as_dict()) + "\n" for record in records]
+    lines = [json.dumps(asdict(record)) + "\n" for record in records]
     (folder / "metrics.jsonl").write_text("".join(lines))
 
 
@@ -148,7 +148,7 @@ def write_run(
         name = f"updates-{record.iteration:06d}-{record.policy}"
         level = torch.full((3, 8, 8), 0.2 * (number + 1))
         save_pictures(folder / "evaluations" / name, {(key, s): level for key in ("aa", "bb") for s in (0, 1)})
-        (folder / "evaluations" / f"{name}.json").write_text(json.dumps(record.as_dict()))
+        (folder / "evaluations" / f"{name}.json").write_text(json.dumps(asdict(record)))
     if finished:
         write_summary(folder, summarize(chosen, records, made, seconds=36.5))
     return folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,7 +19,7 @@ from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
-from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures, shrink, write_picture
+from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures
 from solrl_ray.report.page import build
 from solrl_ray.report.pictures import data_uri
 from solrl_ray.report.tensorboard import TensorBoardWriter
@@ -290,7 +291,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, present: list[str] |
         ("metrics.jsonl", '{"event": "other"}\n', "holds the event 'other'"),
         ("metrics.jsonl", '{"event": "evaluation"}\n', "does not say of which iteration"),
         ("metrics.jsonl", '{"event": "iteration", "iteration": 1}\n', "is not a record of kind IterationMetrics"),
-        ("config.yaml", "run: {colour: blue}", r"config\.yaml does not fit this version"),
+        ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "must hold a list"),
         ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
     ],
@@ -345,7 +346,7 @@ def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
 )
 def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        write_picture(tmp_path / "x.png", image)
+        save_pictures(tmp_path, {("9f", 0): image})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -356,31 +357,29 @@ def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
 
 
 def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
-    dark, light = torch.zeros(3, 1, 2), torch.tensor([0.0, 1.0]).expand(3, 1, 2)
-    sheet = contact_sheet([[dark, light], [light]], scale=2, gap=1, background=0.5)
-    expected = [
-        [0.5] * 11,
-        [0.5, 0, 0, 0, 0, 0.5, 0, 0, 1, 1, 0.5],
-        [0.5, 0, 0, 0, 0, 0.5, 0, 0, 1, 1, 0.5],
-        [0.5] * 11,
-        [0.5, 0, 0, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
-        [0.5, 0, 0, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5],
-        [0.5] * 11,
-    ]
-    assert sheet.shape == (3, 7, 11)
-    for channel in sheet.tolist():
-        assert channel == expected
+    dark, mixed = torch.zeros(3, 1, 2), torch.tensor([0.0, 0.6]).expand(3, 1, 2)
+    sheet = contact_sheet([[dark, mixed], [mixed]])
+    assert sheet.size == (2 + 2 * (96 + 2), 2 + 2 * (48 + 2))  # a pixel is a square of 48
+    pixels = np.array(sheet)
+    assert (pixels == pixels[:, :, :1]).all()
+    expected = np.full((102, 198), 255, dtype=np.uint8)
+    for top, left in ((2, 2), (2, 100), (52, 2)):
+        expected[top : top + 48, left : left + 96] = 0
+    for top, left in ((2, 100), (52, 2)):
+        expected[top : top + 48, left + 48 : left + 96] = 153
+    assert (pixels[:, :, 0] == expected).all()
 
 
 def test_a_contact_sheet_of_different_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="one size"):
         contact_sheet([[torch.zeros(3, 2, 2), torch.zeros(3, 4, 4)]])
 
 
-def test_shrinking_averages_areas_and_leaves_small_pictures_alone() -> None:
-    image = torch.tensor([[0.0, 1.0], [0.5, 0.5]]).expand(3, 2, 2)
-    assert shrink(image, 1).flatten().tolist() == [0.5, 0.5, 0.5]
-    assert shrink(image, 2) is image
+def test_a_contact_sheet_averages_areas_of_large_pictures() -> None:
+    stripes = torch.tensor([0.0, 0.4] * 256).expand(3, 512, 512)
+    sheet = np.array(contact_sheet([[stripes]]))
+    assert sheet.shape == (260, 260, 3)
+    assert (sheet[2:258, 2:258] == 51).all()
 
 
 def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:
@@ -397,7 +396,7 @@ def read_events(folder: Path) -> EventAccumulator:
 
 
 def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) -> None:
-    with TensorBoardWriter(tmp_path) as writer:
+    with closing(TensorBoardWriter(tmp_path)) as writer:
         for number in range(3):
             writer.iteration(iteration(number))
         final = evaluations()[2]
@@ -415,10 +414,10 @@ def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) ->
 
 
 def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path: Path) -> None:
-    with TensorBoardWriter(tmp_path) as writer:
+    with closing(TensorBoardWriter(tmp_path)) as writer:
         for number in range(3):
             writer.iteration(iteration(number))
-    with TensorBoardWriter(tmp_path, first_iteration=1) as writer:
+    with closing(TensorBoardWriter(tmp_path, first_iteration=1)) as writer:
         writer.iteration(replace(iteration(1), reward_mean=0.9))
     entries = read_events(tmp_path).Scalars("reward/train")
     assert [(entry.step, round(entry.value, 3)) for entry in entries] == [(0, 0.3), (1, 0.9)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -49,10 +49,10 @@ def folder(tmp_path: Path) -> RunFolder:
     run = RunFolder(tmp_path)
     for updates in (3, 4):
         state(updates).save(run.checkpoint(updates))
-    run.append_metrics(made_runs.evaluation(0, "base", made_runs.BASE).as_dict())
+    run.append_metrics(asdict(made_runs.evaluation(0, "base", made_runs.BASE)))
     for number in range(4):
-        run.append_metrics(made_runs.iteration(number).as_dict())
-    run.append_metrics(made_runs.evaluation(4, "ema", made_runs.FINAL).as_dict())
+        run.append_metrics(asdict(made_runs.iteration(number)))
+    run.append_metrics(asdict(made_runs.evaluation(4, "ema", made_runs.FINAL)))
     for number in (3, 4):
         for name in NAMES:
             path = tmp_path / name.format(n=number)
