@@ -6,23 +6,48 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from actors.cluster import wait
+from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError, UserError
 
 KNOCK_SECONDS = 10.0
 
 
+@contextmanager
+def joined(address: str | None, *, tell: bool = False) -> Iterator[bool]:
+    """Be a driver as `join` has it, unless this process is one already; gives whether it became one.
+
+    Args:
+        address: else RAY_ADDRESS counts, as in a submitted job; without either, a local Ray is started.
+        tell: print where the dashboard is.
+
+    Raises UserError, RunError as `join`.
+    """
+    if ray.is_initialized():
+        yield False
+        return
+    context = join(address or os.environ.get("RAY_ADDRESS"))
+    try:
+        if tell and context.dashboard_url:
+            token = " (token: `ray get-auth-token`)" if os.environ.get(ray_auth.MODE) == "token" else ""
+            print(f"dashboard   http://{context.dashboard_url}{token}", flush=True)
+        yield True
+    finally:
+        ray.shutdown()
+
+
 def join(address: str | None) -> Any:
     """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
 
-    Raises:
-        UserError: it is the address of a dashboard.
-        RunError: no Ray answers there, or it refuses this user's token.
+    Raises UserError if it is the address of a dashboard; RunError if no Ray answers there, or it refuses this user's
+    token.
     """
     if address and address.startswith(("http://", "https://")):
         raise UserError(

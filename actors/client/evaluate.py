@@ -17,6 +17,7 @@ import ray
 import torch
 
 from actors.client import launch
+from actors.client.connect import joined
 from actors.cluster import capacity
 from actors.cluster.names import namespace
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
@@ -73,8 +74,7 @@ CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)
 def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
     """Evaluate on a cluster (`address`) or on a local Ray; returns the page. Raises as `launch.train` does."""
     with ExitStack() as stack:
-        if launch.connect(address):
-            stack.callback(ray.shutdown)
+        stack.enter_context(joined(address, tell=True))
         capacity.await_resources(with_regenerators_alone(config))
         view = stack.enter_context(LiveView(plain=not live))
         request.out.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.client import live_run
+from actors.client.connect import joined
 from actors.client.evaluate import Merger, Request, merged, write
 from actors.client.launch import located
 from actors.cluster import wait
@@ -65,7 +66,7 @@ def evaluate(
     Raises:
         UserError, RunError: as an evaluation alone.
     """
-    with live_run.joined(address):
+    with joined(address):
         controller = live_run.controller_of(request.run)
         if controller is None:
             return None

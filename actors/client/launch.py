@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,15 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from actors.client.connect import join
+from actors.client.connect import joined
 from actors.client.controller_actor import ControllerActor
 from actors.cluster import capacity, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import settle_tier
-from solrl_ray.common import ray_auth
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.models.paths import absolute
@@ -110,9 +109,7 @@ def _work(
     config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, classes: ActorClasses
 ) -> None:
     path = folder.path.absolute()
-    if connect(address):
-        stack.callback(ray.shutdown)
-    else:
+    if not stack.enter_context(joined(address, tell=True)):
         stack.callback(vacate, namespace(path))
     capacity.await_resources(config)
     config = with_tier(config)
@@ -125,34 +122,12 @@ def _work(
     follow(controller, view, config)
 
 
-def connect(address: str | None) -> bool:
-    """Join the cluster at `address` or at RAY_ADDRESS, as in a submitted job; without either, start a local Ray.
-
-    Returns:
-        Whether this call connected, so that the caller disconnects.
-
-    Raises:
-        RunError: no Ray answers there, or it refuses this user's token.
-    """
-    if ray.is_initialized():
-        return False
-    context = join(address or os.environ.get("RAY_ADDRESS"))
-    if context.dashboard_url:
-        token = " (token: `ray get-auth-token`)" if os.environ.get(ray_auth.MODE) == "token" else ""
-        print(f"dashboard   http://{context.dashboard_url}{token}", flush=True)
-    return True
-
-
 def resources(config: Config, address: str) -> None:
     """Print what the run asks for beside what the cluster at `address` has.
 
-    Raises:
-        UserError: something is missing.
-        RunError: no Ray answers there, or it refuses this user's token.
+    Raises UserError if something is missing, and as `connect.join`.
     """
-    with ExitStack() as stack:
-        if connect(address):
-            stack.callback(ray.shutdown)
+    with joined(address, tell=True):
         fits = capacity.survey(config)
         print(placement.table(fits), flush=True)
         if any(entry.missing for entry in fits):
@@ -189,23 +164,21 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
 
 def located(config: Config) -> Config:
     """The configuration with local paths made absolute: an actor's working folder is not the user's."""
-    rewards = [
-        reward.model_copy(update={"path": absolute(reward.path), "base": absolute(reward.base)})
-        for reward in config.rewards
-    ]
-    prompts = config.prompts.model_copy(
-        update={"train": absolute(config.prompts.train), "heldout": absolute(config.prompts.heldout)}
-    )
-    model = config.model.model_copy(
-        update={"path": absolute(config.model.path), "preview_decoder": absolute(config.model.preview_decoder)}
-    )
     upload = config.checkpoints.upload
     if upload and "://" not in upload:
         upload = str(Path(upload).expanduser().absolute())
-    checkpoints = config.checkpoints.model_copy(update={"upload": upload})
     return config.model_copy(
-        update={"rewards": rewards, "prompts": prompts, "model": model, "checkpoints": checkpoints}
+        update={
+            "rewards": [_absolute(reward, "path", "base") for reward in config.rewards],
+            "prompts": _absolute(config.prompts, "train", "heldout"),
+            "model": _absolute(config.model, "path", "preview_decoder"),
+            "checkpoints": config.checkpoints.model_copy(update={"upload": upload}),
+        }
     )
+
+
+def _absolute(section: Section, *keys: str) -> Section:
+    return section.model_copy(update={key: absolute(getattr(section, key)) for key in keys})
 
 
 def follow(controller: Any, view: LiveView, config: Config) -> None:

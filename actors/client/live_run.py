@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from actors.client.connect import join
+from actors.client.connect import joined
 from actors.cluster import wait
 from actors.cluster.names import CONTROLLER, namespace
 from solrl_ray.errors import UserError, WorkerGone
@@ -21,54 +20,32 @@ ANSWER_SECONDS = 30.0
 def live_progress(run: Path | None, *, address: str) -> Progress | None:
     """A snapshot of the run in folder `run`, or of the only one on the cluster; None if it is not running there.
 
-    Raises:
-        UserError: no run was named, and the cluster has several.
-        RunError: no Ray answers at `address`, or it refuses this user's token.
+    Raises UserError if no run was named, and the cluster has several, and as `connect.join`.
     """
     with joined(address):
         controller = controller_of(run)
         if controller is None:
             return None
         try:
-            progress: Progress = wait.get(
-                controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS
-            )
+            found = wait.get(controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS)
         except WorkerGone:  # it ended between being found and being asked
             return None
+        progress: Progress = found
         return progress
 
 
 def scale(run: Path | None, sizes: Mapping[str, int], *, address: str) -> str:
     """Have a live run's pools of other sizes; what will happen, in a sentence a pool. See `Fleet.scale`.
 
-    Raises:
-        UserError: sizes out of bounds, no run of that name is live at `address`, or several are and none was named.
-        RunError: as `live_progress`.
+    Raises UserError for sizes out of bounds, if no run of that name is live at `address`, or several are and none was
+    named, and as `connect.join`.
     """
     with joined(address):
         controller = controller_of(run)
         if controller is None:
             raise UserError(f"{run or 'No run'} is not live on the cluster at {address}; name a run that is.")
-        sentences: str = wait.get(
-            controller.scale.remote(sizes), what="the controller's answer", seconds=ANSWER_SECONDS
-        )
-        return sentences
-
-
-@contextmanager
-def joined(address: str) -> Iterator[None]:
-    """Be a driver of the cluster at `address`, unless this process is one already.
-
-    Raises RunError if no Ray answers there, or if it refuses this user's token.
-    """
-    if ray.is_initialized():
-        yield
-        return
-    join(address)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        asked = controller.scale.remote(sizes)
+        return str(wait.get(asked, what="the controller's answer", seconds=ANSWER_SECONDS))
 
 
 def controller_of(run: Path | None) -> Any | None:

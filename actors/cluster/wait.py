@@ -10,34 +10,17 @@ from typing import Any
 
 import ray
 from ray.exceptions import (
-    ActorUnschedulableError,
     GetTimeoutError,
-    LocalRayletDiedError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
     RayActorError,
     RayError,
-    RaySystemError,
     RayTaskError,
-    RuntimeEnvSetupError,
     WorkerCrashedError,
 )
 
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
-
-LOST = (
-    RayActorError,
-    WorkerCrashedError,
-    NodeDiedError,
-    ObjectLostError,
-    OutOfMemoryError,
-    LocalRayletDiedError,
-    RaySystemError,
-    ActorUnschedulableError,
-    RuntimeEnvSetupError,
-)
-"""What it looks like when the other side is gone. A retry is ours to make: Ray's own would repeat without ids."""
 
 _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 """Why a call could not be given an object that it was sent by reference."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
-from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument, instrument
+from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument
 
 
 class PrometheusExporter:
@@ -13,6 +13,7 @@ class PrometheusExporter:
     def __init__(self, run: str) -> None:
         self._run = run
         self._metrics = {entry.name: _made(entry) for entry in INSTRUMENTS}
+        self._tag_names = {entry.name: entry.tags for entry in INSTRUMENTS}
 
     def set(self, name: str, value: float, **tags: str) -> None:
         self._metrics[name].set(value, tags=self._tags(name, tags))
@@ -27,8 +28,8 @@ class PrometheusExporter:
 
     def _tags(self, name: str, tags: dict[str, str]) -> dict[str, str]:
         """Raises ValueError unless the tags are those of the table: a missing one would be exported as empty."""
-        if set(tags) != set(instrument(name).tags):
-            raise ValueError(f"{name} has the tags {instrument(name).tags}, it was given {tuple(tags)}")
+        if set(tags) != set(self._tag_names[name]):
+            raise ValueError(f"{name} has the tags {self._tag_names[name]}, it was given {tuple(tags)}")
         return {"run": self._run, **tags}
 
 

@@ -26,6 +26,8 @@ from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
 
+EXPORTED = ("reward_mean", "proxy_reward_mean", "fallback_level", "loss", "policy_loss", "kl", "gradient_norm")
+"""Fields of an iteration's record that are gauges of the same name."""
 MESSAGES = 8
 """Notable events that the live view can show."""
 
@@ -81,15 +83,11 @@ class Telemetry:
         now = self._world.now()
         if self._stage is not None:
             said, name, started, began = self._stage
-            span = Span(
-                kind="stage",
-                name=said,
-                stage=name,
-                iteration=self._iteration,
-                started=started,
-                seconds=now - began,
+            self._record(
+                Span(
+                    kind="stage", name=said, stage=name, iteration=self._iteration, started=started, seconds=now - began
+                )
             )
-            self._record(span)
         self._stage = (words, stage, time.time(), now) if stage else None
         self._state = words
 
@@ -179,21 +177,11 @@ class Telemetry:
         """An iteration is over: bring its metrics to all who read them."""
         self.iterations.append(metrics)
         self._measured_here += 1
-        self._write(lambda: self._write_iteration(metrics), "writing metrics")
+        self._write_record(metrics, lambda writer: writer.iteration(metrics))
         self._export(metrics)
 
-    def _write_iteration(self, metrics: IterationMetrics) -> None:
-        self._folder.append_metrics(asdict(metrics))
-        for writer in self._writers:
-            writer.iteration(metrics)
-
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
-        def write() -> None:
-            self._folder.append_metrics(asdict(metrics))
-            for writer in self._writers:
-                writer.evaluation(metrics, pictures)
-
-        self._write(write, "writing metrics")
+        self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_repeated()
@@ -244,6 +232,16 @@ class Telemetry:
         """Name and deadline of work in the run folder."""
         return f"{what} in {self._folder.path} (fleet.deadlines.checkpoint)", self._config.fleet.deadlines.checkpoint
 
+    def _write_record(
+        self, record: IterationMetrics | EvaluationMetrics, elsewhere: Callable[[MetricsWriter], None]
+    ) -> None:
+        def work() -> None:
+            self._folder.append_metrics(asdict(record))
+            for writer in self._writers:
+                elsewhere(writer)
+
+        self._write(work, "writing metrics")
+
     def _write(self, work: Callable[[], None], what: str) -> None:
         self._writes.append((work, what))
         self._asked.set()
@@ -266,22 +264,14 @@ class Telemetry:
         exporter.add("solrl_candidates", metrics.candidates)
         exporter.add("solrl_samples", metrics.samples)
         here = self.iterations[-self._measured_here :]
-        for name, value in (
-            ("solrl_iteration", metrics.iteration + 1),
-            ("solrl_requeued_units", sum(m.requeued_units for m in here)),
-            ("solrl_reward_mean", metrics.reward_mean),
-            ("solrl_proxy_reward_mean", metrics.proxy_reward_mean),
-            ("solrl_rank_fidelity", metrics.spearman),
-            ("solrl_fallback_level", metrics.fallback_level),
-            ("solrl_weights_wait_share", metrics.weights_wait),
-            ("solrl_loss", metrics.loss),
-            ("solrl_policy_loss", metrics.policy_loss),
-            ("solrl_kl", metrics.kl),
-            ("solrl_gradient_norm", metrics.gradient_norm),
-            ("solrl_seconds_left", self._remaining() or 0.0),
-        ):
-            if value is not None:  # no previews, no rank fidelity
-                exporter.set(name, value)
+        exporter.set("solrl_iteration", metrics.iteration + 1)
+        exporter.set("solrl_requeued_units", sum(m.requeued_units for m in here))
+        exporter.set("solrl_weights_wait_share", metrics.weights_wait)
+        exporter.set("solrl_seconds_left", self._remaining() or 0.0)
+        if metrics.spearman is not None:  # no previews, no rank fidelity
+            exporter.set("solrl_rank_fidelity", metrics.spearman)
+        for name in EXPORTED:
+            exporter.set(f"solrl_{name}", getattr(metrics, name))
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
         self._export_repeated()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from solrl_ray.config.schema import Config, RewardConfig
-from solrl_ray.errors import UserError
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors
-from solrl_ray.records import Address, Prompt, WorkUnit
+from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.rewards.callables import import_callable
 from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
 
@@ -103,18 +102,8 @@ def evaluation_metrics(
 def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.Tensor:
     """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
 
-    Raises:
-        UserError: `evaluation.reference` cannot be imported.
+    Raises UserError if `evaluation.reference` cannot be imported.
     """
-    draw = _callable(config.evaluation.reference)
+    draw = import_callable(config.evaluation.reference, "evaluation.reference")
     pictures = [torch.as_tensor(draw(prompt.text, a)) for a in addresses(unit, config.run.seed)]
     return torch.stack(pictures).float()
-
-
-def _callable(path: str) -> Callable[[str, Address], torch.Tensor]:
-    module, _, name = path.partition(":")
-    try:
-        found: Callable[[str, Address], torch.Tensor] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"evaluation.reference is {path!r}, which cannot be imported: {error}") from None
-    return found

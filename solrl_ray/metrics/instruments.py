@@ -7,7 +7,6 @@ metric has the tag ``run``; the values of the other tags come from short, fixed 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,9 +32,7 @@ class Instrument:
 
 
 INSTRUMENTS = (
-    Instrument(
-        "solrl_iteration", "gauge", "iterations", "Iteration under way, 0-based; the planned number at the end."
-    ),
+    Instrument("solrl_iteration", "gauge", "iterations", "The one under way, 0-based; the planned number at the end."),
     Instrument("solrl_iterations_planned", "gauge", "iterations", "`run.iterations`."),
     Instrument("solrl_seconds_left", "gauge", "seconds", "Time left by the pace of the last iterations."),
     Instrument("solrl_stage_done", "gauge", "units", "Done in the present iteration or evaluation.", ("stage",)),
@@ -60,33 +57,9 @@ INSTRUMENTS = (
     Instrument("solrl_workers_lost", "gauge", "workers", "Workers lost and replaced, so far.", ("role",)),
     Instrument("solrl_refused_answers", "gauge", "answers", "Answers that could not be right, so far.", ("role",)),
     Instrument("solrl_replacements_left", "gauge", "workers", "What is left of `fleet.max_replacements`."),
-    Instrument(
-        "solrl_attested_workers",
-        "gauge",
-        "workers",
-        "Workers by the tier they attested: what really runs.",
-        ("role", "tier"),
-    ),
+    Instrument("solrl_attested_workers", "gauge", "workers", "By the tier that they attested.", ("role", "tier")),
     Instrument("solrl_revision", "gauge", "revision", "Newest revision that a worker of the role proved.", ("role",)),
     Instrument("solrl_receipts", "counter", "receipts", "Proofs of a loaded revision that were accepted.", ("role",)),
     Instrument("solrl_weights_wait_share", "gauge", "share", "Of explorers' time in the last iteration, for weights."),
     Instrument("solrl_weights_wait_seconds", "histogram", "seconds", "Idle time of a worker per revision.", ("role",)),
 )
-
-
-def instrument(name: str) -> Instrument:
-    """Raises KeyError for a name that is not in the table."""
-    return _BY_NAME[name]
-
-
-_BY_NAME = {entry.name: entry for entry in INSTRUMENTS}
-
-
-def table(instruments: Iterable[Instrument] = INSTRUMENTS) -> str:
-    """The instruments as a Markdown table: name as scraped, type, unit, tags beside ``run``, meaning."""
-    rows = [
-        f"| `{entry.scraped}` | {entry.kind} | {entry.unit} | "
-        f"{', '.join(f'`{tag}`' for tag in entry.tags)} | {entry.meaning} |"
-        for entry in instruments
-    ]
-    return "\n".join(["| name | type | unit | tags | meaning |", "|---|---|---|---|---|", *rows]) + "\n"
