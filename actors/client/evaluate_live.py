@@ -63,8 +63,7 @@ def evaluate(
     Args:
         tell: is given a sentence for the user.
 
-    Raises:
-        UserError, RunError: as an evaluation alone.
+    Raises UserError, RunError: as an evaluation alone.
     """
     with joined(address):
         controller = live_run.controller_of(request.run)

@@ -50,9 +50,8 @@ def train(
         resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
         classes: other classes for the actors, for tests and benchmarks.
 
-    Raises:
-        UserError: bad input, before any training state is touched.
-        RunError: the run cannot go on, or its disk hangs; the run folder can be resumed.
+    Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
+    hangs; the run folder can be resumed.
     """
     folder, first = RunFolder.of(config), None
     if config.run.init and not resume:
@@ -88,8 +87,7 @@ def train(
 def concluded(folder: RunFolder) -> bool:
     """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
 
-    Raises:
-        UserError: a file of the run is damaged, or all its checkpoints are.
+    Raises UserError: a file of the run is damaged, or all its checkpoints are.
     """
     if not (folder.lora / LORA_FILE).is_file():
         return False
@@ -137,8 +135,7 @@ def resources(config: Config, address: str) -> None:
 def with_tier(config: Config) -> Config:
     """The configuration with the tier that the explorers will run: `auto` is settled, others are checked.
 
-    Raises:
-        UserError: an explorer's device lacks the tier.
+    Raises UserError: an explorer's device lacks the tier.
     """
     wanted = pool_sampling(config).tier
     tier, device = _tier_on(config, config.fleet.explorers)

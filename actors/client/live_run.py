@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -27,11 +27,10 @@ def live_progress(run: Path | None, *, address: str) -> Progress | None:
         if controller is None:
             return None
         try:
-            found = wait.get(controller.progress.remote(), what="the controller's progress", seconds=ANSWER_SECONDS)
+            asked = controller.progress.remote()
+            return cast(Progress, wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
         except WorkerGone:  # it ended between being found and being asked
             return None
-        progress: Progress = found
-        return progress
 
 
 def scale(run: Path | None, sizes: Mapping[str, int], *, address: str) -> str:

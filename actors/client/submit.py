@@ -8,6 +8,7 @@ import logging
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from ray.exceptions import RayError
@@ -33,16 +34,14 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
         address: of the dashboard, such as ``http://head:8265``.
         follow: stream the log and wait for the end.
 
-    Returns:
-        0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped.
-
-    Raises:
-        RunError: no Job server answers there, or it refuses this user's token or this job.
+    Returns 0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped.
+    Raises RunError: no Job server answers there, or it refuses this user's token or this job.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)  # else a line for each file that is left out
     client = _client(address)
     try:
-        job = _free_name(run, [details.submission_id or "" for details in client.list_jobs()])
+        taken = {details.submission_id for details in client.list_jobs()}  # Ray refuses an id that was used before
+        job = next(name for attempt in count(1) if (name := f"{run}-{attempt}") not in taken)
         client.submit_job(
             entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
             submission_id=job,
@@ -64,19 +63,10 @@ def _client(address: str) -> JobSubmissionClient:
         raise RunError(f"the Job server at {address} cannot be used: {wait.first_line(error)}") from error
 
 
-def _free_name(run: str, taken: Sequence[str]) -> str:
-    """``<run>-<attempt>``: Ray refuses a submission id that was used before."""
-    attempt = 1
-    while f"{run}-{attempt}" in taken:
-        attempt += 1
-    return f"{run}-{attempt}"
-
-
 def _follow(client: JobSubmissionClient, job: str) -> int:
     """Print the log until the job has ended. The stream ends when a connection does, so the status decides.
 
-    Raises:
-        RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
+    Raises RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
     """
     log = _Log()
     submitted = answered = time.monotonic()

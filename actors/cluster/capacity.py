@@ -27,8 +27,8 @@ def survey(config: Config) -> list[Fit]:
 def await_resources(config: Config) -> None:
     """Return once every actor has room; an autoscaler is asked for nodes meanwhile.
 
-    Raises:
-        UserError: `fleet.deadlines.resources` has passed; the sentence names what is missing and which keys to change.
+    Raises UserError: `fleet.deadlines.resources` has passed; the sentence names what is missing and which keys to
+    change.
     """
     patience = config.fleet.deadlines.resources
     deadline, said = time.monotonic() + patience, float("-inf")

@@ -16,6 +16,7 @@ from solrl_ray import models, rewards
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
+from solrl_ray.config.checks import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
@@ -79,17 +80,11 @@ def plan(config: Config, inputs: Inputs) -> Arithmetic:
 def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     train = tuple(read_prompts(config.prompts.train, f"prompts.train ({sources.of('prompts.train')})"))
     heldout = tuple(read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})"))
-    if config.rollout.prompts > len(train):
-        raise UserError(
-            f"rollout.prompts is {config.rollout.prompts} ({sources.of('rollout.prompts')}); it must be at "
-            f"most {len(train)}, the number of distinct prompts in prompts.train, {config.prompts.train}."
-        )
-    if config.evaluation.prompts > len(heldout):
-        raise UserError(
-            f"evaluation.prompts is {config.evaluation.prompts} ({sources.of('evaluation.prompts')}); "
-            f"it must be at most {len(heldout)}, the number of distinct prompts in prompts.heldout, "
-            f"{config.prompts.heldout}."
-        )
+    for key, prompts, file in (("rollout.prompts", train, "train"), ("evaluation.prompts", heldout, "heldout")):
+        if value_of(config, key) > len(prompts):
+            path = value_of(config, f"prompts.{file}")
+            right = f"at most {len(prompts)}, the number of distinct prompts in prompts.{file}, {path}"
+            raise UserError(Problem(key, right).sentence(config, sources))
     known = {prompt.id for prompt in train}
     shared = [prompt for prompt in heldout if prompt.id in known]
     if shared:

@@ -175,9 +175,8 @@ def status(arguments: argparse.Namespace) -> int:
     from actors.client import live_run
     from solrl_ray.report.live import render
     from solrl_ray.report.stored import stored_progress
-    from solrl_ray.storage.run_folder import RunFolder
 
-    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    address = _address(arguments, folder)
     progress = live_run.live_progress(folder, address=address) if address else None
     if progress is None and folder is not None:
         progress = stored_progress(folder)
@@ -202,9 +201,8 @@ def scale(arguments: argparse.Namespace) -> int:
         continuation.stored(folder)
     ray_auth.settle(local=False)
     from actors.client import live_run
-    from solrl_ray.storage.run_folder import RunFolder
 
-    address = _address(arguments) or (RunFolder(folder).live_cluster() if folder else None)
+    address = _address(arguments, folder)
     if address is None:
         what = f"The run in {folder} is not live" if folder else "No live run is known"
         raise UserError(f"{what}; name the folder of a live run, or with --address its cluster.")
@@ -237,10 +235,12 @@ def doctor(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _address(arguments: argparse.Namespace) -> str | None:
-    """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job."""
+def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | None:
+    """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job, or the one on which `run` is."""
+    from solrl_ray.storage.run_folder import RunFolder
+
     address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
-    return address
+    return address or (RunFolder(run).live_cluster() if run else None)
 
 
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
 
 from solrl_ray.config.continuation import first_difference
@@ -22,8 +23,7 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
         run_file: the run's own configuration.
         all_prompts: the prompts are a file of the user's, which is taken whole unless `evaluation.prompts` is set.
 
-    Raises:
-        UserError: a rewards file sets anything else.
+    Raises UserError: a rewards file sets anything else.
     """
     config, columns = loaded.config, list[RewardConfig]()
     was = load_with_sources([run_file]).config
@@ -89,9 +89,6 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
 
 def free_folder(run: Path, updates: int) -> Path:
     """``eval/updates-000020`` in the run folder, or with the first number behind it that is free."""
-    first = run / "eval" / f"updates-{updates:06d}"
-    number, folder = 1, first
-    while folder.exists():
-        number += 1
-        folder = first.with_name(f"{first.name}-{number}")
-    return folder
+    name = f"updates-{updates:06d}"
+    folders = (run / "eval" / each for each in chain([name], (f"{name}-{number}" for number in count(2))))
+    return next(folder for folder in folders if not folder.exists())

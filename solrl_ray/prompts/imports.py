@@ -17,7 +17,7 @@ from typing import Any
 
 from solrl_ray.common.files import replace_file
 from solrl_ray.errors import UserError
-from solrl_ray.prompts.prompt_set import prompt_id
+from solrl_ray.prompts.prompt_set import json_object, prompt_id
 
 PUBLISHED = {"pickscore": (25432, 2048), "drawbench": (0, 200)}
 """Known sets → lines to train on and lines held out, as published. DrawBench is for evaluation only."""
@@ -54,8 +54,7 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
             their order, so that a set that grows keeps nearly all of them.
         column: of tables and objects; else the first of `COLUMNS` that is there.
 
-    Raises:
-        UserError: the source is not there, is of no known kind, holds no prompt, or has fewer than `heldout`.
+    Raises UserError: the source is not there, is of no known kind, holds no prompt, or has fewer than `heldout`.
     """
     first, second = _parts(source, column)
     if name == "drawbench":
@@ -92,8 +91,7 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
 def write_prompts(imported: Imported, folder: Path) -> list[Path]:
     """Write ``train.jsonl`` and ``heldout.jsonl``, each if it has a prompt; returns the files.
 
-    Raises:
-        UserError: one of them is there with other prompts. Nothing is written then.
+    Raises UserError: one of them is there with other prompts. Nothing is written then.
     """
     contents = {
         folder / f"{part}.jsonl": "".join(
@@ -165,7 +163,7 @@ def _read(path: Path, column: str) -> list[str]:
     if path.suffix == ".txt":
         return [line.strip() for line in text.removesuffix("\n").split("\n")]
     if path.suffix == ".jsonl":
-        rows = [_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+        rows = [json_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _column(rows, list(rows[0]) if rows else [], column, str(path))
     # Strict: else a quote that nobody closes makes one prompt of all lines after it.
     delimiter = "\t" if path.suffix == ".tsv" else ","
@@ -174,16 +172,6 @@ def _read(path: Path, column: str) -> list[str]:
         return _column(table, table.fieldnames or [], column, str(path))
     except csv.Error as error:
         raise UserError(f"{path}, line {table.line_num + 1}: {error}; quotes must come in pairs.") from error
-
-
-def _object(line: str, place: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{place} is not JSON: {error}") from error
-    if not isinstance(entry, dict):
-        raise UserError(f"{place} is not a JSON object.")
-    return entry
 
 
 def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str, source: str) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -139,12 +140,19 @@ class EmbeddingCache:
         return PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=digest)
 
 
-def _json_text(line: str, key: str, place: str) -> str:
+def json_object(line: str, place: str) -> dict[str, Any]:
+    """The object in one line. Raises UserError, which begins with `place`, if there is none."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{key}: {place} is not JSON: {error}") from error
-    text = entry.get("text") if isinstance(entry, dict) else None
+        raise UserError(f"{place} is not JSON: {error}") from error
+    if not isinstance(entry, dict):
+        raise UserError(f"{place} is not a JSON object.")
+    return entry
+
+
+def _json_text(line: str, key: str, place: str) -> str:
+    text = json_object(line, f"{key}: {place}").get("text")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{key}: {place} has no prompt; it needs a key 'text' with the prompt as a string.")
     return text.strip()

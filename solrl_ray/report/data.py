@@ -47,9 +47,7 @@ class RunData:
 def read_run(folder: Path) -> RunData:
     """Reads a run folder, finished or not.
 
-    Raises:
-        UserError: `folder` is no run folder, is of another format, or one of its files is damaged; the message names
-        it.
+    Raises UserError: `folder` is no run folder, is of another format, or one of its files, which it names, is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")

@@ -30,8 +30,7 @@ def build(run_folder: Path) -> Path:
 
     The page needs no network and no JavaScript: styles and plots are inline, pictures are data URIs.
 
-    Raises:
-        UserError: `run_folder` is not the folder of a run that has begun, or one of its files is damaged.
+    Raises UserError: `run_folder` is not the folder of a run that has begun, or one of its files is damaged.
     """
     data = read_run(Path(run_folder))
     path = data.folder / REPORT_FILE

@@ -86,8 +86,7 @@ def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGa
 
     Pairing removes the spread between easy and hard prompts, which training does not change.
 
-    Raises:
-        ValueError: the evaluations differ in their prompts or in the number of addresses of a prompt.
+    Raises ValueError: the evaluations differ in their prompts or in the number of addresses of a prompt.
     """
     if before.rewards.keys() != after.rewards.keys():
         different = len(before.rewards.keys() ^ after.rewards.keys())
@@ -158,8 +157,7 @@ def summarize(
         evaluations: at least ``base`` and one of ``ema``; ``real`` if the run has reference pictures.
         seconds: wall time of the run.
 
-    Raises:
-        ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
+    Raises ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
     """
     base, final = find_evaluation(evaluations, "base"), find_evaluation(evaluations, "ema")
     real = find_evaluation(evaluations, "real")
@@ -209,8 +207,7 @@ def write_summary(folder: Path, summary: Summary) -> Path:
 def read_summary(folder: Path) -> Summary:
     """Reads ``summary.json`` of a run folder.
 
-    Raises:
-        UserError: the file is not there, is not JSON or lacks a field.
+    Raises UserError: the file is not there, is not JSON or lacks a field.
     """
     path = folder / SUMMARY_FILE
     try:

@@ -61,8 +61,7 @@ class SpanWriter:
 def read_spans(folder: Path) -> list[Span]:
     """All spans of a run, by start. A line that a killed process cut short is left out.
 
-    Raises:
-        UserError: the run has no spans.
+    Raises UserError: the run has no spans.
     """
     path = folder / FILE
     if not path.is_file():
