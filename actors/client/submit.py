@@ -68,12 +68,12 @@ def _follow(client: JobSubmissionClient, job: str) -> int:
 
     Raises RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
     """
-    log = _Log()
+    printed = 0
     submitted = answered = time.monotonic()
     status = JobStatus.PENDING
     while not status.is_terminal():
         if status is not JobStatus.PENDING:
-            log.print_new(client, job)
+            printed = _print_log(client, job, printed)
         try:
             status = client.get_job_status(job)
             answered = time.monotonic()
@@ -89,26 +89,25 @@ def _follow(client: JobSubmissionClient, job: str) -> int:
                 f"it stays submitted: ray job stop {job} takes it back"
             )
         time.sleep(STREAM_RETRY_SECONDS)
-    log.print_new(client, job)  # of a job that ended between two questions
+    _print_log(client, job, printed)  # of a job that ended between two questions
     print(f"job {job} {status.value.lower()}", flush=True)
     return 0 if status is JobStatus.SUCCEEDED else 1
 
 
-class _Log:
-    """A job's log; each new connection sends it from its beginning."""
+def _print_log(client: JobSubmissionClient, job: str, printed: int) -> int:
+    """Print the job's log beyond its first `printed` characters; how many are printed now.
 
-    def __init__(self) -> None:
-        self._printed = 0
+    Each connection sends the log from its beginning. One may break: whether the job goes on its status says.
+    """
 
-    def print_new(self, client: JobSubmissionClient, job: str) -> None:
-        """Print until the log or the connection ends: one may break, and whether the job goes on its status says."""
-        with contextlib.suppress(RuntimeError, OSError, RayError):
-            asyncio.run(self._follow(client, job))
-
-    async def _follow(self, client: JobSubmissionClient, job: str) -> None:
-        """Print what was not printed yet, until the connection or the log ends."""
+    async def follow() -> None:
+        nonlocal printed
         seen = 0
         async for lines in client.tail_job_logs(job):
-            print(lines[max(0, self._printed - seen) :], end="", flush=True)
+            print(lines[max(0, printed - seen) :], end="", flush=True)
             seen += len(lines)
-            self._printed = max(self._printed, seen)
+            printed = max(printed, seen)
+
+    with contextlib.suppress(RuntimeError, OSError, RayError):
+        asyncio.run(follow())
+    return printed

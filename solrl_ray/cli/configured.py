@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +13,7 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, continuation, strategies
-from solrl_ray.config.arithmetic import Arithmetic
+from solrl_ray.config.arithmetic import Arithmetic, describe
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
 from solrl_ray.errors import UserError
 
@@ -36,11 +35,6 @@ def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]
         files = files or [_configuration_of(Path(init))]
         options = {"run.init": ("--from", init), "run.init_digest": ("--from", ""), **options}
     return load_with_sources(files, arguments.set, options) if files else None
-
-
-def _quoted(text: str) -> str:
-    """As a value for --set."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _configuration_of(init: Path) -> Path:
@@ -67,9 +61,9 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         folder = Path(arguments.resume)
         # The folder may have been moved: where it is now counts, not where it was begun.
         here = folder.absolute()
-        place = [f"run.root={_quoted(str(here.parent))}", f"run.name={_quoted(here.name)}"]
+        place = {"run.root": ("--resume", str(here.parent)), "run.name": ("--resume", here.name)}
         continuation.stored(folder)
-        loaded = load_with_sources(arguments.config or [folder / continuation.FILE], [*place, *arguments.set])
+        loaded = load_with_sources(arguments.config or [folder / continuation.FILE], arguments.set, place)
     else:
         given = _given(arguments, {})
         if given is None:
@@ -97,7 +91,8 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
     from solrl_ray.cli import preflight
 
     inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
-    arithmetic = preflight.plan(loaded.config, inputs)
+    prompts = {"train_prompts": len(inputs.train), "heldout_prompts": len(inputs.heldout)}
+    arithmetic = describe(loaded.config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)

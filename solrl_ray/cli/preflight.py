@@ -15,7 +15,7 @@ from torch import nn
 from solrl_ray import models, rewards
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space
-from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
+from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.checks import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
@@ -70,11 +70,6 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     if config.checkpoints.upload:
         filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
     return Inputs(train=train, heldout=heldout, facts=facts, notes=(*notes, *_truncation(config, train + heldout)))
-
-
-def plan(config: Config, inputs: Inputs) -> Arithmetic:
-    """The printed arithmetic with everything that `check` found out."""
-    return describe(config, inputs.facts, train_prompts=len(inputs.train), heldout_prompts=len(inputs.heldout))
 
 
 def _prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:

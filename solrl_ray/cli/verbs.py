@@ -173,8 +173,8 @@ def status(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from actors.client import live_run
+    from solrl_ray.report.data import stored_progress
     from solrl_ray.report.live import render
-    from solrl_ray.report.stored import stored_progress
 
     address = _address(arguments, folder)
     progress = live_run.live_progress(folder, address=address) if address else None

@@ -7,11 +7,11 @@ text, CSV, TSV, JSONL, parquet, a folder of two of them, a data set's id
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ PUBLISHED = {"pickscore": (25432, 2048), "drawbench": (0, 200)}
 COLUMNS = ("text", "prompt", "prompts", "caption")
 """Names under which tables are known to have their prompts, in any case."""
 SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
+SPLIT = b"solrl.heldout"
 HELDOUT_STEMS = ("test", "heldout")
 _HELP = f"give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a folder with a train and a test file, or an id"
 
@@ -72,7 +73,10 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
             raise UserError(f"--heldout is {heldout}, but {source} has held-out prompts of its own; leave it out.")
         if not 0 < heldout < len(train):
             raise UserError(f"--heldout is {heldout}; it must be 1 to {len(train) - 1}, for {source} has {len(train)}.")
-        chosen = set(sorted(train, key=_split_key)[:heldout])
+        # By a hash of their own, so that which ones are chosen does not depend on those around them.
+        chosen = set(
+            sorted(train, key=lambda key: blake2b(key.encode(), digest_size=8, person=SPLIT).digest())[:heldout]
+        )
         apart = {key: text for key, text in train.items() if key in chosen}
         train = {key: text for key, text in train.items() if key not in chosen}
     kept = {key: text for key, text in train.items() if key not in apart}
@@ -195,10 +199,6 @@ def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str
 def _distinct(texts: Iterable[str]) -> dict[str, str]:
     """Prompt id → text, in order of first appearance."""
     return {prompt_id(text): text for text in texts}
-
-
-def _split_key(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=8, person=b"solrl.heldout").digest()
 
 
 def _datasets(source: str) -> Any:

@@ -6,20 +6,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from solrl_ray.common.files import read_json
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS, read_json
 from solrl_ray.config.continuation import FILE, check_format
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
-from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, read_summary
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
 from solrl_ray.storage.run_folder import RunFolder
 
 ATTESTATIONS_FILE = "attestations.json"
 
-Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation)
+Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation, Summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,34 @@ def _read_metrics(
             evaluation = _record(EvaluationMetrics, values, where)
             evaluations[evaluation.iteration, evaluation.policy] = evaluation
     return iterations, evaluations
+
+
+def stored_progress(folder: Path) -> Progress:
+    """How a run is by its folder alone, when nobody is at work in it.
+
+    Raises UserError as `read_run` does, RunError if its disk hangs.
+    """
+    run = in_time(lambda: read_run(folder), what=f"reading {folder}", seconds=READ_SECONDS)
+    done, planned = len(run.iterations), run.config.run.iterations
+    return Progress(
+        run=run.config.run.name,
+        state="done" if run.finished else "not running; --resume goes on with it",
+        iteration=done,
+        iterations=planned,
+        stages={"iterations": (done, planned)},
+        train_rewards=tuple(record.reward_mean for record in run.iterations),
+        heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
+        spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
+        elapsed=run.summary.seconds if run.summary else measured_seconds(run.iterations, run.evaluations),
+    )
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run folder. Raises UserError: there is none yet, it is not JSON or lacks a field."""
+    path, mend = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
+    if not path.is_file():
+        raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
+    return _record(Summary, read_json(path, mend), f"{path} ({mend})")
 
 
 def read_attestations(path: Path) -> tuple[Attestation, ...]:

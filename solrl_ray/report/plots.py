@@ -10,11 +10,11 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.report.summary import PairedGain
-from solrl_ray.report.timing import OVERLAP, REST, SEGMENTS, WorkerTime, wall_segments
+from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +37,8 @@ COLORS = {
 }
 """Theme variable of the page → its light value; plots are drawn with it, the page puts its own in place."""
 
-SEGMENT_COLORS = {
-    "explore": "sky",
-    OVERLAP: "blue",
-    "regenerate": "purple",
-    "learn": "orange",
-    "publish": "green",
-    REST: "grey",
-}
+SEGMENT_COLORS = ("sky", "blue", "purple", "orange", "green", "grey")
+"""Of `SEGMENTS`."""
 WIDE, NARROW = (5.4, 3.2), (3.7, 2.8)
 """Sizes of a plot that shares its line with one other or with two, inches; the page scales them."""
 DASHED = (0, (4, 3))
@@ -62,7 +56,6 @@ STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.unicode_minus": True,
     "grid.color": COLORS["grid"],
     "grid.linewidth": 0.7,
     "xtick.color": COLORS["muted"],
@@ -127,19 +120,12 @@ def _inline(svg: str, name: str, title: str) -> str:
 
 
 def _line(
-    axes: Axes,
-    records: Iterable[IterationMetrics],
-    field: str,
-    color: str,
-    marker: str = "o",
-    *,
-    label: str = "",
-    width: float = 1.7,
+    axes: Axes, records: Iterable[IterationMetrics], field: str, color: str, marker: str = "o", **style: Any
 ) -> None:
-    """A metric over the iterations, with gaps where it is None."""
+    """A metric over the iterations, with gaps where it is None; `style` as `Axes.plot` takes it."""
     points = [(record.iteration, getattr(record, field)) for record in records]
     values = [math.nan if value is None else value for _, value in points]
-    axes.plot([n for n, _ in points], values, color=COLORS[color], marker=marker, label=label, linewidth=width)
+    axes.plot([number for number, _ in points], values, color=COLORS[color], marker=marker, **style)
 
 
 @_plot("heldout", "Held-out reward over updates", "policy updates", "reward, held-out prompts", columns=2)
@@ -181,7 +167,7 @@ def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previ
     """Rewards measured in training: of the samples that are learned from, and of the whole pool as it was ranked."""
     trained, pool = ("regenerated seeds", "pool, by previews") if previews else ("trained on", "whole pool")
     _line(axes, iterations, "reward_mean", "blue", label=trained)
-    _line(axes, iterations, "proxy_reward_mean", "orange", "s", label=pool, width=1.2)
+    _line(axes, iterations, "proxy_reward_mean", "orange", "s", label=pool, linewidth=1.2)
 
 
 @_plot("gains", "Reward gain of each held-out prompt", "held-out prompts, by gain", "final − base reward", columns=1)
@@ -233,9 +219,9 @@ def stage_time(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
     numbers = [record.iteration for record in iterations]
     split = [wall_segments(record) for record in iterations]
     bottom = [0.0] * len(split)
-    for segment in SEGMENTS:
+    for segment, color in zip(SEGMENTS, SEGMENT_COLORS, strict=True):
         heights = [parts[segment] for parts in split]
-        axes.bar(numbers, heights, bottom=bottom, width=0.8, color=COLORS[SEGMENT_COLORS[segment]], label=segment)
+        axes.bar(numbers, heights, bottom=bottom, width=0.8, color=COLORS[color], label=segment)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.margins(x=0.02, y=0.06)
 

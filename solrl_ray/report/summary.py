@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
-from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 
 SUMMARY_FILE = "summary.json"
@@ -202,21 +201,3 @@ def write_summary(folder: Path, summary: Summary) -> Path:
     path = folder / SUMMARY_FILE
     replace_file(path, (json.dumps(asdict(summary), indent=2) + "\n").encode())
     return path
-
-
-def read_summary(folder: Path) -> Summary:
-    """Reads ``summary.json`` of a run folder.
-
-    Raises UserError: the file is not there, is not JSON or lacks a field.
-    """
-    path = folder / SUMMARY_FILE
-    try:
-        values = json.loads(path.read_text())
-        known = {name: values[name] for name in (entry.name for entry in fields(Summary)) if name in values}
-        return Summary(**known)
-    except FileNotFoundError:
-        raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not the summary of a run ({error}); remove it, and solrl train --resume writes it again."
-        ) from error

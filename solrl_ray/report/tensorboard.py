@@ -22,6 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.report.grids import contact_sheet, encode_png
@@ -60,14 +63,6 @@ def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
     return {name: float(value) for name, value in scalars.items() if value is not None}
 
 
-def evaluation_scalars(record: EvaluationMetrics) -> dict[str, float]:
-    """The scalars of one evaluation, by TensorBoard name."""
-    return {
-        f"reward/heldout_{record.policy}": record.reward_mean,
-        f"reward/heldout_{record.policy}_stderr": record.reward_stderr,
-    }
-
-
 class TensorBoardWriter:
     """Appends a run's metrics to one event file in `folder`; everything written is on the disk on return.
 
@@ -76,9 +71,6 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, *, first_iteration: int = 0) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         folder.mkdir(parents=True, exist_ok=True)
         started = time.time()
         name = f"events.out.tfevents.{started:017.6f}.{socket.gethostname()}.{os.getpid()}"
@@ -90,7 +82,7 @@ class TensorBoardWriter:
 
     def iteration(self, record: IterationMetrics) -> None:
         """Writes the scalars of one iteration."""
-        self._scalars(iteration_scalars(record), step=record.iteration)
+        self._add(record.iteration, _scalars(iteration_scalars(record)))
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
         """Writes the scalars of one evaluation and, if given, its pictures as one image.
@@ -98,28 +90,25 @@ class TensorBoardWriter:
         Args:
             pictures: one row per prompt of float32 [3, H, W] in [0, 1].
         """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        self._scalars(evaluation_scalars(record), step=record.iteration)
+        name = f"heldout_{record.policy}"
+        scalars = {f"reward/{name}": record.reward_mean, f"reward/{name}_stderr": record.reward_stderr}
+        self._add(record.iteration, _scalars(scalars))
         if pictures:
             sheet = contact_sheet(pictures)
-            encoded = Summary.Image(
-                width=sheet.width, height=sheet.height, colorspace=3, encoded_image_string=encode_png(sheet)
-            )
-            image = Summary.Value(tag=f"heldout/{record.policy}", image=encoded)
-            self._write(Event(wall_time=time.time(), step=record.iteration, summary=Summary(value=[image])))
+            size = {"width": sheet.width, "height": sheet.height}
+            image = Summary.Image(**size, colorspace=3, encoded_image_string=encode_png(sheet))
+            self._add(record.iteration, [Summary.Value(tag=f"heldout/{record.policy}", image=image)])
 
     def close(self) -> None:
         self._records.close()
 
-    def _scalars(self, scalars: dict[str, float], *, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in sorted(scalars.items())]
+    def _add(self, step: int, values: list[Summary.Value]) -> None:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
-    def _write(self, event: object) -> None:
-        self._records.write(event.SerializeToString())  # type: ignore[attr-defined]
+    def _write(self, event: Event) -> None:
+        self._records.write(event.SerializeToString())
         self._records.flush()
+
+
+def _scalars(scalars: dict[str, float]) -> list[Summary.Value]:
+    return [Summary.Value(tag=tag, simple_value=value) for tag, value in sorted(scalars.items())]

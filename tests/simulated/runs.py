@@ -25,7 +25,7 @@ from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Config, Lora, OtherExplorers, Publish
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
-from solrl_ray.report.summary import read_summary
+from solrl_ray.report.data import read_summary
 from solrl_ray.simulator import virtual_clock
 from solrl_ray.simulator.faults import Fault
 from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss

@@ -57,7 +57,7 @@ def test_builtin_prompts_are_inside_the_package() -> None:
         ("latin.txt", b"gr\xf6\xdfer", r"is not UTF-8 text"),
         ("bad.jsonl", b'{"text": "a"}\nnot json\n', r"^prompts\.train: .*bad\.jsonl, line 2 is not JSON"),
         ("key.jsonl", b'{"prompt": "a"}', r"line 1 has no prompt; it needs a key 'text'"),
-        ("list.jsonl", b'["a"]', r"line 1 has no prompt"),
+        ("list.jsonl", b'["a"]', r"line 1 is not a JSON object"),
     ],
 )
 def test_a_bad_prompt_file_is_a_user_error(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

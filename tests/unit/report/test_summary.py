@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.errors import UserError
+from solrl_ray.report.data import read_summary
 from solrl_ray.report.summary import (
     Summary,
     gap_closed,
     paired_gain,
-    read_summary,
     run_selection_digest,
     summarize,
     write_summary,
@@ -136,7 +136,10 @@ def test_a_missing_or_damaged_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no summary\.json"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text('{"run": "half')
+    with pytest.raises(UserError, match=r"summary\.json is not JSON: .*; remove it, and solrl train"):
+        read_summary(tmp_path)
+    (tmp_path / "summary.json").write_text('{"run": "of another version"}')
     with pytest.raises(
-        UserError, match=r"summary\.json is not the summary of a run \(.*\); remove it, and solrl train"
+        UserError, match=r"remove it, and solrl train .*\) is not a record of kind Summary: .*iterations"
     ):
         read_summary(tmp_path)
