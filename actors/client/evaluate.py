@@ -161,11 +161,7 @@ class FinishedRunEvaluation:
 async def merged(
     world: World, merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
 ) -> dict[str, Publication]:
-    """Every policy, ready to be sent to regenerators, by the actor `merger`, which ends then.
-
-    Args:
-        seconds: the deadline of each.
-    """
+    """Every policy, ready to be sent to regenerators, each within `seconds`, by the actor `merger`, which ends then."""
     try:
         starting = world.send(merger, "start")
         await world.answer(starting, what="the start of the merger", seconds=config.fleet.deadlines.start)

@@ -60,10 +60,7 @@ def evaluate(
 ) -> Found | None:
     """Evaluate on the live run of `request.run`, whose cluster is at `address`; None if it is not live, or ends.
 
-    Args:
-        tell: is given a sentence for the user.
-
-    Raises UserError, RunError: as an evaluation alone.
+    `tell` is given sentences for the user. Raises UserError, RunError: as an evaluation alone.
     """
     with joined(address):
         controller = live_run.controller_of(request.run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
@@ -155,8 +155,9 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
     probe = ray.remote(**options)(settle_tier)
     what = "the test of what tiers the explorers' device has"
-    settled: tuple[str, str] = wait.get(probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start)
-    return settled
+    return cast(
+        tuple[str, str], wait.get(probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start)
+    )
 
 
 def located(config: Config) -> Config:

@@ -21,19 +21,14 @@ class Callee:
     """
 
     def do(self, packed: bytes, *references: Any) -> Any:
-        """What the handler that was called answers.
-
-        Args:
-            references: what its arguments by reference refer to, in their order.
-        """
+        """What the handler that was called answers; `references`: its arguments by reference, in their order."""
         method, arguments = pickle.loads(packed)
         given = iter(references)
         return getattr(self, method)(*(next(given) if argument is ... else argument for argument in arguments))
 
     def node(self) -> str:
         """Id of the node that this actor is on."""
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
+        return str(ray.get_runtime_context().get_node_id())
 
     def alive(self, name: str) -> None:
         """Nothing, of an actor that lives. Raises Leaving after SIGTERM: one that has nothing to do notices it so."""

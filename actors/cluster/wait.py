@@ -48,7 +48,6 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
     except RayTaskError as error:
         raise translated(error, what) from error
     except GetTimeoutError:
-        assert seconds is not None  # else it does not expire
         raise Late(what, seconds) from None
     except RayError as error:
         raise WorkerGone(what, f"its worker is gone: {first_line(error)}") from error

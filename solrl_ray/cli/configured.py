@@ -82,9 +82,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
 def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = False) -> Arithmetic:
     """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
 
-    Args:
-        planning: as `preflight.check` has it.
-        timed: how long it takes will be printed after it.
+    `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it.
     """
     # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
     import_large("solrl_ray.cli.preflight")

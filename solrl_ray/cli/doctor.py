@@ -39,7 +39,10 @@ def examine(root: Path) -> Iterator[Finding]:
     """Everything that can be told of this machine, one finding after another; `root` is where runs are kept."""
     yield Finding("system", "Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
     for library in LIBRARIES:
-        yield _library(library)
+        try:
+            yield Finding("libraries", library, "ok", metadata.version(library))
+        except metadata.PackageNotFoundError:
+            yield Finding("libraries", library, "lacks", "not installed")
     for device in devices():
         yield from _device(device)
     yield from _storage(root)
@@ -48,13 +51,6 @@ def examine(root: Path) -> Iterator[Finding]:
 def devices() -> list[torch.device]:
     """The CPU and every GPU that PyTorch sees."""
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
-
-
-def _library(name: str) -> Finding:
-    try:
-        return Finding("libraries", name, "ok", metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return Finding("libraries", name, "lacks", "not installed")
 
 
 def _device(device: torch.device) -> Iterator[Finding]:

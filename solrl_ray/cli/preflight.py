@@ -50,12 +50,10 @@ class Inputs:
 def check(config: Config, sources: Sources | None = None, *, planning: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    Args:
-        planning: the run is not to start here: each reward's checkpoint that is missing is a note.
+    With `planning` the run is not to start here: each reward's checkpoint that is missing is a note.
 
-    Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts
-    among the training prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little
-    free space.
+    Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
+    prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
     """
     sources = sources or Sources()
     train, heldout = _prompts(config, sources)

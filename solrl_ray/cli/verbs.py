@@ -35,10 +35,7 @@ def train(arguments: argparse.Namespace) -> int:
     from actors.client import launch
 
     return launch.train(
-        loaded.config,
-        resume=arguments.resume is not None,
-        address=arguments.address,
-        live=not arguments.no_live,
+        loaded.config, resume=arguments.resume is not None, address=arguments.address, live=not arguments.no_live
     )
 
 

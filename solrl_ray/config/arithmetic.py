@@ -15,7 +15,6 @@ from dataclasses import dataclass, fields
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config.problems import listed
-from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews
 from solrl_ray.config.update import (
@@ -123,9 +122,8 @@ class Arithmetic:
             pool=pool_sampling(config),
             previews=previews(config),
             reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
+            references=references(config),
             revision_bytes=self.revision_bytes,
-            sampler=_sampler(config),
-            targets=self._targets(),
             workers=_workers(config),
         )
         _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
@@ -134,14 +132,6 @@ class Arithmetic:
     def table(self, width: int = 100, *, without: str = "") -> str:
         """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` the row of that name."""
         return paragraphs([row for row in self.rows() if row[0] != without], width)
-
-    def _targets(self) -> str:
-        """What the forwards without gradient are for."""
-        kinds = [f"v_{name}" for name in references(self.config)]
-        copied = self.config.objective.old_decay.kind == "copy"
-        where = " in the first optimiser step" if copied and self.config.learner.updates > 1 else ""
-        same = f"; v_old is v_theta{where}" if copied else ""
-        return f"{' and '.join(kinds) or 'none needed'}{same}"
 
 
 def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
@@ -168,11 +158,6 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
         ("regenerator", fleet.regenerators.count, fleet.regenerators),
         ("learner", config.learner.world_size, fleet.learners),
     )
-
-
-def _sampler(config: Config) -> str:
-    sampler = config.rollout.sampler
-    return config.rollout.solver if isinstance(sampler, Ode) else sampler.kind
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:

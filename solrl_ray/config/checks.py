@@ -93,19 +93,8 @@ def _sampler(config: Config) -> Iterator[Problem]:
         return
     if regenerate.steps < 2:
         yield Problem("rollout.regenerate.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
-    previews = not is_one_stage(config)
-    if previews and explore.steps > regenerate.steps:
-        yield Problem(
-            "rollout.explore.steps",
-            f"at most rollout.regenerate.steps, which is {regenerate.steps}: with a stochastic sampler a preview takes "
-            "some of the full trajectory's noise levels",
-        )
-    if previews and isinstance(sampler, Cps) and explore.steps != regenerate.steps:
-        yield Problem(
-            "rollout.explore.steps",
-            f"equal to rollout.regenerate.steps, which is {regenerate.steps}: the noise of cps is no Brownian path, so "
-            "fewer steps would lead elsewhere and could not rank",
-        )
+    if not is_one_stage(config):
+        yield from _stochastic_preview(config, "rollout.explore.steps", explore.steps)
     if sampler.window is not None:
         low, high = sampler.window.range
         if not low < high < regenerate.steps:
@@ -116,6 +105,23 @@ def _sampler(config: Config) -> Iterator[Problem]:
             )
         elif sampler.window.size > high - low:
             yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
+
+
+def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
+    """What is wrong with that many steps of a preview by a stochastic sampler."""
+    sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
+    if not isinstance(sampler, Ode) and steps > most:
+        yield Problem(
+            key,
+            f"at most rollout.regenerate.steps, which is {most}: with a stochastic sampler a preview takes some of the "
+            "full trajectory's noise levels",
+        )
+    if isinstance(sampler, Cps) and steps != most:
+        yield Problem(
+            key,
+            f"equal to rollout.regenerate.steps, which is {most}: the noise of cps is no Brownian path, so fewer steps "
+            "would lead elsewhere and could not rank",
+        )
 
 
 def needs_trajectory(config: Config) -> bool:
@@ -221,12 +227,7 @@ def _fallback_level(config: Config, key: str, before: ExploreConfig, after: Expl
         yield Problem(f"{key}.precision", f"a higher tier than {before.precision}, which previews have before it")
     elif rise <= 0 and after.steps <= before.steps:
         yield Problem(f"{key}.steps", f"more than {before.steps}, which previews have before it")
-    # A stochastic preview takes some of the full trajectory's noise levels, and one of cps all of them.
-    sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
-    if not isinstance(sampler, Ode) and after.steps > most:
-        yield Problem(f"{key}.steps", f"at most rollout.regenerate.steps, which is {most}")
-    elif isinstance(sampler, Cps) and after.steps != most:
-        yield Problem(f"{key}.steps", f"rollout.regenerate.steps, which is {most}, because rollout.sampler.kind is cps")
+    yield from _stochastic_preview(config, f"{key}.steps", after.steps)
 
 
 def _rewards(config: Config) -> Iterator[Problem]:

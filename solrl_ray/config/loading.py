@@ -51,15 +51,12 @@ class _Tree:
         }
         self.origins: dict[Key, str] = {}
 
-    def merge(self, part: dict[str, Any], source: str) -> None:
-        self._merge(self.values, part, (), source)
-
-    def _merge(self, into: dict[str, Any], part: dict[str, Any], at: Key, source: str) -> None:
+    def merge(self, into: dict[str, Any], part: dict[str, Any], at: Key, source: str) -> None:
         for name, value in part.items():
             key = (*at, name)
             if isinstance(value, dict) and isinstance(into.get(name), dict):
                 self._start_anew(key, into[name], value.get("kind"))
-                self._merge(into[name], value, key, source)
+                self.merge(into[name], value, key, source)
             else:
                 into[name] = copy.deepcopy(value)
                 self._mark(key, value, source)
@@ -98,7 +95,7 @@ class _Tree:
         else:
             if names[-1] == "kind":
                 self._start_anew(key[:-1], holder, value)
-            self._merge(holder, {names[-1]: value}, key[:-1], source)
+            self.merge(holder, {names[-1]: value}, key[:-1], source)
 
 
 def _key(names: list[str]) -> Key:
@@ -143,7 +140,7 @@ def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
         raise UserError(f"include in {path} is {problems.show(included)}; it must be a list of file names.")
     for name in names:
         _merge_file(tree, path.parent / name, (*above, path.resolve()))
-    tree.merge(part, str(path))
+    tree.merge(tree.values, part, (), str(path))
 
 
 def _override(tree: _Tree, text: str) -> None:
@@ -159,8 +156,7 @@ def load_with_sources(
 ) -> LoadedConfig:
     """Merge `files` in order, apply `options` and then `overrides` (``key.key=value``), validate; see `load`.
 
-    Args:
-        options: key → the command's own option that stands for it, such as ``--explorers``, and its value.
+    `options`: key → the command's own option that stands for it, such as ``--explorers``, and its value.
     """
     if not files:
         raise UserError("No configuration file was given.")

@@ -55,12 +55,7 @@ def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int,
     indices = tuple(range(config.evaluation.samples))
     return [
         WorkUnit(
-            stage="evaluate",
-            iteration=updates,
-            revision=updates,
-            prompt_id=prompt.id,
-            indices=indices,
-            policy=policy,
+            stage="evaluate", iteration=updates, revision=updates, prompt_id=prompt.id, indices=indices, policy=policy
         )
         for prompt in prompts
     ]

@@ -47,11 +47,7 @@ ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.
 
 
 def obstacle(config: Config, run: Config) -> str:
-    """Why a live run's regenerators will not do for `config`, as a sentence; empty if they will.
-
-    Args:
-        run: the run's own configuration.
-    """
+    """Why regenerators of a live run, configured as `run`, will not do for `config`: a sentence; empty if they will."""
     if 0 in (run.evaluation.share, config.evaluation.share):
         return "the run evaluates for nobody else (evaluation.share is 0); evaluating alone"
     key = first_difference(config, run, free=ASKED_FOR)

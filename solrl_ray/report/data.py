@@ -80,9 +80,7 @@ def read_run(folder: Path) -> RunData:
     )
 
 
-def _read_metrics(
-    places: RunFolder,
-) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
+def _read_metrics(places: RunFolder) -> tuple[dict[int, IterationMetrics], dict[tuple[int, str], EvaluationMetrics]]:
     """Both kinds of records of ``metrics.jsonl``."""
     iterations: dict[int, IterationMetrics] = {}
     evaluations: dict[tuple[int, str], EvaluationMetrics] = {}

@@ -51,11 +51,7 @@ def duration(seconds: float) -> str:
 
 
 def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
-    """The panel of one snapshot.
-
-    Args:
-        since_update: seconds since the snapshot was taken; the clocks run on by it.
-    """
+    """The panel of a snapshot that was taken `since_update` seconds ago; the clocks run on by it."""
     elapsed = duration(progress.elapsed + since_update)
     parts: list[RenderableType] = [_headline(progress, since_update), Text(), _stages(progress)]
     numbers = _numbers(progress)

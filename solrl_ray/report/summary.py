@@ -100,10 +100,9 @@ def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGa
     if count == 0:
         raise ValueError(f"Evaluations {before.policy} and {after.policy} hold no prompt.")
     mean = math.fsum(differences.values()) / count
-    if count == 1:
-        return PairedGain(differences=differences, mean=mean, stderr=None)
-    variance = math.fsum((value - mean) ** 2 for value in differences.values()) / (count - 1)
-    return PairedGain(differences=differences, mean=mean, stderr=math.sqrt(variance / count))
+    squares = math.fsum((value - mean) ** 2 for value in differences.values())
+    stderr = math.sqrt(squares / (count - 1) / count) if count > 1 else None
+    return PairedGain(differences=differences, mean=mean, stderr=stderr)
 
 
 def gap_closed(base: float, final: float, real: float | None) -> float | None:
@@ -143,18 +142,9 @@ def package_versions() -> dict[str, str]:
 
 
 def summarize(
-    config: Config,
-    iterations: Sequence[IterationMetrics],
-    evaluations: Sequence[EvaluationMetrics],
-    *,
-    seconds: float,
+    config: Config, iterations: Sequence[IterationMetrics], evaluations: Sequence[EvaluationMetrics], *, seconds: float
 ) -> Summary:
-    """Summary of a finished run.
-
-    Args:
-        iterations: one record per iteration.
-        evaluations: at least ``base`` and one of ``ema``; ``real`` if the run has reference pictures.
-        seconds: wall time of the run.
+    """Summary of a finished run that took `seconds` of wall time; `iterations` has one record per iteration.
 
     Raises ValueError: no iteration, no evaluation of ``base`` or ``ema``, or evaluations that cannot be paired.
     """

@@ -85,11 +85,7 @@ class TensorBoardWriter:
         self._add(record.iteration, _scalars(iteration_scalars(record)))
 
     def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
-        """Writes the scalars of one evaluation and, if given, its pictures as one image.
-
-        Args:
-            pictures: one row per prompt of float32 [3, H, W] in [0, 1].
-        """
+        """Writes the scalars of one evaluation and, as one image, its pictures: float32 [3, H, W], a row a prompt."""
         name = f"heldout_{record.policy}"
         scalars = {f"reward/{name}": record.reward_mean, f"reward/{name}_stderr": record.reward_stderr}
         self._add(record.iteration, _scalars(scalars))

@@ -141,7 +141,7 @@ from solrl_ray.errors import UserError
         ),
         (
             ["rollout.sampler.kind=flow_sde", "fidelity={floor: 0.5, fallback: [{steps: 11}]}"],
-            "fidelity.fallback.0.steps is 11 (--set); it must be at most rollout.regenerate.steps, which is 10.",
+            "fidelity.fallback.0.steps is 11 (--set); it must be at most rollout.regenerate.steps, which is 10: with",
         ),
         (
             ["rollout.strategy=scaled", "fidelity={floor: 0.5, fallback: [{steps: 8}]}"],
