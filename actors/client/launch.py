@@ -154,10 +154,8 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
         return settle_tier(config, explorer)
     options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
     probe = ray.remote(**options)(settle_tier)
-    what = "the test of what tiers the explorers' device has"
-    return cast(
-        tuple[str, str], wait.get(probe.remote(config, explorer), what=what, seconds=config.fleet.deadlines.start)
-    )
+    tested, what = probe.remote(config, explorer), "the test of what tiers the explorers' device has"
+    return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
 
 
 def located(config: Config) -> Config:

@@ -52,6 +52,7 @@ class _Tree:
         self.origins: dict[Key, str] = {}
 
     def merge(self, into: dict[str, Any], part: dict[str, Any], at: Key, source: str) -> None:
+        """Merge a part into the section at `at`: mappings merge, lists and scalars are replaced."""
         for name, value in part.items():
             key = (*at, name)
             if isinstance(value, dict) and isinstance(into.get(name), dict):
