@@ -26,7 +26,9 @@ def config(pipeline: Path, *, learner: dict[str, Any] | None = None, **sections:
         "objective": {"timestep_fraction": 0.6},
         "learner": {"micro_batch": 4, "optimizer": {"lr": 1e-2}, **(learner or {})},
     }
-    return Config.model_validate(values | sections)
+    values |= sections
+    values["objective"] = {"kind": "diffusion_nft", **values["objective"]}  # as loading completes it
+    return Config.model_validate(values)
 
 
 def groups(iteration: int, *, sizes: tuple[int, ...] = (4, 3, 3)) -> list[SampleGroup]:
