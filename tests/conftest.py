@@ -52,24 +52,26 @@ def local_ray(forks: str) -> Iterator[None]:
     """
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="warning",
-        object_store_memory=200_000_000,
-        runtime_env={"py_executable": forks},
-        _system_config={"prestart_worker_first_driver": False},  # it would start some that are not forks
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forkserver.SETUP_WORKER, forkserver.set_up_by(forks))
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="warning",
+            object_store_memory=200_000_000,
+            _system_config={"prestart_worker_first_driver": False},
+        )
     yield
     ray.shutdown()
 
 
 @pytest.fixture
 def forked_workers(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drivers that this test starts in processes of their own have forks as well; else they start as users' do."""
+    """Nodes and drivers that this test starts have forks as well; else they start as users' do."""
+    monkeypatch.setattr(forkserver.SETUP_WORKER, forkserver.set_up_by(forks))
     for name, value in forkserver.environment(forks).items():
         monkeypatch.setenv(name, value)
 

@@ -1,31 +1,40 @@
 """Ray's workers, and drivers, as forks of one process that has imported what they import: seconds less for each one.
 
 Most tests of the system start a handful of workers, and two cores would be busy with nothing but importing the same
-libraries again. Ray is told to start its workers by `COMMAND` (``py_executable`` of a runtime environment), a bare
-interpreter that hands its arguments, environment, working folder and streams to the server and waits. The server
-forks; the fork goes on as the worker that would have been. It is a process of its own: it can be killed like any other.
+libraries again, Ray among them. ::
 
-Drivers in processes of their own are told by `environment`, the way Ray's Job server tells those that it starts. They
-are forks themselves if they are started by `solrl`, or by `calling`.
+    raylet ─► worker.py ─► server ─► server of a job, which has imported Ray ─► fork: the worker
+
+A Ray whose nodes are started with `set_up_by` as `SETUP_WORKER` starts each worker by a small program that hands its
+arguments, environment, working folder and streams to the server, and waits (`tests.support.fork_client`). The fork goes
+on as the worker that would have been. It is a process of its own: it can be killed like any other. Ray reads variables
+when it is imported, the number of its job among them, so there is a server for each set of their values.
+
+Drivers in processes of their own are told by `environment`: how the Ray that they start makes workers, and, of one that
+a command has started, what its workers are run by (``py_executable`` of a runtime environment). They are forks
+themselves if they are started by `solrl`, or by `calling`.
 """
 
 from __future__ import annotations
 
-import array
+import gc
 import importlib
 import json
 import os
+import runpy
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-STREAMS = (0, 1, 2)
-KILLED = 137
-"""Exit status of the client of a fork that did not end by itself, as a shell has it."""
+from tests.support.fork_client import STREAMS, send
+
+CLIENT = Path(__file__).with_name("fork_client.py")
 MAIN = "solrl_ray/__main__.py"
 READY = b"ready"
 PRELOADED = (
@@ -42,7 +51,18 @@ PRELOADED = (
     "jsonschema",
     "wcwidth",
 )
-"""What the workers of a run on the testbed import, and what Ray does; not Ray, which reads its environment then."""
+"""What the workers of a run on the testbed import, and what Ray does."""
+WITH_RAY = ("ray._private.node", "actors.client.launch", "actors.fleet.actor_factory")
+"""What imports Ray, and they import as well."""
+SETUP_WORKER = "ray._private.ray_constants.SETUP_WORKER_FILENAME"
+"""Where Ray has the name of the program that starts the workers of nodes to come; it may be a path."""
+SET_UP_BY = "TESTS_SETUP_WORKER"
+"""Variable of a driver: the value of `SETUP_WORKER`."""
+START_WORKER = """import sys
+sys.path.insert(0, {folder!r})
+from fork_client import set_up
+set_up({path!r})
+"""
 
 
 @contextmanager
@@ -57,20 +77,28 @@ def serving(place: Path) -> Iterator[str]:
     path = place / "forks"
     # OpenMP reads it where it is loaded, and that is there; `actors.client.connect` gives it to a local Ray's workers.
     variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    command = [sys.executable, "-m", "tests.support.forkserver", path]
-    server = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE)
+    command = f"{sys.executable} -S -E {CLIENT} {path}"
+    Path(set_up_by(command)).write_text(START_WORKER.format(folder=str(CLIENT.parent), path=str(path)))
+    program = [sys.executable, "-m", "tests.support.forkserver", path]
+    server = subprocess.Popen(program, env=variables, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
         assert any(line.strip() == READY for line in server.stdout), "the fork server did not start"
-        yield f"{sys.executable} -S -E {__file__} {path}"
+        yield command
     finally:
         server.kill()
         server.wait()
 
 
+def set_up_by(command: str) -> str:
+    """The program by which a Ray starts its workers as forks of `command`'s server."""
+    return str(Path(command.split()[-1]).with_name("worker.py"))
+
+
 def environment(command: str) -> dict[str, str]:
     """Variables that make a driver in a process of its own use `command`, as yielded by `serving`, for its workers."""
     return {
+        SET_UP_BY: set_up_by(command),
         "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": command}}),
         "RAY_prestart_worker_first_driver": "0",  # it would start some that are not forks
     }
@@ -87,46 +115,85 @@ def calling(command: str, function: Callable[..., None], *arguments: str) -> lis
     return [*command.split(), program, f"{function.__module__}:{function.__qualname__}", *arguments]
 
 
-def serve(path: str) -> None:
-    """Import, then fork a worker for each client, for ever."""
-    import gc
-    import signal
-
+def serve(path: str) -> NoReturn:
+    """Import, then hand each client on to the server that forks for its job, for ever."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
     print(READY.decode(), flush=True)
-    gc.disable()
-    for module in PRELOADED:
-        importlib.import_module(module)
-    gc.freeze()  # nothing of this is written to, so the forks share it
-    gc.enable()
+    preload(PRELOADED)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    jobs: dict[str, socket.socket] = {}
     while True:
         client, _ = listener.accept()
-        message, streams = receive(client)
-        if os.fork() == 0:
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            become(message, streams, client)
+        try:
+            message, streams = receive(client, len(STREAMS))
+        except EOFError:  # the client was killed
+            continue
+        variables = of_ray(message["environment"])
+        job = json.dumps(variables, sort_keys=True)
+        if job not in jobs:
+            jobs[job], requests = socket.socketpair()
+            if os.fork() == 0:
+                for other in (listener, client, *jobs.values()):
+                    other.close()
+                for stream in streams:
+                    os.close(stream)
+                serve_job(requests, variables)
+            requests.close()
+        send(jobs[job], message, [*streams, client.fileno()])
         for stream in streams:
             os.close(stream)
         client.close()
 
 
-def receive(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    size, ancillary, _, _ = client.recvmsg(8, socket.CMSG_LEN(len(STREAMS) * array.array("i").itemsize))
-    streams = array.array("i")
-    streams.frombytes(ancillary[0][2])
-    with client.makefile("rb") as content:
-        return json.loads(content.read(int.from_bytes(size))), list(streams)
+def serve_job(requests: socket.socket, variables: dict[str, str]) -> NoReturn:
+    """Import Ray with these variables, then fork a worker for each client that is handed on."""
+    for name in of_ray(os.environ):
+        del os.environ[name]
+    os.environ.update(variables)
+    preload(WITH_RAY)
+    while True:
+        try:
+            message, (*streams, client) = receive(requests, len(STREAMS) + 1)
+        except EOFError:  # the other server has ended
+            os._exit(0)
+        if os.fork() == 0:
+            requests.close()
+            become(message, streams, socket.socket(fileno=client))
+        for descriptor in (*streams, client):
+            os.close(descriptor)
 
 
-def become(message: dict[str, Any], streams: list[int], client: socket.socket) -> None:
+def preload(modules: tuple[str, ...]) -> None:
+    """Import them; forks share their objects, which no garbage collection writes to."""
+    gc.disable()
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
+def of_ray(variables: Mapping[str, str]) -> dict[str, str]:
+    """Ray's own among environment variables."""
+    return {name: value for name, value in variables.items() if name.startswith("RAY_")}
+
+
+def receive(sender: socket.socket, descriptors: int) -> tuple[dict[str, Any], list[int]]:
+    """A message and its open files. Raises `EOFError` if none comes."""
+    size, opened, _, _ = socket.recv_fds(sender, 8, descriptors)
+    content = bytearray()
+    while not size or len(content) < int.from_bytes(size):
+        part = sender.recv(int.from_bytes(size) - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return json.loads(content), opened
+
+
+def become(message: dict[str, Any], streams: list[int], client: socket.socket) -> NoReturn:
     """Go on as the program that the client was to run; the client is told its status, or sees that it was killed."""
-    import runpy
-    import traceback
-
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream, number in zip(streams, STREAMS, strict=True):
         os.dup2(stream, number)
         os.close(stream)
@@ -137,6 +204,9 @@ def become(message: dict[str, Any], streams: list[int], client: socket.socket) -
     sys.argv = message["arguments"]
     sys.orig_argv = [sys.executable, *sys.argv]
     customize(os.environ.get("PYTHONPATH", ""))
+    if SET_UP_BY in os.environ:
+        module, _, name = SETUP_WORKER.rpartition(".")
+        setattr(importlib.import_module(module), name, os.environ[SET_UP_BY])
     status = 0
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -165,20 +235,5 @@ def customize(folders: str) -> None:
         return
 
 
-def ask(path: str, arguments: list[str]) -> None:
-    """The client: have `arguments` run by a fork, and end when and as it has ended."""
-    server = socket.socket(socket.AF_UNIX)
-    server.connect(path)
-    message = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
-    content = json.dumps(message).encode()
-    rights = array.array("i", STREAMS)
-    server.sendmsg([len(content).to_bytes(8)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-    server.sendall(content)
-    sys.exit(*server.recv(1) or [KILLED])
-
-
 if __name__ == "__main__":
-    if __spec__ is None:
-        ask(sys.argv[1], sys.argv[2:])
-    else:
-        serve(sys.argv[1])
+    serve(sys.argv[1])
