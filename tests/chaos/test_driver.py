@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import time
@@ -158,7 +157,6 @@ class Death(NamedTuple):
 
 
 DEATHS = (
-    Death(journal=0),
     Death(journal=1, unsaved="iteration-000001"),  # 0 is learned from and does not count
     Death(unsaved="iteration-000003"),
 )
@@ -210,26 +208,6 @@ def test_a_run_that_is_ended_again_and_again_resumes_to_the_same_bytes(
     assert max(stamps) - min(stamps) > 86_400.0
     assert all(0.0 <= span.seconds < PATIENCE for span in read_spans(run))
     assert all(0.0 <= value < PATIENCE for record in iterations(run) for value in record["seconds"].values())
-
-
-@pytest.mark.faults
-@pytest.mark.usefixtures("forked_workers")
-def test_a_killed_controller_ends_the_driver_with_a_sentence_and_the_run_resumes_to_the_same_bytes(
-    calm: Config, forks: str, tmp_path: Path
-) -> None:
-    config = small_config(tmp_path, "beheaded")
-    run = folder(config)
-    start = [str(folder(calm) / "config.yaml"), "--set", f"run.root='{tmp_path}'", "--set", "run.name=beheaded"]
-    driver = train(forks, *start, machine=tmp_path)
-    wait_until(driver, lambda: journaled(run, 1) > 0)
-    os.kill(int((run / "lock").read_text().split()[1]), signal.SIGKILL)
-    said, _ = driver.communicate(timeout=PATIENCE)
-    assert driver.returncode == 1, said
-    assert re.search(r"^error: the controller is gone: .*; go on with --resume$", said, re.MULTILINE), said
-    assert not (run / "summary.json").exists()
-    launch.train(config, live=False, resume=True)
-    assert digests(config) == digests(calm)
-    assert [record["iteration"] for record in iterations(run)] == [0, 1, 2]
 
 
 class Deaf:

@@ -259,16 +259,16 @@ class Rests(Worker):
 
 def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
     async def test() -> None:
-        async with opened(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=5.0)) as stage:
+        async with opened(Rests, replacements=1, deadlines=Deadlines(release_gpu_cache=3.0)) as stage:
             stage.pool.resize(2)
             await asyncio.wait_for(stage.pool.release_gpu_cache(), 0.5)  # nobody has started: nothing to give back
             stage.publish(revision(0))
             await stage.until(lambda: stage.ready() == 2)
             began = time.monotonic()
             await stage.pool.release_gpu_cache()
-            assert time.monotonic() - began >= 5.0
+            assert time.monotonic() - began >= 3.0
             await stage.until(lambda: stage.ready() == 2)
-            lost = ("explorer-1", "giving back GPU memory passed its deadline of 5 s", "explorer-1.1", 0)
+            lost = ("explorer-1", "giving back GPU memory passed its deadline of 3 s", "explorer-1.1", 0)
             assert stage.of("lost") == [lost]
             assert set(stage.words()) == {"explorer-0", "explorer-1.1"}
 

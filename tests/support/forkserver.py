@@ -46,6 +46,7 @@ PRELOADED = (
     "peft",
     "deepspeed",
     "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
     "tensorboard.summary.writer.record_writer",
     "tensorboard.compat.proto.event_pb2",
     "jsonschema",

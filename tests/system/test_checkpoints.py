@@ -61,7 +61,7 @@ class HandsThemOut(LearnerRank):
 
 @pytest.mark.faults
 def test_a_checkpoint_that_a_disk_never_takes_ends_the_run_by_name(tmp_path: Path) -> None:
-    config = small_config(tmp_path, "stuck", "run.iterations=1", "fleet.deadlines.checkpoint=2")
+    config = small_config(tmp_path, "stuck", "run.iterations=1", "rollout.prompts=1", "fleet.deadlines.checkpoint=2")
     named = r"^the checkpoint after 1 updates in .*stuck \(fleet\.deadlines\.checkpoint\) passed its deadline"
     with pytest.raises(RunError, match=named):
         launch.train(config, live=False, classes=ActorClasses(learner=HandsThemOut))

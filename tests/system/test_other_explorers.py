@@ -43,6 +43,7 @@ def iterations(config: Config) -> list[dict[str, Any]]:
     return [entry for entry in map(json.loads, lines) if entry["event"] == "iteration"]
 
 
+@pytest.mark.faults
 def test_prompts_of_other_explorers_that_score_alike_are_ranked_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "alike", OTHERS.format(count=1, threads=1))
     assert kinds_of_prompts(config) == ("", "other", "")

@@ -42,6 +42,7 @@ def explorers(progress: Progress) -> dict[str, str]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.faults
 def test_explorers_that_come_and_go_do_not_change_the_result(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

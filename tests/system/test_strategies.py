@@ -119,6 +119,7 @@ def test_a_killed_explorer_and_lost_samples_change_no_byte(scaled: Config, tmp_p
     assert digests(disturbed) == digests(scaled)
 
 
+@pytest.mark.faults
 def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_one_explorer_and_with_two(
     tmp_path: Path,
 ) -> None:
@@ -142,9 +143,13 @@ def test_direct_trains_on_every_seed_and_the_transitions_it_was_sampled_by_with_
         assert group.trajectory is not None
 
 
+@pytest.mark.faults
 def test_quantized_warns_wherever_its_results_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = train(
-        tmp_path, "bad", "run.iterations=1", "rollout.strategy=quantized", "rollout.accept_quantized_training=true"
+        tmp_path,
+        "bad",
+        *("run.iterations=1", "rollout.prompts=1"),
+        *("rollout.strategy=quantized", "rollout.accept_quantized_training=true"),
     )
     warning = "Trained on quantised samples: rollout.strategy quantized learns from the nvfp4-emulated pictures"
     assert f"warning: {warning}" in " ".join(capsys.readouterr().out.split())

@@ -20,10 +20,11 @@ def heldout(config: Config, name: str) -> Any:
     return json.loads((folder(config) / "evaluations" / f"{name}.json").read_text())["rewards"]
 
 
+@pytest.mark.faults
 def test_a_warm_started_run_begins_with_the_policy_of_its_source_and_knows_the_base(
     calm: Config, tmp_path: Path
 ) -> None:
-    config = small_config(tmp_path, "warm", f"run.init='{folder(calm)}'", "run.iterations=1")
+    config = small_config(tmp_path, "warm", f"run.init='{folder(calm)}'", "run.iterations=1", "rollout.prompts=1")
     launch.train(config, live=False)
     assert heldout(config, "updates-000000-ema") == heldout(calm, "updates-000003-ema")
     assert heldout(config, "updates-000000-base") == heldout(calm, "updates-000000-base")
