@@ -14,7 +14,6 @@ import pytest
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support.forkserver import solrl
 from tests.support.heads import BIN, PATIENCE, Head, head, wait_until
 from tests.support.small import digests, folder, small_config
 
@@ -64,7 +63,7 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
             assert first.status_of("/api/jobs/", None) == 401
             submit = (BIN / "python", "-m", "solrl_ray", "submit", "small.yaml", "--address", first.url, "--no-wait")
             assert "submitted-1" in call(first, *submit)
-            # While its driver and workers start as users' do: those of the jobs to come are forks.
+            # While its workers start as users' do: those of the jobs to come are forks.
             coming = aside.submit(clusters.enter_context, head(variables={"RAY_prestart_worker_first_driver": "0"}))
             refused = call(first, *submit, status=1, RAY_AUTH_TOKEN="another")
             assert refused.startswith(f"error: the Job server at {first.url} cannot be used: "), refused
@@ -75,7 +74,7 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
 
         again = (BIN / "ray", "job", "submit", "--working-dir", ".", "--runtime-env-json")
         again += (json.dumps({"py_executable": forks}), "--submission-id")
-        train = ("--", *solrl(forks, "train", "--resume", str(run), "--no-live"))
+        train = ("--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
         call(second, *again, "again", "--no-wait", *train)
         wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
         wait_until("its checkpoint", RunFolder(run).checkpoint(2).exists)
