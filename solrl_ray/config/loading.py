@@ -163,7 +163,7 @@ def load_with_sources(
         raise UserError("No configuration file was given.")
     tree = _Tree()
     for path in files:
-        _merge_file(tree, Path(path), ())
+        _merge_file(tree, Path(path) if isinstance(path, str) else path, ())
     for key, (option, value) in (options or {}).items():
         tree.set(key.split("."), value, option)
     for text in overrides:

@@ -154,6 +154,8 @@ class MemoryPath:
     def absolute(self) -> MemoryPath:
         return self
 
+    resolve = absolute
+
     # What is there
 
     def exists(self) -> bool:
@@ -189,8 +191,8 @@ class MemoryPath:
     def read_bytes(self) -> bytes:
         return bytes(self._file().data)
 
-    def read_text(self) -> str:
-        return self.read_bytes().decode()
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
 
     # What changes it
 
