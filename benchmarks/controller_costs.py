@@ -242,6 +242,7 @@ async def _controller(root: Path) -> dict[str, float]:
                 unit_seconds=600.0,
                 weights=lambda: None,
                 alone=lambda: False,
+                unplaced=lambda worker, seconds, since: None,
                 observer=fleet,
                 units=fleet.hand_out,
             )

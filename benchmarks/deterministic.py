@@ -67,7 +67,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.deterministic:
         use_deterministic_kernels()
     device = torch.device("cuda")
-    model = build("flux", device, arguments.layers)
+    model: Any = build("flux", device, arguments.layers)
     generator = torch.Generator(device).manual_seed(1)
 
     def randn(*shape: int) -> Tensor:

@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -146,8 +147,8 @@ def _transformer(threads: int, repeats: int) -> Iterable[Measured]:
     ):
         pair = model.get_submodule(part), quantized.get_submodule(part)
         plain, emulated = fastest(
-            lambda pair=pair, inputs=inputs: pair[0](**inputs),
-            lambda pair=pair, inputs=inputs: pair[1](**inputs),
+            partial(pair[0], **inputs),
+            partial(pair[1], **inputs),
             max(repeats // 4, 10),
         )
         rows = ROWS["single block"]

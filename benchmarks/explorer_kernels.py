@@ -22,6 +22,7 @@ import importlib
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ ATTENTION = {
 """Batch, heads, tokens, width of a head."""
 ROWS = {"SD3.5-L, 1024 px": (24, 4096, 2432, 9728), "FLUX, 512 px": (24, 1024 + 128, 3072, 12288)}
 """Batch, tokens, width, width of the feed-forward."""
-TUNING = {"defaults": {}, "coordinate descent": {"coordinate_descent_tuning": True}}
+TUNING: dict[str, dict[str, Any]] = {"defaults": {}, "coordinate descent": {"coordinate_descent_tuning": True}}
 
 
 def milliseconds(run: Callable[[], Any], repeats: int) -> float:
@@ -145,7 +146,7 @@ def rowwise(repeats: int) -> Iterator[dict[str, Any]]:
             for tuning, options in TUNING.items():
                 torch._dynamo.reset()
                 compiled = torch.compile(run, dynamic=False, fullgraph=True, options=options)
-                elapsed = milliseconds(lambda compiled=compiled, inputs=inputs: compiled(*inputs), repeats)
+                elapsed = milliseconds(partial(compiled, *inputs), repeats)
                 terabytes = 3 * inputs[0].numel() / elapsed / 1e9  # two bytes read, one written
                 yield {
                     "kind": kind,

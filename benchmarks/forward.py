@@ -20,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,10 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Measured]:
     return results
 
 
+def first_part(model: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
+    return model(**inputs, return_dict=False)[0]
+
+
 def _measure_batch(
     name: str,
     batch: int,
@@ -229,10 +234,10 @@ def _measure_batch(
     device: torch.device = arguments.device
     runs: dict[str, Callable[[], Any]] = {}
     for tier, (model, _) in made.items():
-        runs[tier] = lambda model=model: model(**inputs, return_dict=False)[0]
+        runs[tier] = partial(first_part, model, inputs)
         if arguments.cudagraphs and tier != "nvfp4-emulated":
             graphed = GraphedForward(model.forward)
-            runs[f"{tier} + CUDA graph"] = lambda graphed=graphed: graphed(**inputs, return_dict=False)[0]
+            runs[f"{tier} + CUDA graph"] = partial(first_part, graphed, inputs)
     first = {tier: first_call(run, device) for tier, run in runs.items()}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

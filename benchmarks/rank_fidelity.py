@@ -191,7 +191,7 @@ def measure(bench: Bench, policies: int, keep: int, only: str = "") -> list[dict
     for case in (case for case in cases(policies) if only in ("", case.group)):
         full = bench.pool(Case(group="", name="", tier="float32", steps=10, solver=case.solver))
         found = compare(bench.pool(case), full, keep)
-        rows.append({"group": case.group, "preview": case.name} | found)
+        rows.append({"group": case.group, "preview": case.name, **found})
         half = f" ± {found['spearman_high'] - found['spearman']:.3f}" if "spearman_high" in found else ""
         print(
             f"| {case.group} | {case.name} | {found['spearman']:.3f}{half} | {found['kendall']:.3f} "

@@ -1,6 +1,6 @@
 """What does a death cost? A killed explorer, beside an undisturbed run; a killed learner rank, until its group is back.
 
-    python -m benchmarks.recovery
+    PYTHONPATH=. python benchmarks/recovery.py
 
 1. Stages that sleep (`orchestration.py`), so that nothing competes for this machine's cores: an explorer is killed in
    the middle of a unit in every second iteration. The cost is the median of those iterations less that of the others.
@@ -27,11 +27,11 @@ from typing import Any
 os.environ["RAY_AUTH_MODE"] = "disabled"  # loopback only
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import orchestration as sleeping
 import ray
 
 from actors.client import launch
 from actors.fleet.actor_factory import ActorClasses
-from benchmarks import orchestration as sleeping
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -56,7 +57,7 @@ RESULTS = Path(__file__).parent / "results"
 RESOLUTION = 512
 AIM = 5.0
 Original = Callable[[list[Image.Image], list[str]], Tensor]
-TOWERS = {
+TOWERS: dict[str, dict[str, Any]] = {
     "L": {"vision": (1024, 24, 16, 4096), "text": (768, 12, 12, 3072), "projection": 768, "act": "quick_gelu"},
     "H": {"vision": (1280, 32, 16, 5120), "text": (1024, 24, 16, 4096), "projection": 1024, "act": "gelu"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ def distil(config: Model, channels: int, folder: Path) -> str:
     """
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
-    vae = models.load(config, "cpu", components={"vae"}).decoder
+    vae: Any = models.load(config, "cpu", components={"vae"}).decoder
     width = (channels, channels)
     small = AutoencoderTiny(
         encoder_block_out_channels=width,

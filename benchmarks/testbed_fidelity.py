@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -103,7 +104,7 @@ class Bench:
         )
 
 
-def measure(bench: Bench, config: Config) -> dict[str, object]:
+def measure(bench: Bench, config: Config) -> dict[str, Any]:
     """All figures of the docs page, printed as they come."""
     scope = config.model.quantization.skip
     pictures: dict[str, dict[str, float]] = {}

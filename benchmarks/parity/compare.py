@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import torch
@@ -94,12 +95,17 @@ def write(folder: Path) -> list[Tensor]:
 def compare(folder: Path, pictures: list[Tensor], originals: dict) -> bool:
     architecture = originals["hpsv2"]["architecture"]
     assert open_clip.get_model_config(architecture)
-    tested = type("TestedHPSv2", (HPSv2,), {"architecture": architecture})
-    loaded: dict[str, CheckpointReward] = {}
-    for kind, reward in (("hpsv2", tested), ("imagereward", ImageReward)):
+
+    class TestedHPSv2(HPSv2):
+        pass
+
+    TestedHPSv2.architecture = architecture
+    rewards: dict[str, type[CheckpointReward]] = {"hpsv2": TestedHPSv2, "imagereward": ImageReward}
+    loaded: dict[str, Any] = {}
+    for kind, made in rewards.items():
         base = str(folder / "bert") if kind == "imagereward" else ""
         config = RewardConfig(kind=kind, path=str(folder), base=base)
-        loaded[kind] = reward.load(config, "cpu", keys=str, name=kind)
+        loaded[kind] = made.load(config, "cpu", keys=str, name=kind)
     failed = False
     print(f"{'reward':<12} {'pictures':>8} {'scores from … to':>22} {'pixels differ by':>17} {'scores differ by':>17}")
     for kind, reward in loaded.items():

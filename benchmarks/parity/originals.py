@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the published sizes: minutes, 8 GB of memory")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
-    pictures = [Image.open(file) for file in sorted((folder / "pictures").glob("*.png"))]
+    pictures: list[Image.Image] = [Image.open(file) for file in sorted((folder / "pictures").glob("*.png"))]
     prompts = json.loads((folder / "prompts.json").read_text())
     torch.manual_seed(0)
     with torch.no_grad():
@@ -80,7 +80,7 @@ def imagereward(folder: Path, pictures: list[Image.Image], prompts: list[str], f
 
     vocabulary = str(folder / "bert" / "vocab.txt")
     transformers.BertTokenizer.from_pretrained = classmethod(lambda cls, _: cls(vocabulary))
-    module = importlib.import_module("ImageReward.ImageReward")
+    module: Any = importlib.import_module("ImageReward.ImageReward")
     settings = {
         "architectures": ["BertModel"],
         "hidden_size": 768,

@@ -99,7 +99,7 @@ def head(
     made = Head(f"{get_node_ip_address()}:{port}", url=f"http://127.0.0.1:{dashboard}", token=secrets.token_hex(16))
     Path("/tmp/ray").mkdir(exist_ok=True)
     place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # short: it holds Unix sockets
-    command = [BIN / "ray", "start", "--head", "--block", f"--num-cpus={cpus}", "--object-store-memory=200000000"]
+    command = [str(BIN / "ray"), "start", "--head", "--block", f"--num-cpus={cpus}", "--object-store-memory=200000000"]
     ports = [f"--port={port}", f"--dashboard-port={dashboard}", f"--ray-client-server-port={client}"]
     if scaling is not None:
         provider = scaling["provider"] | {"gcs_address": made.address}
@@ -108,7 +108,7 @@ def head(
         command.append(f"--autoscaling-config={file}")
     process = subprocess.Popen(
         [*command, *ports, f"--dashboard-agent-listen-port={agent}", "--disable-usage-stats", f"--temp-dir={place}"],
-        env=made.environment | (variables or {}),
+        env={**made.environment, **(variables or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
