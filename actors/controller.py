@@ -128,19 +128,11 @@ class Controller:
 
     async def _offer(self, iteration: int) -> None:
         """Let the learners prepare samples as they come in, in prompt order."""
-        this, first = self._parts.rollouts[iteration], 0
-        order = this.plan.prompt_ids
-        while not self._turns and first < len(order):  # ranks that take turns on a GPU do not begin in others' turn
-            this.grown.clear()
-            there = first
-            while there < len(order) and order[there] in this.groups:
-                there += 1
-            if there > first:
-                groups = [this.groups[prompt_id] for prompt_id in order[first:there]]
-                embeddings = [this.embeddings[prompt_id] for prompt_id in order[first:there]]
-                self._parts.learners.offer(iteration, [this.plan.keep] * len(order), first, groups, embeddings)
-                first = there
-            await this.grown.wait()
+        if self._turns:  # ranks that take turns on a GPU do not begin in others' turn
+            return
+        this = self._parts.rollouts[iteration]
+        async for first, groups, embeddings in this.in_order():
+            self._parts.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
     async def _learn(self, iteration: int, rollout: RolloutResult) -> UpdateResult:
         """The update; beside it what is left of its rollout, what can be done ahead, and an evaluation that is due."""
@@ -165,6 +157,8 @@ class Controller:
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
             parts.embeddings.ask_ahead(parts.prompts(unexplored))
+            if not self._staleness and not parts.evaluations.holds_up(unexplored):
+                self._tasks.start(parts.ask_ahead(unexplored), f"asking for the pools of iteration {unexplored}")
         await parts.evaluations.beside_update()
         if not self._turns:
             await parts.requests.window(learned, free=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,25 @@ class RunParts:
 
     async def explore(self, iteration: int) -> None:
         """Open an iteration: from now on the explorers, which were sent the revision for it, are given its units."""
-        config, level = self.config, self.fallback_level(iteration)
         if news := self.fallback.news(iteration, self.telemetry.iterations):
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
-        plan = IterationPlan(
+        embeddings = {} if self.rollouts.is_asked(iteration) else await self.embeddings.of(prompts)
+        score_class, digest = await self.fleet.score_class(), self.publisher.explored.digest
+        plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
+        await self.rollouts.open(plan, prompts, embeddings)
+
+    async def ask_ahead(self, iteration: int) -> None:
+        """Ask for the pools of the next iteration before there is a revision for it: tens of thousands of units take a
+        while to queue. Not where what is measured until then may change them."""
+        if self.fallback.is_settled:
+            prompts = self.prompts(iteration)
+            embeddings = await self.embeddings.of(prompts)
+            self.rollouts.ask(self._plan(iteration, prompts), prompts, embeddings)
+
+    def _plan(self, iteration: int, prompts: Sequence[Prompt]) -> IterationPlan:
+        config, level = self.config, self.fallback_level(iteration)
+        return IterationPlan(
             iteration=iteration,
             revision=iteration,
             staleness=staleness_of(iteration, config.rollout.max_staleness),
@@ -126,14 +141,11 @@ class RunParts:
             keep=config.rollout.keep,
             micro_batch=pool_sampling(config).micro_batch,
             one_stage=is_one_stage(config),
-            policy_digest=self.publisher.explored.digest,
             kinds=kinds_of_prompts(config),
-            score_class=await self.fleet.score_class(),
             audit=audit_plan(config),
             fallback_level=level,
             steps=self.fallback.steps(level),
         )
-        await self.rollouts.open(plan, prompts, await self.embeddings.of(prompts))
 
     def fallback_level(self, iteration: int) -> int:
         """On which an iteration is explored, by what is measured of those before."""

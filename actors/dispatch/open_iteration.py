@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +91,7 @@ class OpenIteration(Owner):
         plan: IterationPlan,
         prompts: Sequence[Prompt],
         embeddings: Mapping[str, Any],
-        opened: Opened,
+        opened: Opened | None,
         *,
         world: World,
         tasks: Tasks,
@@ -103,7 +104,7 @@ class OpenIteration(Owner):
         """
         Args:
             embeddings: prompt id → reference of its embedding.
-            opened: what the selector knows already.
+            opened: what the selector knows already; None: nothing, all pools of the plan are asked for.
             publication: what became of the revision that the explorers hold: see `IterationMetrics.publication`.
             tell: is given a sentence for the user.
             changed: is called when there is progress to show.
@@ -128,12 +129,27 @@ class OpenIteration(Owner):
         self._world, self._tasks, self._hand_out, self._selector = world, tasks, hand_out, selector
         self._explored_with, self._tell, self._changed = publication, tell, changed
         self._publication: dict[str, float] = {}
-        self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
+        units = plan.pool_units() if opened is None else opened.units
+        self._unexplored = {unit.id for unit in units if unit.stage in _EXPLORING}
         self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
         """Of one stage: prompt id → unit → reference of its samples."""
         self._learned = False
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
-        self.add(opened)
+        if opened is None:
+            self._want(units)
+        else:
+            self.add(opened)
+
+    def opened(self, plan: IterationPlan, opened: Opened) -> None:
+        """Note what the selector knows of an iteration whose pools were asked for before it was opened.
+
+        Args:
+            plan: as it was opened: of the same units.
+        """
+        self.plan = plan
+        if not opened.as_planned:
+            self._unexplored = {unit.id for unit in opened.units if unit.stage in _EXPLORING}
+            self.reopened(opened)
 
     def add(self, opened: Opened) -> None:
         """Take over groups and audits that need not be made again, and the units that are wanted."""
@@ -158,6 +174,20 @@ class OpenIteration(Owner):
     @property
     def pool_size(self) -> int:
         return self.plan.pool * len(self.prompts)
+
+    async def in_order(self) -> AsyncIterator[tuple[int, list[Any], list[Any]]]:
+        """Groups as they come in, in prompt order: the first one's place, references of groups and of embeddings."""
+        first, order = 0, self.plan.prompt_ids
+        while first < len(order):
+            self.grown.clear()
+            there = first
+            while there < len(order) and order[there] in self.groups:
+                there += 1
+            if there > first:
+                new = order[first:there]
+                yield first, [self.groups[p] for p in new], [self.embeddings[p] for p in new]
+                first = there
+            await self.grown.wait()
 
     def result(self) -> RolloutResult:
         """What is learned from, once it is complete."""
@@ -268,12 +298,15 @@ class OpenIteration(Owner):
         self._look()
 
     def _want(self, units: Sequence[WorkUnit]) -> None:
+        alike: defaultdict[tuple[str, int], list[WorkUnit]] = defaultdict(list)
+        """By pool and priority: an iteration's opening brings tens of thousands at once."""
         for unit in () if self._learned else units:
             kind = self._kinds.get(unit.prompt_id, "")
             explorers = f"explorers_{kind}" if kind else "explorers"
             pool = explorers if unit.stage in _EXPLORING else "regenerators"
-            priority = self.plan.iteration * _PRIORITIES + _PRIORITY[unit.stage]
-            self._hand_out.add(self, [unit], pool, priority=priority)
+            alike[pool, self.plan.iteration * _PRIORITIES + _PRIORITY[unit.stage]].append(unit)
+        for (pool, priority), same in alike.items():
+            self._hand_out.add(self, same, pool, priority=priority)
 
     def _look(self) -> None:
         """Note what is complete now."""

@@ -5,6 +5,7 @@ The older one is regenerated and learned from, the younger one is explored with 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 from solrl_ray.scheduling.replacements import Replacements
+
+SHOW_SECONDS = 0.2
+"""Between two tellings of how far the open iterations are."""
 
 
 class Rollouts:
@@ -49,17 +53,47 @@ class Rollouts:
         )
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
+        self._asked: dict[int, OpenIteration] = {}
+        """Those whose pools were asked for, and that are not open yet."""
+        self._newest = -1
+        """Which was opened last."""
+        self._shows = False
+
+    def ask(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
+        """Ask for the pools of an iteration that will be opened: its units wait until explorers hold its revision.
+
+        Args:
+            plan: may lack what is known only when it is opened: who explores, and with which policy.
+            embeddings: prompt id → reference of its embedding.
+        """
+        if plan.iteration > self._newest:
+            self._asked[plan.iteration] = self._made(plan, prompts, embeddings, None)
+
+    def is_asked(self, iteration: int) -> bool:
+        return iteration in self._asked
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
         """Begin an iteration: from now on explorers that hold its revision are given its units.
 
         Args:
-            embeddings: prompt id → reference of its embedding.
+            embeddings: as for `ask`; of no use if that was called.
         """
-        opened = await self._selector.open(plan)
+        self._newest = plan.iteration
+        this = self._asked.pop(plan.iteration, None)
+        opened = await self._selector.open(plan, asked=this is not None)
         if opened.message:
             self._telemetry.message(opened.message)
-        self._open[plan.iteration] = OpenIteration(
+        if this is None:
+            this = self._made(plan, prompts, embeddings, opened)
+        else:
+            this.opened(plan, opened)
+        self._open[plan.iteration] = this
+        self._show()
+
+    def _made(
+        self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any], opened: Opened | None
+    ) -> OpenIteration:
+        return OpenIteration(
             plan,
             prompts,
             embeddings,
@@ -70,9 +104,8 @@ class Rollouts:
             selector=self._selector,
             publication=self._publication,
             tell=self._telemetry.message,
-            changed=self._show,
+            changed=self._changed,
         )
-        self._show()
 
     def is_open(self, iteration: int) -> bool:
         return iteration in self._open
@@ -122,8 +155,15 @@ class Rollouts:
         if iteration in self._open:
             self._open[iteration].reopened(opened)
 
+    def _changed(self) -> None:
+        """Show progress soon: once for all that is answered meanwhile, for its metrics cost as much as an answer."""
+        if not self._shows:
+            self._shows = True
+            asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
+
     def _show(self) -> None:
         """Progress of the oldest open iteration, and of the one that is explored ahead."""
+        self._shows = False
         if not self._open:
             return
         this, *ahead = self._open.values()

@@ -12,7 +12,6 @@ duplicate that changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -66,15 +65,18 @@ class SelectorClient:
         self._revised: dict[int, str] = {}
         self._groups: dict[int, list[Any]] = {}
         """By iteration: references of the groups that were taken."""
-        self._inbox: deque[_Brought] = deque()
+        self._first = 0
+        """Iterations before it were dropped."""
+        self._inbox: list[_Brought] = []
         self._filled = asyncio.Event()
         self._restarting = asyncio.Lock()
         tasks.start(self._bring(), "bringing answers to the selector")
 
-    async def open(self, plan: IterationPlan) -> Opened:
-        """Begin an iteration; from now on, until `drop`, a new selector goes on with it."""
-        opened: Opened = await self._ask("open", plan)
+    async def open(self, plan: IterationPlan, *, asked: bool = False) -> Opened:
+        """`Selector.open`; from now on, until `drop`, a new selector goes on with it. What came before is brought."""
+        opened: Opened = await self._ask("open", plan, asked)
         self._plans[plan.iteration] = plan
+        self._filled.set()
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:
@@ -90,6 +92,7 @@ class SelectorClient:
 
     async def drop(self, iteration: int) -> None:
         """Forget an iteration: a checkpoint holds what was learned from it. What is still answered to it, too."""
+        self._first = max(self._first, iteration + 1)
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
         self._groups.pop(iteration, None)
@@ -136,15 +139,15 @@ class SelectorClient:
     async def _bring(self) -> None:
         while True:
             self._filled.clear()
-            while self._inbox:
-                together = [each for each in self._inbox if each.iteration in self._plans]
-                self._inbox.clear()
+            while together := [each for each in self._inbox if each.iteration in self._plans]:
+                self._inbox = [each for each in self._inbox if each.iteration not in self._plans]
                 results = [each for each in together if each.result is not None]
                 if results:
                     acks = await self._ask("accept", [each.result for each in results])
                     for each, ack in zip(results, acks, strict=True):
                         self._acknowledge(each, ack)
                 await self._bring_groups([each for each in together if each.result is None])
+            self._inbox = [each for each in self._inbox if each.iteration >= self._first]  # else it was dropped
             await self._filled.wait()
 
     async def _bring_groups(self, groups: list[_Brought]) -> None:

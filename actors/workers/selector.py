@@ -67,7 +67,9 @@ class Opened:
     candidates: int
     """Candidates whose rewards are known already."""
     units: tuple[WorkUnit, ...]
-    """All that workers are to do now."""
+    """All that workers are to do now; empty if they are `as_planned`."""
+    as_planned: bool = False
+    """Whether the units are those of the plan's pools, which whoever asks has already."""
     audits: tuple[str, ...] = ()
     """Prompts whose audits are done already."""
     message: str = ""
@@ -128,12 +130,16 @@ class Selector(Callee):
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
-    def open(self, plan: IterationPlan) -> Opened:
+    def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
         """Begin an iteration, or go on with it where its journal ends.
 
         A journal that was made with another policy under the same revision number, or by workers of other score
         classes, is set aside, and the iteration is done anew. Of an iteration that is explored ahead, `revise` brings
         back what was regenerated.
+
+        Args:
+            asked: whether workers have been asked for the plan's pools already: tens of thousands of units need not
+                travel once more.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -156,10 +162,12 @@ class Selector(Callee):
         groups = self._replay_all(state, now)
         state.restart()
         opened = self._open[plan.iteration] = _Open(state, journal, later, save=self._save)
+        as_planned = asked and not entries[1:]
         return Opened(
             groups=groups,
             candidates=state.counts().candidates,
-            units=opened.wanted(),
+            units=() if as_planned else opened.wanted(),
+            as_planned=as_planned,
             audits=state.audits_done,
             message=message,
         )

@@ -41,6 +41,11 @@ class FallbackLadder:
         self._config = config
         self._staleness = staleness
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every iteration is explored on level 0, whatever is measured."""
+        return self._config.fidelity.floor is None or not self._config.fidelity.fallback
+
     def fallback_level(self, iteration: int, records: Sequence[IterationMetrics]) -> int:
         """The level on which `iteration` is explored, from the records of earlier ones; others do not matter."""
         return self.standing(iteration, records).level
