@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +49,11 @@ class RayWorld:
             return Sent(getattr(actor.handle, method).options(name=name).remote(*arguments))
         references = rpc.send(actor.handle, name, method, *arguments, parts=parts)
         return Sent(*references) if parts == 2 else Sent(references)
+
+    def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
+        name = f"{actor.role}.{method}"
+        all_done, *each = rpc.send(actor.handle, name, "do_each", method, list(arguments), parts=1 + len(arguments))
+        return Sent(all_done), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         return await wait.answer(sent.answer, what=what, seconds=seconds)

@@ -26,6 +26,10 @@ class Callee:
         given = iter(references)
         return getattr(self, method)(*(next(given) if argument is ... else argument for argument in arguments))
 
+    def do_each(self, method: str, arguments: list[Any]) -> tuple[Any, ...]:
+        """None, and what a handler answers to each of the arguments: as many parts as there are of them, and one."""
+        return None, *(getattr(self, method)(argument) for argument in arguments)
+
     def node(self) -> str:
         """Id of the node that this actor is on."""
         return str(ray.get_runtime_context().get_node_id())

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from actors.world import Sent, World
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.records import Prompt
+
+TOGETHER = 64
+"""Prompts that the encoder is given in one message, and whose embeddings it holds in memory at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Embedding:
+    call: Sent
+    """What made it, together with others."""
+    reference: Any
 
 
 class PromptEmbeddings:
@@ -17,9 +28,9 @@ class PromptEmbeddings:
         self._deadlines = deadlines
         self._encoder = world.text_encoder()
         self._starting = world.send(self._encoder, "start")
-        self._held: dict[str, Sent] = {}
+        self._held: dict[str, _Embedding] = {}
         """Those that `of` was asked for last."""
-        self._ahead: dict[str, Sent] = {}
+        self._ahead: dict[str, _Embedding] = {}
         """Those that were asked for ahead, until `of` is asked for them."""
 
     async def await_encoder(self) -> None:
@@ -33,21 +44,29 @@ class PromptEmbeddings:
 
     async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its embedding, which is there. Others are let go, but for those asked for ahead."""
-        calls = self._calls(prompts)
-        missing = [call for key, call in calls.items() if key not in self._held]
+        found = self._calls(prompts)
+        missing = [each for key, each in found.items() if key not in self._held]
         what, seconds = f"encoding {len(missing)} prompts", self._deadlines.encode * max(1, len(missing))
-        await asyncio.gather(*[self._world.answer(call, what=what, seconds=seconds) for call in missing])
-        self._held = calls
-        self._ahead = {key: call for key, call in self._ahead.items() if key not in calls}
-        return {key: call.answer for key, call in calls.items()}
+        calls = {id(each.call): each.call for each in missing}
+        await asyncio.gather(*[self._world.answer(call, what=what, seconds=seconds) for call in calls.values()])
+        self._held = found
+        self._ahead = {key: each for key, each in self._ahead.items() if key not in found}
+        return {key: each.reference for key, each in found.items()}
 
     async def one(self, prompt: Prompt) -> Any:
         """Reference of one embedding, which is there. Only whoever asks keeps it."""
-        call = self._calls([prompt])[prompt.id]
-        await self._world.answer(call, what=f"encoding prompt {prompt.id}", seconds=self._deadlines.encode)
-        return call.answer
+        found = self._calls([prompt])[prompt.id]
+        await self._world.answer(found.call, what=f"encoding prompt {prompt.id}", seconds=self._deadlines.encode)
+        return found.reference
 
-    def _calls(self, prompts: Sequence[Prompt]) -> dict[str, Sent]:
+    def _calls(self, prompts: Sequence[Prompt]) -> dict[str, _Embedding]:
         """Those that are here already, and of the others those that the encoder will make."""
-        here = self._held | self._ahead
-        return {p.id: here.get(p.id) or self._world.send(self._encoder, "embed", p) for p in prompts}
+        found = self._held | self._ahead
+        wanted = {prompt.id: prompt for prompt in prompts}
+        missing = [prompt for key, prompt in wanted.items() if key not in found]
+        for first in range(0, len(missing), TOGETHER):
+            together = missing[first : first + TOGETHER]
+            call, references = self._world.send_each(self._encoder, "embed", together)
+            made = zip(together, references, strict=True)
+            found |= {prompt.id: _Embedding(call, reference) for prompt, reference in made}
+        return {key: found[key] for key in wanted}

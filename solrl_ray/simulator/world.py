@@ -178,6 +178,10 @@ class SimulatedWorld:
             self._fail(call, actor, "the actor died")
         return sent
 
+    def send_each(self, actor: SimulatedActor, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Ref]]:
+        each = [self.send(actor, method, argument).answer for argument in arguments]
+        return Sent(Ref(asyncio.gather(*[ref.future for ref in each])), None), each
+
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         try:
             async with asyncio.timeout(seconds) as limit:
