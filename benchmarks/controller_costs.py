@@ -24,6 +24,7 @@ import torch
 from actors.cluster import wait
 from actors.cluster.rpc import Callee, send
 from actors.dispatch.open_iteration import OpenIteration
+from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.fleet.actor_factory import Actor, ActorClasses, ActorFactory
 from actors.fleet.fleet import SHOW_SECONDS, Fleet
 from actors.fleet.worker import Worker
@@ -161,15 +162,13 @@ def _plan(iteration: int, prompts: int, micro_batch: int) -> IterationPlan:
 
 
 def _opened(told: Callable[..., Any]) -> float:
-    """Median seconds a unit, of many, until those of an iteration wait for workers."""
+    """Median seconds a unit, of many, until an iteration is open whose pools are asked for already."""
     seconds = []
     for iteration in range(100, 105):
+        plan = _plan(iteration, LARGE, MICRO_BATCH)
         began = time.perf_counter()
-        opened = told("open", _plan(iteration, LARGE, MICRO_BATCH))
-        dispatcher = Dispatcher(max_inflight=2, hedge=3.0, strikes=3)
-        for unit in opened.units:
-            dispatcher.add([unit], batch="iteration", pool="explorers", priority=iteration)
-        seconds.append((time.perf_counter() - began) / len(opened.units))
+        told("open", plan, True)
+        seconds.append((time.perf_counter() - began) / (LARGE * POOL // MICRO_BATCH))
         told("drop", iteration)
     return statistics.median(seconds)
 
@@ -222,7 +221,9 @@ async def _controller(root: Path) -> dict[str, float]:
     """Seconds of the controller's own work for each message, and for each worker that it looks at."""
     config = orchestration.sleeping_config(1, SECONDS, 1, root)
     folder = RunFolder(root)
-    world = NotingWorld(ActorFactory(config, root, ActorClasses(), scope="controller-costs"))
+    world = NotingWorld(
+        ActorFactory(config, root, ActorClasses(text_encoder=orchestration.SleepingEncoder), scope="controller-costs")
+    )
     actor = Actor(ray.remote(Prompted).options(num_cpus=0).remote(), "explorer")
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(Tasks())
@@ -248,36 +249,77 @@ async def _controller(root: Path) -> dict[str, float]:
             )
             pool.workers[name].state = State.READY
         some = list(pool.workers.values())[:TOGETHER]
-        costs = {"worker": _looking(fleet) / WORKERS, "load": await _loading(some, world)}
+        costs = {
+            "queue": _queued(fleet, world, tasks),
+            "embed": await _embedded(PromptEmbeddings(world, config.fleet.deadlines)),
+            "worker": _looking(fleet) / WORKERS,
+            "load": await _loading(some, world),
+        }
         for worker in some:
             await stack.enter_async_context(worker._answers)
             fleet.hand_out.ready(worker, ("old", 0))
-        return costs | await _handed_out(fleet, telemetry, world, tasks)
+        return costs | await _handed_out(fleet, world, tasks)
 
 
-async def _handed_out(fleet: Fleet, telemetry: Telemetry, world: NotingWorld, tasks: Tasks) -> dict[str, float]:
-    """Median seconds a unit: to choose who does it and send it; and to take its answer, which is there."""
-    plan = _plan(0, TOGETHER * ROUNDS * MICRO_BATCH // POOL, MICRO_BATCH)
+def _prompts(plan: IterationPlan) -> list[Prompt]:
     text = "an astronaut on a horse on the moon, in the style of a woodcut"
-    agreeing = Agreeing()
+    return [Prompt(id=prompt_id, text=text) for prompt_id in plan.prompt_ids]
 
-    def show() -> None:
-        telemetry.stage("explore", 1, 2)
-        telemetry.stage("regenerate", 1, 2)
 
-    this = OpenIteration(
+def _iteration(
+    plan: IterationPlan,
+    opened: Opened | None,
+    agreeing: Agreeing,
+    fleet: Fleet,
+    world: NotingWorld,
+    tasks: Tasks,
+) -> OpenIteration:
+    return OpenIteration(
         plan,
-        [Prompt(id=prompt_id, text=text) for prompt_id in plan.prompt_ids],
+        _prompts(plan),
         dict.fromkeys(plan.prompt_ids, world.put(torch.zeros(8))),
-        Opened(groups=(), candidates=0, units=()),
+        opened,
         world=world,
         tasks=tasks,
         hand_out=fleet.hand_out,
         selector=agreeing,  # type: ignore[arg-type]
         publication=dict,
         tell=lambda _: None,
-        changed=show,
+        changed=lambda: None,  # it shows five times a second, whatever is answered
     )
+
+
+def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
+    """Median seconds a unit, of many, until an iteration's pools wait for workers that hold its revision."""
+    seconds = []
+    for number in range(100, 105):
+        began = time.perf_counter()
+        this = _iteration(_plan(number, LARGE, MICRO_BATCH), None, Agreeing(), fleet, world, tasks)
+        seconds.append((time.perf_counter() - began) / (LARGE * POOL // MICRO_BATCH))
+        this.learned()
+    return statistics.median(seconds)
+
+
+async def _embedded(embeddings: PromptEmbeddings) -> float:
+    """Seconds a prompt, of many, to ask for its embedding and to take the answer, which is there."""
+    prompts = _prompts(_plan(0, LARGE, MICRO_BATCH))
+    await embeddings.await_encoder()
+    began = time.perf_counter()
+    embeddings.ask_ahead(prompts)
+    asked = time.perf_counter() - began
+    calls = list({id(each.call): each.call.answer for each in embeddings._ahead.values()}.values())
+    ray.wait(calls, num_returns=len(calls), timeout=60.0)
+    began = time.perf_counter()
+    await embeddings.of(prompts)
+    return (asked + time.perf_counter() - began) / len(prompts)
+
+
+async def _handed_out(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> dict[str, float]:
+    """Median seconds a unit: to choose who does it and send it; and to take its answer, which is there."""
+    plan = _plan(0, TOGETHER * ROUNDS * MICRO_BATCH // POOL, MICRO_BATCH)
+    agreeing = Agreeing()
+    nothing = Opened(groups=(), candidates=0, units=())
+    this = _iteration(plan, nothing, agreeing, fleet, world, tasks)
     units, calls, answers = plan.pool_units(), [], []
     for start in range(0, len(units), TOGETHER):
         this._want(units[start : start + TOGETHER])

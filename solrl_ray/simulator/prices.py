@@ -103,6 +103,8 @@ class OrchestrationCosts(Section):
     answer: float
     ask: float
     open: float
+    queue: float
+    embed: float
     commit: float
     record: float
     candidate: float

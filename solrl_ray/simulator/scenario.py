@@ -38,7 +38,11 @@ class Orchestration:
     ask: float = 0.0
     """From a call to the selector to its answer, if it has nothing to do for it; the controller goes on meanwhile."""
     open: float = 0.0
-    """What opening an iteration takes for each unit of its pools: the selector's work, the message, the queue."""
+    """What opening an iteration takes the selector for each unit of its pools."""
+    queue: float = 0.0
+    """What the controller needs to plan and queue such a unit."""
+    embed: float = 0.0
+    """What it needs to have a prompt encoded, among many."""
     commit: float = 0.0
     """The selector's wait for the disk, once for all that is brought together."""
     record: float = 0.0

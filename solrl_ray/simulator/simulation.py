@@ -14,16 +14,16 @@ live run. The selector answers one call after the other, and what comes meanwhil
 they were handed in order, `max_inflight` units deep. Results come from no model: proxy rewards are addressed random
 numbers, so that selections are real ones. Pure; equal scenarios give equal results.
 
-Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding (also its
-two messages a prompt), evaluations, contention of compute threads, traffic other than that of revisions.
+Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding (but for
+its messages), evaluations, contention of compute threads, traffic other than that of revisions.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 
@@ -32,7 +32,7 @@ from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
 from solrl_ray.scheduling.ledger import Outcome
-from solrl_ray.scheduling.staleness import may_explore, staleness_of
+from solrl_ray.scheduling.staleness import staleness_of
 from solrl_ray.scheduling.worker_state import State, advance, pool_of, replacement_name, role_of, slot_of
 from solrl_ray.simulator.chance import Chance
 from solrl_ray.simulator.scenario import Scenario
@@ -90,7 +90,9 @@ class _Open:
     explored: float
     """When the last result of a pool's unit came."""
     is_open: bool = False
-    """Whether the selector has said which units are wanted."""
+    """Whether the selector has opened it."""
+    early: list[_Event] = field(default_factory=list)
+    """Results that came before that, and wait for it."""
 
     @property
     def batch(self) -> str:
@@ -160,6 +162,8 @@ class Simulation:
             for index in range(count):
                 worker = self._open(role, f"{role}-{index}")
                 worker.state = advance(worker.state, "started")
+        self._want_pools(0)
+        self._now = 0.0  # as after any other update, beside which it was done
 
     def run(self, iterations: int) -> Iterator[SimulatedIteration]:
         """The next `iterations`, one after the other."""
@@ -176,9 +180,8 @@ class Simulation:
         self._aside(scenario.stages.publication)
         self._now += self._costs.iteration
         if staleness_of(present, scenario.max_staleness) == 0:
-            self._publish("explorer", present)
-        if present not in self._open_iterations:
             self._begin(present)
+            self._publish("explorer", present)
         this = self._open_iterations[present]
         while not this.is_open:
             self._turn()
@@ -214,6 +217,13 @@ class Simulation:
 
     def _begin(self, iteration: int) -> None:
         """Have the selector open an iteration; all else goes on meanwhile."""
+        if iteration not in self._open_iterations:
+            self._want_pools(iteration)
+        units = self._scenario.prompts * self._scenario.pool // self._scenario.micro_batch
+        self._ask(units * self._costs.open, _Event("opened", number=iteration))
+
+    def _want_pools(self, iteration: int) -> None:
+        """Queue an iteration's units, which wait for explorers that hold its revision."""
         scenario = self._scenario
         plan = IterationPlan(
             iteration=iteration,
@@ -225,21 +235,15 @@ class Simulation:
             micro_batch=scenario.micro_batch,
             one_stage=scenario.one_stage,
         )
-        self._open_iterations[iteration] = _Open(IterationState(plan), explored=self._now)
-        units = scenario.prompts * scenario.pool // scenario.micro_batch
-        self._ask(units * self._costs.open, _Event("opened", number=iteration))
-
-    def _opened(self, this: _Open) -> None:
-        this.is_open = True
-        self._want(this, this.state.all_wanted())
+        this = self._open_iterations[iteration] = _Open(IterationState(plan), explored=self._now)
+        units = plan.pool_units()
+        self._spend(scenario.prompts * self._costs.embed + len(units) * self._costs.queue)
+        self._dispatcher.add(units, batch=this.batch, pool="explorers", priority=iteration)
 
     def _explore_ahead(self) -> None:
         """The explorers go on with the next iteration, if they may."""
         following, explored = self._iteration + 1, self._open_iterations[self._iteration].state.explore.complete
-        staleness, iterations = self._scenario.max_staleness, self._iteration + 2
-        if following not in self._open_iterations and may_explore(
-            following, present=self._iteration, explored=explored, max_staleness=staleness, iterations=iterations
-        ):
+        if self._scenario.max_staleness and explored and following not in self._open_iterations:
             if self._published["explorer"] != self._iteration:
                 self._publish("explorer", self._iteration)
             self._begin(following)
@@ -251,11 +255,6 @@ class Simulation:
             self._dispatcher.not_ready(worker.name)
             if worker.state is State.STALE and not worker.loading:
                 self._load(worker)
-
-    def _want(self, this: _Open, units: Iterable[WorkUnit]) -> None:
-        for unit in units:
-            pool = "regenerators" if unit.stage == "regenerate" else "explorers"
-            self._dispatcher.add([unit], batch=this.batch, pool=pool, priority=unit.iteration)
 
     def _hand_out(self) -> None:
         """As `actors.dispatch.hand_out.HandOut` does."""
@@ -298,13 +297,16 @@ class Simulation:
             assert event.unit is not None
             self._dispatcher.answered(event.worker, event.unit, now=self._now, seconds=event.seconds)
             self._busy[role_of(event.worker)] += event.seconds
-            self._inbox.append(event)
+            this = self._open_iterations.get(event.unit.iteration)
+            (self._inbox if this is None or this.is_open else this.early).append(event)
         elif event.kind == "judged":
             self._selector_answers = True
             for each in event.brought:
                 self._judged(each)
         elif event.kind == "opened":
-            self._opened(self._open_iterations[event.number])
+            this = self._open_iterations[event.number]
+            this.is_open = True
+            self._inbox += this.early
         elif event.kind == "assembled":
             assert event.unit is not None
             self._store(event.unit)
@@ -336,13 +338,17 @@ class Simulation:
         self._push(self._now + self._scenario.disturbances.restart, replacement, _Event("started", replacement.name))
 
     def _update(self) -> None:
-        """The learners' update; if a rank fails in it, the group starts again and repeats it."""
-        seconds, attempt = self._scenario.stages.update, 0
+        """The learners' update; if a rank fails in it, the group starts again and repeats it. Beside it the units of
+        the next iteration are queued, of which explorers will hold the revision first."""
+        seconds, attempt, ends = self._scenario.stages.update, 0, self._now + self._scenario.stages.update
+        if not self._scenario.max_staleness:
+            self._want_pools(self._iteration + 1)
         while (failed := self._chance.learners_life(self._iteration, attempt)) < seconds:
             self._aside(failed + self._scenario.disturbances.restart)
             self._lose()
             attempt += 1
-        self._aside(seconds)
+            ends = self._now + seconds
+        self._aside(max(0.0, ends - self._now))
 
     def _lose(self) -> None:
         self._lost += 1
@@ -410,7 +416,8 @@ class Simulation:
         if selection is not None and this.state.plan.one_stage:  # put together one by one
             self._ask(self._costs.store, _Event("assembled", unit=this.state.regenerate_unit(selection)))
         elif selection is not None:
-            self._want(this, this.state.wanted(unit.prompt_id))
+            regenerate = this.state.regenerate_unit(selection)
+            self._dispatcher.add([regenerate], batch=this.batch, pool="regenerators", priority=unit.iteration)
         if unit.iteration == self._iteration:
             self._explore_ahead()
 

@@ -149,11 +149,14 @@ class Scene:
         )
 
     async def begin(self, plan: IterationPlan = PLAN) -> OpenIteration:
+        return self.asked(plan, await self.selector.open(plan))
+
+    def asked(self, plan: IterationPlan, opened: Opened | None) -> OpenIteration:
         this = self.open[plan.iteration] = OpenIteration(
             plan,
             [Prompt(id=key, text="") for key in plan.prompt_ids],
             {key: f"embedding of {key}" for key in plan.prompt_ids},
-            await self.selector.open(plan),
+            opened,
             world=self.world,
             tasks=self.tasks,
             hand_out=self.hand_out,
@@ -376,6 +379,44 @@ async def test_a_resumed_iteration_asks_for_what_its_journal_lacks(scene: Scene)
     await scene.answer(regenerator)
     assert this.completed.is_set()
     assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+
+@scene
+async def test_pools_that_are_asked_for_ahead_wait_for_their_revision_and_their_results_for_the_selector(
+    scene: Scene,
+) -> None:
+    this = scene.asked(PLAN, None)
+    assert (this.candidates, this.pool_size) == (0, 8)
+    before = await scene.worker("explorer-0", "explorers", ("old", 3))
+    assert before.given == []
+    explorer = await scene.worker("explorer-1", "explorers")
+    assert len(explorer.given) == 4
+    await scene.answer(explorer)
+    assert this.candidates == 0
+    known = replace(PLAN, policy_digest="ab")
+    opened = await scene.selector.open(known, asked=True)
+    assert (opened.as_planned, opened.units) == (True, ())
+    this.opened(known, opened)
+    await settled()
+    assert this.explored.is_set()
+    assert this.plan.policy_digest == "ab"
+    regenerator = await scene.worker("regenerator-0", "regenerators")
+    await scene.answer(regenerator)
+    assert this.result().rewards == [(0.6, 0.1), (1.0, 0.25)]
+
+
+@scene
+async def test_of_pools_that_are_asked_for_ahead_what_the_journal_holds_is_not_done_again(scene: Scene) -> None:
+    before = Selector(scene.world._folder)
+    first, second, third, last = before.open(PLAN).units
+    before.accept([answer_to(unit, "explorer-0")[0] for unit in (first, second, third)])
+    this = scene.asked(PLAN, None)
+    this.opened(PLAN, await scene.selector.open(PLAN, asked=True))
+    assert this.candidates == 6
+    explorer = await scene.worker("explorer-0", "explorers")
+    assert explorer.given == [last]
+    await scene.answer(explorer)
+    assert this.explored.is_set()
 
 
 @scene

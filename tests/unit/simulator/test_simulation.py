@@ -119,18 +119,27 @@ def test_a_controller_that_takes_a_second_an_answer_sets_the_pace() -> None:
 
 
 def test_what_comes_while_the_selector_answers_goes_in_its_next_call() -> None:
-    # Each call takes 2 s. The first result, after 0.5 s, goes alone, then 4 by 4, and the last 3: five calls, where
-    # one for each result would take 32 s.
+    # Each call takes 2 s. Four results come while the iteration is opened and go together, and so do each four of the
+    # others: four calls after the first, where one for each result would take 32 s.
     stages = Stages(explore=0.5, regenerate=100.0, update=1.0)
     iteration = simulate(scenario(1, stages=stages, orchestration=Orchestration(commit=2.0)))[0]
-    assert iteration.explored == pytest.approx(0.5 + 5 * 2)
+    assert iteration.publish + iteration.explored == pytest.approx(2 + 4 * 2)
 
 
-def test_an_iteration_is_opened_while_the_revision_is_loaded() -> None:
+def test_an_iteration_is_opened_while_the_revision_is_loaded_and_the_first_units_are_done() -> None:
     stages = Stages(explore=1.0, regenerate=1.0, update=1.0, load=5.0)
-    for each, seconds in ((0.25, 5 + 1), (0.5, 16 * 0.5 + 1)):  # 16 units
+    for each, seconds in ((0.25, 5 + 1), (0.375, 16 * 0.375), (0.5, 16 * 0.5)):  # 16 units
         iteration = simulate(scenario(16, stages=stages, orchestration=Orchestration(open=each)))[0]
         assert iteration.publish + iteration.explored == pytest.approx(seconds)
+
+
+def test_units_are_queued_beside_the_update_and_only_delay_what_is_longer() -> None:
+    # 8 prompts with 16 units: 0.05 s and 0.025 s of each make 0.8 s, of the double 1.6 s beside an update of 1 s.
+    for factor, update in ((1, 1.0), (2, 1.6)):
+        costs = Orchestration(queue=factor * 0.025, embed=factor * 0.05)
+        first, second = simulate(scenario(16, orchestration=costs), 2)
+        assert (first.update, second.update) == pytest.approx((update, update))
+        assert (first.publish + first.rollout, second.publish + second.rollout) == pytest.approx((2.0, 2.0))
 
 
 def test_everybody_is_looked_at_five_times_a_second() -> None:
@@ -161,14 +170,14 @@ def test_a_queued_unit_hides_the_way_of_a_message() -> None:
 
 
 def test_all_who_have_proved_their_revision_meanwhile_have_one_unit_before_any_has_two() -> None:
-    # A message takes 1 s. Both are sent the revision by 2 s, and the selector is asked by 3 s, when both proofs are
-    # there. They are given first units by 4 and 5 s, second ones by 6 and 7 s. The later one ends its two of 10 s at
-    # 25.5 s; the result is there at 26 s and brought to the selector by 27 s.
-    costs = Orchestration(load=1.0, call=1.0, hop=0.5)
+    # A message takes 1 s. The selector is asked by 1 s, both are sent the revision by 3 s, when both proofs are there.
+    # They are given first units by 4 and 5 s, second ones by 6 and 7 s. The later one ends its two of 10 s at 25 s; the
+    # result is brought to the selector by 26 s.
+    costs = Orchestration(load=1.0, call=1.0)
     made = scenario(2, prompts=2, stages=Stages(explore=10.0, regenerate=10.0, update=10.0), orchestration=costs)
     iteration = simulate(made)[0]
-    assert iteration.publish == pytest.approx(2 + 1 + 4 + 2)  # and the revision to regenerators
-    assert iteration.publish + iteration.explored == pytest.approx(27)
+    assert iteration.publish == pytest.approx(1 + 2 + 4 + 2)  # and the revision to regenerators
+    assert iteration.publish + iteration.explored == pytest.approx(26)
 
 
 def test_what_a_worker_needs_between_units_is_added_to_each_but_the_last() -> None:
