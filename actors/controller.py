@@ -146,7 +146,7 @@ class Controller:
         learned = await parts.learners.learn(iteration, rollout.groups, rollout.embeddings)
         ended.set()
         summary = await beside
-        parts.rollouts.learned(iteration)
+        parts.rollouts[iteration].learned()
         level = parts.fallback_level(iteration)
         parts.telemetry.iteration(self._clock.record(iteration, rollout, summary, learned, level))
         return learned

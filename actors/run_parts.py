@@ -208,4 +208,4 @@ class RunParts:
 
     async def _supply(self, iteration: int) -> list[Any]:
         """The groups that are learned from once more."""
-        return await self.rollouts.stored(iteration, self.publisher.regenerating)
+        return await self.rollouts[iteration].stored(self.publisher.regenerating)

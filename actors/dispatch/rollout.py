@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.dispatch.hand_out import HandOut
-from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutResult
+from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.selector import Opened
@@ -136,14 +136,6 @@ class Rollouts:
         for sentence in summary.violations:
             self._telemetry.message(f"{sentence}; the first result counts")
         return summary
-
-    async def stored(self, iteration: int, regenerating: Regenerating) -> list[Any]:
-        """`OpenIteration.stored`."""
-        return await self._open[iteration].stored(regenerating)
-
-    def learned(self, iteration: int) -> None:
-        """`OpenIteration.learned`."""
-        self._open[iteration].learned()
 
     async def drop_before(self, iteration: int) -> None:
         """Let go of the iterations before, which a checkpoint contains."""

@@ -87,8 +87,7 @@ class SelectorClient:
 
     async def close(self, iteration: int) -> IterationSummary:
         """What an iteration came to."""
-        summary: IterationSummary = await self._ask("close", iteration)
-        return summary
+        return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:
         """Forget an iteration: a checkpoint holds what was learned from it. What is still answered to it, too."""
@@ -127,8 +126,7 @@ class SelectorClient:
 
     async def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
         """`Selector.lose`."""
-        units: tuple[WorkUnit, ...] = await self._ask("lose", unit)
-        return units
+        return await self._ask("lose", unit)
 
     # What comes while the selector answers goes in its next call
 

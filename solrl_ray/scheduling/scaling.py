@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from solrl_ray.config.pools import explorer_pools, key_of, pools, prompts_of, resized
@@ -29,12 +28,11 @@ def option(pool: str, size: int) -> str:
 
 
 class Targets:
-    """How many workers each pool is to have. Asked for from any thread, followed by the one that owns the pools."""
+    """How many workers each pool is to have."""
 
     def __init__(self, config: Config, *, explores: bool = True) -> None:
         """`explores`: whether there are explorers at all; an evaluation by itself has none."""
         fleet, rollout = config.fleet, config.rollout
-        self._lock = threading.Lock()
         self._wanted = {pool: its.count for pool, its in pools(fleet).items()}
         if not explores:
             self._wanted |= dict.fromkeys(explorer_pools(fleet), 0)
@@ -45,13 +43,11 @@ class Targets:
             self._most[pool] = units, f"the {units} units of an iteration"
 
     def wanted(self, pool: str) -> int:
-        with self._lock:
-            return self._wanted[pool]
+        return self._wanted[pool]
 
     def applied(self, config: Config) -> Config:
         """The configuration with these sizes."""
-        with self._lock:
-            return config.model_copy(update={"fleet": resized(config.fleet, self._wanted)})
+        return config.model_copy(update={"fleet": resized(config.fleet, self._wanted)})
 
     def ask(self, sizes: Mapping[str, int]) -> str:
         """Have pools of these sizes from now on; returns what will happen, in a sentence a pool.
@@ -68,16 +64,14 @@ class Targets:
             most, why = self._most[pool]
             if not 1 <= size <= most:
                 raise UserError(f"{option(pool, size)}: it must be between 1 and {most}, {why}.")
-        with self._lock:
-            sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
-            self._wanted.update(sizes)
+        sentences = [self._sentence(pool, size) for pool, size in sizes.items()]
+        self._wanted.update(sizes)
         return "\n".join(sentences)
 
     def give_up(self, pool: str) -> int:
         """Want one worker less, until somebody asks for more; returns how many those are."""
-        with self._lock:
-            self._wanted[pool] -= 1
-            return self._wanted[pool]
+        self._wanted[pool] -= 1
+        return self._wanted[pool]
 
     def _sentence(self, pool: str, size: int) -> str:
         now = self._wanted[pool]

@@ -17,16 +17,3 @@ from __future__ import annotations
 def staleness_of(iteration: int, max_staleness: int) -> int:
     """How many revisions behind the current one iteration `iteration` explores."""
     return min(iteration, max_staleness)
-
-
-def may_explore(iteration: int, *, present: int, explored: bool, max_staleness: int, iterations: int) -> bool:
-    """Whether explorers may begin `iteration` while `present` is under way.
-
-    Args:
-        present: the oldest iteration that is not learned from yet; the current revision has its number.
-        explored: whether all candidates of `present` are in.
-        iterations: of the whole run.
-    """
-    if iteration == present:
-        return True
-    return explored and iteration < iterations and iteration - present <= max_staleness

@@ -23,8 +23,9 @@ from solrl_ray.simulator.prices import (
     orchestration,
     priced,
 )
+from solrl_ray.simulator.records import SimulatedIteration
 from solrl_ray.simulator.scenario import Disturbances, Scenario
-from solrl_ray.simulator.simulation import SimulatedIteration, Simulation
+from solrl_ray.simulator.simulation import Simulation
 
 ITERATIONS = 3
 """Simulated ones; with failures, more of them, or a rare one would decide all."""
@@ -70,9 +71,9 @@ class Forecast:
         parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in self.parts.items())
         shares = ", ".join(f"{role} {share:.0%}" for role, share in self.busy.items())
         iterations = self.config.run.iterations
-        estimates = [name for name, figure in self.priced.figures.items() if not figure.measured]
-        measured = [name for name, figure in self.priced.figures.items() if figure.measured]
-        figure = self.priced.figures
+        figures = self.priced.figures.items()
+        measured = [f"{name} {figure.time}" for name, figure in figures if figure.measured]
+        estimates = [f"{name} {figure.time} ({figure.source})" for name, figure in figures if not figure.measured]
         return [
             ("time", f"{self.seconds:.4g} s an iteration on {self.gpus} × {self.prices.gpu}: {parts}"),
             (
@@ -84,12 +85,9 @@ class Forecast:
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("add next", self._advice()),
-            ("measured", "; ".join(f"{name} {figure[name].time}" for name in measured) or "nothing"),
+            ("measured", "; ".join(measured) or "nothing"),
             ("messages", self.messages),
-            (
-                "ESTIMATES",
-                "; ".join(f"{name} {figure[name].time} ({figure[name].source})" for name in estimates) or "none",
-            ),
+            ("ESTIMATES", "; ".join(estimates) or "none"),
         ]
 
     def _other_explorers(self) -> list[tuple[str, str]]:
@@ -123,10 +121,12 @@ def forecast(
         "learners": cost.stages.update / seconds,
         "controller": _mean(iterations, "controller") / statistics.fmean(i.rollout for i in iterations),
     }
-    options = tuple(
-        _option(changed, text, arithmetic, prices, cluster, controller)
-        for changed, text in (*_larger(config, cluster.gpus_per_node), *_ahead(config))
-    )
+
+    def option(changed: Config, text: str) -> Option:
+        cost = priced(changed, describe(changed, arithmetic.facts), prices, cluster)
+        iterations = steady(scenario(changed, cost, cluster, controller))
+        return Option(text=text, gpus=gpus(changed), seconds=statistics.fmean(i.seconds for i in iterations))
+
     return Forecast(
         config=config,
         prices=prices,
@@ -135,7 +135,7 @@ def forecast(
         seconds=seconds,
         parts=_parts(made, iterations),
         busy=busy,
-        options=options,
+        options=tuple(option(*each) for each in (*_larger(config, cluster.gpus_per_node), *_ahead(config))),
         messages=controller.conditions,
     )
 
@@ -237,19 +237,6 @@ def _ahead(config: Config) -> list[tuple[Config, str]]:
     if config.rollout.max_staleness or any(staleness_problems(ahead)):
         return []
     return [(ahead, "exploring one iteration ahead (rollout.max_staleness 1)")]
-
-
-def _option(
-    config: Config,
-    text: str,
-    arithmetic: Arithmetic,
-    prices: PriceList,
-    cluster: Cluster,
-    controller: OrchestrationCosts,
-) -> Option:
-    cost = priced(config, describe(config, arithmetic.facts), prices, cluster)
-    iterations = steady(scenario(config, cost, cluster, controller))
-    return Option(text=text, gpus=gpus(config), seconds=statistics.fmean(i.seconds for i in iterations))
 
 
 def _mean(iterations: list[SimulatedIteration], role: str) -> float:

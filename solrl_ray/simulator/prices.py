@@ -253,30 +253,17 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         )
     listed = work[nearest]
 
-    def scaled(figure: Figure) -> Figure:
-        return by(nearest, "parameters x image tokens", figure)
-
-    def of_weights(figure: Figure) -> Figure:
-        return by(facts.parameters / listed.parameters, "parameters", figure)
-
-    def by(factor: float, ratio: str, figure: Figure) -> Figure:
+    def scaled(figure: Figure, factor: float = nearest, ratio: str = "parameters x image tokens") -> Figure:
         source = f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}"
         return Figure(ms=figure.ms * factor, measured=False, source=source)
 
-    checkpointed = listed.backward_checkpointed
-    return ModelCosts(
-        family=listed.family,
-        parameters=facts.parameters,
-        resolution=model.resolution,
-        steps={tier: scaled(figure) for tier, figure in listed.steps.items()},
-        decode_and_reward=scaled(listed.decode_and_reward),
-        forward=scaled(listed.forward),
-        backward=scaled(listed.backward),
-        backward_checkpointed=scaled(checkpointed) if checkpointed else None,
-        publication=of_weights(listed.publication),
-        load=of_weights(listed.load),
-        checkpoint=of_weights(listed.checkpoint),
-    )
+    by_work = ("decode_and_reward", "forward", "backward", "backward_checkpointed")
+    figures = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
+    for name in ("publication", "load", "checkpoint"):
+        figures[name] = scaled(getattr(listed, name), facts.parameters / listed.parameters, "parameters")
+    steps = {tier: scaled(figure) for tier, figure in listed.steps.items()}
+    size = {"parameters": facts.parameters, "resolution": model.resolution}
+    return listed.model_copy(update={**figures, **size, "steps": steps})
 
 
 def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList) -> Figure:

@@ -23,18 +23,18 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.scheduling.staleness import staleness_of
 from solrl_ray.scheduling.worker_state import State, advance, pool_of, replacement_name, role_of, slot_of
 from solrl_ray.simulator.chance import Chance
+from solrl_ray.simulator.records import Event, OpenIteration, SimulatedIteration, Worker
 from solrl_ray.simulator.scenario import Scenario
 
 ROLES = ("explorer", "regenerator")
@@ -42,79 +42,6 @@ LOSSES = 10
 """Losses of each worker and rank in one iteration, on average, after which it is said never to end."""
 LOOK_SECONDS = 0.2
 """Between two looks at all workers, as `actors.fleet.fleet` takes them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedIteration:
-    """Seconds of one iteration; its parts follow one another and make up `seconds`."""
-
-    seconds: float
-    publish: float
-    """Revision and sending it off, until units are handed out."""
-    rollout: float
-    """From there to the last group, the wait for the revision's arrival included."""
-    explored: float
-    """From the begin of the rollout to the last result of a pool's unit, 0 if that came before; regeneration overlaps
-    with it."""
-    update: float
-    """With what is left to wait for the checkpoint, and for groups on their way to the disk."""
-    busy: dict[str, float]
-    """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
-    lost: int
-    requeued: int
-    """Units that were given to another worker because theirs was lost."""
-    hedged: int
-    """Units that an idle worker did as well, because they were late."""
-    closed: IterationSummary
-
-
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    device: str
-    node: int
-    factor: float
-    """Its time for a unit, in times of the usual one."""
-    dies: float
-    state: State = State.STARTING
-    loading: bool = False
-    free: float = 0.0
-    """When it has done all units that it was given."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """An iteration under way."""
-
-    state: IterationState
-    explored: float
-    """When the last result of a pool's unit came."""
-    is_open: bool = False
-    """Whether the selector has opened it."""
-    early: list[_Event] = field(default_factory=list)
-    """Results that came before that, and wait for it."""
-
-    @property
-    def batch(self) -> str:
-        return f"iteration {self.state.plan.iteration}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Event:
-    kind: str
-    """Of a worker: ``started``, ``loaded``, ``done`` or ``lost``; of the selector: ``opened``, ``judged`` or
-    ``assembled``; ``look``: it is time to look for late units."""
-    worker: str = ""
-    unit: WorkUnit | None = None
-    number: int = 0
-    """Of the revision that was loaded, or of the iteration that was opened."""
-    seconds: float = 0.0
-    brought: tuple[_Event, ...] = ()
-    """The ``done`` ones that are judged."""
-
-    @property
-    def of_group(self) -> bool:
-        return self.unit is not None and self.unit.stage == "regenerate"
 
 
 class Simulation:
@@ -141,19 +68,19 @@ class Simulation:
         self._iteration = 0
         self._sequence = 0
         self._lost = self._hedged = 0
-        self._heap: list[tuple[float, int, _Event]] = []
+        self._heap: list[tuple[float, int, Event]] = []
         self._looks_again = False
         """Whether a ``look`` is among the events."""
         self._looked = 0.0
         """When the controller last looked at all workers."""
         self._device_free: dict[str, float] = {}
-        self._workers: dict[str, dict[str, _Worker]] = {role: {} for role in ROLES}
+        self._workers: dict[str, dict[str, Worker]] = {role: {} for role in ROLES}
         self._published = dict.fromkeys(ROLES, 0)
         """Role → the revision that its workers were sent last."""
-        self._open_iterations: dict[int, _Open] = {}
-        self._inbox: list[_Event] = []
+        self._open_iterations: dict[int, OpenIteration] = {}
+        self._inbox: list[Event] = []
         """What is to be brought to the selector."""
-        self._calls: list[tuple[_Event, ...]] = []
+        self._calls: list[tuple[Event, ...]] = []
         """The same, of which the next calls are made."""
         self._selector_answers = True
         """Whether it has answered what it was brought last."""
@@ -220,7 +147,7 @@ class Simulation:
         if iteration not in self._open_iterations:
             self._want_pools(iteration)
         units = self._scenario.prompts * self._scenario.pool // self._scenario.micro_batch
-        self._ask(units * self._costs.open, _Event("opened", number=iteration))
+        self._ask(units * self._costs.open, Event("opened", number=iteration))
 
     def _want_pools(self, iteration: int) -> None:
         """Queue an iteration's units, which wait for explorers that hold its revision."""
@@ -235,7 +162,7 @@ class Simulation:
             micro_batch=scenario.micro_batch,
             one_stage=scenario.one_stage,
         )
-        this = self._open_iterations[iteration] = _Open(IterationState(plan), explored=self._now)
+        this = self._open_iterations[iteration] = OpenIteration(IterationState(plan), explored=self._now)
         units = plan.pool_units()
         self._spend(scenario.prompts * self._costs.embed + len(units) * self._costs.queue)
         self._dispatcher.add(units, batch=this.batch, pool="explorers", priority=iteration)
@@ -265,7 +192,7 @@ class Simulation:
         seconds = self._dispatcher.hedge_look(self._now)
         if seconds is not None and not self._looks_again:
             self._looks_again = True
-            self._happens(self._now + seconds, _Event("look"))
+            self._happens(self._now + seconds, Event("look"))
 
     def _aside(self, seconds: float) -> None:
         """Time that the learner group or the selector needs, while everybody else goes on."""
@@ -288,7 +215,7 @@ class Simulation:
         self._bring()
         self._hand_out()
 
-    def _take(self, event: _Event) -> None:
+    def _take(self, event: Event) -> None:
         if event.kind == "look":
             self._looks_again = False
             return
@@ -315,7 +242,7 @@ class Simulation:
         else:
             self._advance(self._workers[role_of(event.worker)][event.worker], event)
 
-    def _advance(self, worker: _Worker, event: _Event) -> None:
+    def _advance(self, worker: Worker, event: Event) -> None:
         """A worker has started, or has loaded a revision: which may not be the newest one any more."""
         revision = self._published[role_of(worker.name)]
         worker.loading = False
@@ -335,7 +262,7 @@ class Simulation:
         if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
             self._device_free[worker.device] = self._now
         replacement = self._open(role_of(name), replacement_name(name))
-        self._push(self._now + self._scenario.disturbances.restart, replacement, _Event("started", replacement.name))
+        self._push(self._now + self._scenario.disturbances.restart, replacement, Event("started", replacement.name))
 
     def _update(self) -> None:
         """The learners' update; if a rank fails in it, the group starts again and repeats it. Beside it the units of
@@ -381,16 +308,16 @@ class Simulation:
             result = costs.record + costs.candidate * self._scenario.micro_batch
             each = costs.store if together[0].of_group else result
             self._selector_answers = False
-            self._ask(len(together) * each, _Event("judged", brought=together))
+            self._ask(len(together) * each, Event("judged", brought=together))
 
-    def _ask(self, seconds: float, answer: _Event) -> None:
+    def _ask(self, seconds: float, answer: Event) -> None:
         """Have the selector do something, for which it needs so long beside its journal and the messages."""
         begins = max(self._now, self._selector_free)
         self._spend(self._costs.call)
         self._selector_free = begins + self._costs.commit + seconds
         self._happens(self._selector_free + self._costs.ask, answer)
 
-    def _judged(self, event: _Event) -> None:
+    def _judged(self, event: Event) -> None:
         unit = event.unit
         assert unit is not None
         self._dispatcher.done(unit)
@@ -401,7 +328,7 @@ class Simulation:
         else:
             self._record(event, unit)
 
-    def _record(self, event: _Event, unit: WorkUnit) -> None:
+    def _record(self, event: Event, unit: WorkUnit) -> None:
         this, rewards = self._open_iterations[unit.iteration], self._chance.rewards(unit)
         result = UnitResult(
             unit=unit,
@@ -414,7 +341,7 @@ class Simulation:
         if outcome is Outcome.ACCEPTED:
             this.explored = self._now
         if selection is not None and this.state.plan.one_stage:  # put together one by one
-            self._ask(self._costs.store, _Event("assembled", unit=this.state.regenerate_unit(selection)))
+            self._ask(self._costs.store, Event("assembled", unit=this.state.regenerate_unit(selection)))
         elif selection is not None:
             regenerate = this.state.regenerate_unit(selection)
             self._dispatcher.add([regenerate], batch=this.batch, pool="regenerators", priority=unit.iteration)
@@ -436,10 +363,10 @@ class Simulation:
 
     # What the workers do
 
-    def _open(self, role: str, name: str) -> _Worker:
+    def _open(self, role: str, name: str) -> Worker:
         slot = slot_of(name)
         dies = self._now + self._chance.life(name)
-        worker = _Worker(
+        worker = Worker(
             name=name,
             device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
             node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
@@ -448,19 +375,19 @@ class Simulation:
         )
         self._workers[role][name] = worker
         if math.isfinite(dies):
-            self._happens(dies, _Event("lost", name))
+            self._happens(dies, Event("lost", name))
         return worker
 
-    def _give(self, worker: _Worker, unit: WorkUnit) -> None:
+    def _give(self, worker: Worker, unit: WorkUnit) -> None:
         stages = self._scenario.stages
         usual = stages.regenerate if unit.stage == "regenerate" else stages.explore
         seconds = usual * worker.factor * self._chance.factor(unit)
         begins = max(self._now + self._costs.hop, self._device_free.get(worker.device, 0.0))
         worker.free = begins + seconds
         self._device_free[worker.device] = worker.free + self._costs.gap
-        self._push(worker.free + self._costs.hop, worker, _Event("done", worker.name, unit=unit, seconds=seconds))
+        self._push(worker.free + self._costs.hop, worker, Event("done", worker.name, unit=unit, seconds=seconds))
 
-    def _load(self, worker: _Worker) -> None:
+    def _load(self, worker: Worker) -> None:
         """The revision travels, is loaded after the units that the worker has, and is proved; the worker's pool sits on
         nodes of its own unless colocated."""
         self._spend(self._costs.load)
@@ -476,14 +403,14 @@ class Simulation:
                 arrives += network.arrival(before + worker.node, sum(nodes))
         worker.loading = True
         loaded = max(arrives, worker.free) + self._scenario.stages.load
-        event = _Event("loaded", worker.name, number=self._published[role_of(worker.name)])
+        event = Event("loaded", worker.name, number=self._published[role_of(worker.name)])
         self._push(loaded + self._costs.hop, worker, event)
 
-    def _push(self, time: float, worker: _Worker, event: _Event) -> None:
+    def _push(self, time: float, worker: Worker, event: Event) -> None:
         """A worker will do something, unless it is dead by then."""
         if time < worker.dies:
             self._happens(time, event)
 
-    def _happens(self, time: float, event: _Event) -> None:
+    def _happens(self, time: float, event: Event) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (time, self._sequence, event))

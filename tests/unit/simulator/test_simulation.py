@@ -8,8 +8,9 @@ import pytest
 
 from solrl_ray.errors import RunError
 from solrl_ray.rollout.selection import selection_digest
+from solrl_ray.simulator.records import SimulatedIteration
 from solrl_ray.simulator.scenario import Disturbances, Network, Orchestration, Scenario, Stages
-from solrl_ray.simulator.simulation import SimulatedIteration, Simulation
+from solrl_ray.simulator.simulation import Simulation
 
 
 def scenario(explorers: int = 1, regenerators: int | None = None, **changes: object) -> Scenario:
