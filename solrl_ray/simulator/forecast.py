@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import staleness_problems
-from solrl_ray.config.pools import explorers_in_all, pools
+from solrl_ray.config.pools import explorers_in_all, pools, resized
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.simulator.prices import (
@@ -210,24 +210,21 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
 
 
 def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
+    """The same run with a node more of each kind."""
     fleet, learner = config.fleet, config.learner
-    more_explorers = fleet.explorers.model_copy(update={"count": fleet.explorers.count + node})
-    more_regenerators = fleet.regenerators.model_copy(update={"count": fleet.regenerators.count + node})
-    more_ranks = learner.model_copy(update={"world_size": learner.world_size + node})
+    sizes = {"explorers": fleet.explorers.count + node, "regenerators": fleet.regenerators.count + node}
+    ranks = {"learner": learner.model_copy(update={"world_size": learner.world_size + node})}
     if colocated(config):
-        everywhere = fleet.model_copy(update={"explorers": more_explorers, "regenerators": more_regenerators})
-        return [
-            (config.model_copy(update={"fleet": everywhere, "learner": more_ranks}), f"{node} GPUs with one of each")
-        ]
-    pools = {"explorers": more_explorers, "regenerators": more_regenerators}
+        everywhere = config.model_copy(update={"fleet": resized(fleet, sizes), **ranks})
+        return [(everywhere, f"{node} GPUs with one of each")]
     if is_one_stage(config):
-        del pools["regenerators"]
+        del sizes["regenerators"]
     return [
         *(
-            (config.model_copy(update={"fleet": fleet.model_copy(update={name: pool})}), f"{node} {name}")
-            for name, pool in pools.items()
+            (config.model_copy(update={"fleet": resized(fleet, {name: size})}), f"{node} {name}")
+            for name, size in sizes.items()
         ),
-        (config.model_copy(update={"learner": more_ranks}), f"{node} learner ranks"),
+        (config.model_copy(update=ranks), f"{node} learner ranks"),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from typing import Any
 
 import pytest
 import ray
@@ -25,6 +26,15 @@ class Asked(Callee):
 
     def __init__(self) -> None:
         self._asked: list[str] = []
+        self._messages: list[int] = []
+
+    def do_each(self, method: str, arguments: list[Any]) -> tuple[Any, ...]:
+        self._messages.append(len(arguments))
+        return super().do_each(method, arguments)
+
+    def messages(self) -> list[int]:
+        """Of how many prompts each of them was."""
+        return self._messages
 
     def start(self) -> None:
         pass
@@ -75,6 +85,17 @@ def test_what_was_asked_for_ahead_outlasts_an_evaluation_and_nothing_else_does()
         assert await of("fce") == ""
         assert await of("xf") == "x"
         assert await of("cd") == "cd"
+
+    asyncio.run(asked())
+
+
+def test_many_prompts_go_in_few_messages_and_each_has_a_reference_of_its_own() -> None:
+    async def asked() -> None:
+        world = WorldOf(Asked)
+        many = prompts("".join(map(chr, range(1000, 1130))))
+        refs = await PromptEmbeddings(world, Deadlines()).of([*many, many[0]])
+        assert [(await ref).prompt_id for ref in refs.values()] == list(refs) == [prompt.id for prompt in many]
+        assert await world.handle.messages.remote() == [64, 64, 2]
 
     asyncio.run(asked())
 
