@@ -113,15 +113,14 @@ class SelectorClient:
         Raises InputGone if some of them are lost.
         """
         what = f"putting the group of prompt {unit.prompt_id} together"
-        rewards, group = await self._ask_large("assemble", unit, *parts, what=what)
+        rewards, group = await self._repeat("assemble", unit, *parts, what=what, parts=2)
         self._groups.setdefault(unit.iteration, []).append(group)
         return rewards, group
 
     async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], Any]:
         """A finished group as the run folder holds it, by reference; or the units that make it again, and None."""
-        units, group = await self._ask_large(
-            "stored", iteration, prompt_id, what=f"reading the group of prompt {prompt_id}"
-        )
+        what = f"reading the group of prompt {prompt_id}"
+        units, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
         return units, None if units else group
 
     async def lose(self, unit: WorkUnit) -> tuple[WorkUnit, ...]:
@@ -175,9 +174,6 @@ class SelectorClient:
         """The selector's answer. Raises as `World.answer`, but for the loss of the selector."""
         answer, _ = await self._repeat(method, *arguments, what=f"the selector's answer to {method}", parts=1)
         return answer
-
-    async def _ask_large(self, method: str, *arguments: Any, what: str) -> tuple[Any, Any]:
-        return await self._repeat(method, *arguments, what=what, parts=2)
 
     async def _repeat(self, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
         while True:
