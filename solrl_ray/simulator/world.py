@@ -180,7 +180,9 @@ class SimulatedWorld:
 
     def send_each(self, actor: SimulatedActor, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Ref]]:
         each = [self.send(actor, method, argument).answer for argument in arguments]
-        return Sent(Ref(asyncio.gather(*[ref.future for ref in each])), None), each
+        together = asyncio.gather(*[ref.future for ref in each])
+        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits
+        return Sent(Ref(together), None), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         try:
