@@ -80,7 +80,7 @@ def serving(place: Path) -> Iterator[str]:
     variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     command = f"{sys.executable} -S -E {CLIENT} {path}"
     Path(set_up_by(command)).write_text(START_WORKER.format(folder=str(CLIENT.parent), path=str(path)))
-    program = [sys.executable, "-m", "tests.support.forkserver", path]
+    program = [sys.executable, "-m", "tests.support.forkserver", str(path)]
     server = subprocess.Popen(program, env=variables, stdout=subprocess.PIPE)
     assert server.stdout is not None
     try:
