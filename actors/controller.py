@@ -153,7 +153,7 @@ class Controller:
 
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         parts = self._parts
-        summary = await parts.rollouts.close(iteration)
+        summary = await parts.rollouts.close(iteration, parts.publisher.regenerating)
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
             parts.embeddings.ask_ahead(parts.prompts(unexplored))

@@ -206,19 +206,27 @@ class OpenIteration(Owner):
         """The groups once more, from the run folder, by reference in prompt order; what it does not hold any more is
         made again."""
         stored: dict[str, Any] = {}
+        missing: list[WorkUnit] = []
         for prompt_id in self.plan.prompt_ids:
-            units, group = await self._selector.stored(self.plan.iteration, prompt_id)
-            if group is None:
-                del self.groups[prompt_id]
-                self.completed.clear()
+            units, stored[prompt_id] = await self._selector.stored(self.plan.iteration, prompt_id)
+            if units:
                 self._tell(f"the stored group of prompt {prompt_id} is damaged: it is made again")
-                self._want(units)
+                missing += units
+        await self.again(missing, regenerating)
+        return [stored[prompt_id] or self.groups[prompt_id] for prompt_id in self.plan.prompt_ids]
+
+    async def again(self, units: Sequence[WorkUnit], regenerating: Regenerating) -> None:
+        """Have what is lost made again; return once it is there."""
+        for unit in units:
+            if unit.stage == "audit":
+                self.audits.discard(unit.prompt_id)
             else:
-                stored[prompt_id] = group
+                self.groups.pop(unit.prompt_id, None)
+            self.completed.clear()
+        self._want(units)
         if not self.completed.is_set():
             async with regenerating():
                 await self.completed.wait()  # each unit has its deadline
-        return [stored.get(prompt_id, self.groups[prompt_id]) for prompt_id in self.plan.prompt_ids]
 
     def learned(self) -> None:
         """Note that its update is done: nothing of it is made again."""

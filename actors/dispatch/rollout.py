@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.dispatch.hand_out import HandOut
-from actors.dispatch.open_iteration import OpenIteration, RolloutResult
+from actors.dispatch.open_iteration import OpenIteration, Regenerating, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.monitoring.telemetry import Telemetry
 from actors.workers.selector import Opened
@@ -130,9 +130,14 @@ class Rollouts:
         await this.explored.wait()
         return this.result()
 
-    async def close(self, iteration: int) -> IterationSummary:
-        """What an iteration of which every prompt has its group came to."""
-        summary = await self._selector.close(iteration)
+    async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
+        """What an iteration of which every prompt has its group came to. A group that the selector lost is made again.
+
+        Args:
+            regenerating: enters a block in which regenerators hold the newest revision.
+        """
+        while not isinstance(summary := await self._selector.close(iteration), IterationSummary):
+            await self._open[iteration].again(summary, regenerating)
         for sentence in summary.violations:
             self._telemetry.message(f"{sentence}; the first result counts")
         return summary

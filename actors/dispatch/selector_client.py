@@ -85,8 +85,8 @@ class SelectorClient:
         self._revised[iteration] = policy_digest
         return opened
 
-    async def close(self, iteration: int) -> IterationSummary:
-        """What an iteration came to."""
+    async def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
+        """`Selector.close`."""
         return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:

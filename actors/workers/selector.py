@@ -318,12 +318,13 @@ class Selector(Callee):
         state.lose(unit.prompt_id)
         return state.wanted(unit.prompt_id)
 
-    def close(self, iteration: int) -> IterationSummary:
-        """What an iteration came to, all of which is on the disk then. Raises RunError if it is not complete."""
+    def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
+        """What an iteration came to, all of which is on the disk then; the units that it lacks, if it is not complete:
+        groups that a selector which died had not written may have gone with their node."""
         opened = self._of(iteration)
         with opened.journal.together():
             opened.settle(wait=True)
-        return opened.state.close()
+        return opened.wanted() or opened.state.close()
 
     def _save(self, group: SampleGroup) -> Future[None]:
         return self._writers.submit(self._folder.save_group, group)

@@ -257,9 +257,11 @@ class SimulatedSelector(Selector):
                 assert (unit.prompt_id, unit.indices) in written, f"{unit.id} was acknowledged before it was written"
         return acks
 
-    def close(self, iteration: int) -> IterationSummary:
+    def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
         """Before an iteration counts, its groups must be on the disk."""
         summary = super().close(iteration)
+        if not isinstance(summary, IterationSummary):
+            return summary
         digests = {e["prompt"]: e["digest"] for e in self._durable(iteration) if e["kind"] == "regenerate"}
         for prompt_id in self._of(iteration).state.plan.prompt_ids:
             stored = self._folder._group_path(iteration, prompt_id)
