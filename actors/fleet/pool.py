@@ -85,19 +85,18 @@ class Pool:
 
     def resize(self, count: int) -> list[str]:
         """Have so many workers stay; returns those that leave because of it."""
-        states = {name: worker.state for name, worker in self.workers.items()}
-        staying = sum(state is not State.DRAINING for state in states.values())
-        for _ in range(count - staying):
+        states = {worker.name: worker.state for worker in self._staying()}
+        for _ in range(count - len(states)):
             self._open(worker_name(self.name, self._next_slot))
             self._next_slot += 1
-        leaving = leavers(states, staying - count)
+        leaving = leavers(states, len(states) - count)
         for name in leaving:
             self._drain(self.workers[name])
         return leaving
 
     def leave_nodes(self, nodes: Collection[str]) -> list[tuple[str, str]]:
         """Have workers leave nodes that are about to go; returns their names and those who take their places."""
-        leaving = [w for w in self.workers.values() if w.node in nodes and w.state is not State.DRAINING]
+        leaving = [worker for worker in self._staying() if worker.node in nodes]
         for worker in leaving:
             self._drain(worker)
             self._open(replacement_name(worker.name))
@@ -125,6 +124,11 @@ class Pool:
     async def release_gpu_cache(self) -> None:
         """Return once every worker has given back cached GPU memory, or is gone."""
         await asyncio.gather(*[worker.release_gpu_cache() for worker in self.workers.values()])
+
+    def _staying(self) -> list[Worker]:
+        """Those that do not leave; of one that is renewed, its successor alone."""
+        there = self.workers.values()
+        return [w for w in there if w.state is not State.DRAINING and self._ended.get(w.name, w) is not None]
 
     # What is told of it
 

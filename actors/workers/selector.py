@@ -147,6 +147,7 @@ class Selector(Callee):
         self.drop(plan.iteration)
         journal = self._folder.journal(plan.iteration)
         state = IterationState(plan)
+        self._folder.sync_folders()
         entries = journal.recover()
         header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""

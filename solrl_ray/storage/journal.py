@@ -36,10 +36,9 @@ class Journal:
 
     def recover(self) -> list[dict[str, Any]]:
         """All entries that hold, oldest first, which are on the disk then: a process that was killed may have written
-        one and not have waited for it. Who takes them up may acknowledge them."""
+        one and not have waited for it. Whoever takes them up may acknowledge them, once the folder is synced too."""
         if self.path.exists():
             sync(self.path, self._file or self._open())
-            sync_folder(self.path.parent)
         return self.entries()
 
     def append(self, *entries: dict[str, Any]) -> None:

@@ -99,6 +99,7 @@ class RunFolder:
             else:
                 self._start_over(config)
             remove_partial(self.path)
+            self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
             if first is not None:
@@ -109,6 +110,11 @@ class RunFolder:
         except UserError:
             self.unlock()
             raise
+
+    def sync_folders(self) -> None:
+        """Have on the disk which folders and files there are: a process that was killed may not have waited for it."""
+        for folder in (self.path, *(each for each in self.path.iterdir() if each.is_dir())):
+            sync_folder(folder)
 
     def check_length(self, iterations: int, updates: int) -> None:
         """Raises UserError if a run of `iterations` would end before what has been trained."""

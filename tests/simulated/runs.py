@@ -83,7 +83,7 @@ EXPLAINED = [
     for sentence in (
         r"^\S+ was refused from \S+ and from \S+: ",  # two workers agree
         r"^\S+ was refused from \S+, which is alone and was never right: ",
-        r"^(explorer|regenerator)-\S+ cannot start$",  # and nobody of its pool has worked before
+        r"^(explorer|regenerator)\S* cannot start$",  # and nobody of its pool has worked before
         r" found no room in the cluster within ",
         r"^encoding \d+ prompts |^encoding prompt \S+ |^the start of the text encoder ",  # it has no successor
         r"No space left on device",
