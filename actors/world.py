@@ -166,14 +166,15 @@ class Tasks:
     def __init__(self) -> None:
         self._group = asyncio.TaskGroup()
         self._running: set[asyncio.Task[Any]] = set()
-        self._over = False
+        self.over = False
+        """Whether the run ends: nothing is begun any more."""
 
     async def __aenter__(self) -> Tasks:
         await self._group.__aenter__()
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._over = True
+        self.over = True
         for task in list(self._running):
             task.cancel()
         try:
@@ -182,13 +183,18 @@ class Tasks:
             raise first_error(group) from None
 
     def start(self, work: Any, name: str) -> asyncio.Task[Any]:
-        """Begin a coroutine beside the run."""
+        """Begin a coroutine beside the run. Raises CancelledError if the run ends."""
+        if self.over:
+            work.close()
+            raise asyncio.CancelledError(f"the run ends before {name}")
         task = self._group.create_task(work, name=name)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        if self._over:  # it was begun by one that ends
-            task.cancel()
+        task.add_done_callback(self._done)
         return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        self.over = self.over or (not task.cancelled() and task.exception() is not None)
 
 
 async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds: float) -> list[Any]:

@@ -158,6 +158,8 @@ class Pool:
     # Beginnings and ends
 
     def _open(self, name: str) -> None:
+        if self._tasks.over:
+            return
         worker = Worker(
             name,
             self.name,
@@ -172,7 +174,13 @@ class Pool:
             units=self._hand_out,
         )
         self.workers[name] = worker
-        self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
+        life = self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
+        life.add_done_callback(lambda _: self._clear_away(worker))
+
+    def _clear_away(self, worker: Worker) -> None:
+        """A life that is cancelled before it has begun, as where the run ends then, does not do so itself."""
+        if self.workers.pop(worker.name, None) is not None:
+            self._world.kill(worker.actor)
 
     def _drain(self, worker: Worker) -> None:
         worker.leave()

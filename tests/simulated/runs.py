@@ -41,8 +41,8 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
-    "{resources: 40, start: 40, explore: 30, regenerate: 30, update: 60, collective: 60, publish: 30, "
-    "release_gpu_cache: 20, selector: 30, encode: 20, fetch: 20, checkpoint: 60}"
+    "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
+    "release_gpu_cache: 12, selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
 )
 """Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
