@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,7 @@ def calibrate() -> None:
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
         f'{os.cpu_count()} cores at a load of {busy:.1f}"'
     )
-    for name, seconds in asdict(costs).items():
+    for name, seconds in costs.model_dump().items():
         print(f"{name}: {1000 * seconds:.4f}")
 
 
@@ -384,7 +383,7 @@ def _real(costs: Orchestration) -> Orchestration:
         units.append(work.prompts * work.units)
         unexplained.append(measured - statistics.fmean(iteration.seconds for iteration in simulated.run(2)))
     gap = max(0.0, (unexplained[1] - unexplained[0]) / (units[1] - units[0]))
-    return replace(costs, gap=gap, iteration=max(0.0, unexplained[0] - units[0] * gap))
+    return costs.model_copy(update={"gap": gap, "iteration": max(0.0, unexplained[0] - units[0] * gap)})
 
 
 def _median(call: Callable[[], object], repeats: int = REPEATS) -> float:

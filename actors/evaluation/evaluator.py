@@ -55,25 +55,12 @@ class Evaluation(Owner):
         self.answered = asyncio.Event()
         """Set after each answer; whoever waits for one clears it."""
         self._method, self._hand_out, self._strict, self._tell, self._changed = call, hand_out, strict, tell, changed
-        self._ledger = Ledger(units)
-
-    @property
-    def duplicates(self) -> int:
-        """Answers to units that were answered before."""
-        return self._ledger.duplicates
-
-    @property
-    def differing(self) -> int:
-        """Those of them with other rewards."""
-        return self._ledger.violations
+        self.ledger = Ledger(units)
 
     def begin(self, holds: Held | None = None) -> None:
-        """From now on regenerators that hold the policy are given its units, those that are not done.
-
-        Args:
-            holds: what they must hold, if not the units' own policy and revision.
-        """
-        self._hand_out.add(self, self._ledger.wanted(), REGENERATORS, holds=holds)
+        """From now on regenerators that hold the policy (default: the units' own) are given its units, those that are
+        not done."""
+        self._hand_out.add(self, self.ledger.wanted(), REGENERATORS, holds=holds)
 
     async def finish(self) -> None:
         """Return once every unit is answered."""
@@ -91,18 +78,18 @@ class Evaluation(Owner):
         if value.unit != unit:
             self._hand_out.refuse(answer, f"{answer.worker} was given {unit.id} and answered {value.unit}")
             return
-        outcome = self._ledger.finish(unit.id, repr(value.rewards), answer.worker)
+        outcome = self.ledger.finish(unit.id, repr(value.rewards), answer.worker)
         self._hand_out.done(unit)
         if outcome is Outcome.ACCEPTED:
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
-            said = f"{answer.worker} has other rewards for {unit.id} than {self._ledger.finisher(unit.id)}"
+            said = f"{answer.worker} has other rewards for {unit.id} than {self.ledger.finisher(unit.id)}"
             if self._strict:
                 raise RunError(f"{said}, and fleet.strict is true")
             self._tell(f"{said}; the first ones count")
         self._changed()
         self.answered.set()
-        if self._ledger.complete:
+        if self.ledger.complete:
             self.completed.set()
 
 
@@ -166,8 +153,8 @@ class Evaluator:
             seconds=self._world.now() - started,
             captions={p.id: p.text for p in pictured},
             overlapped=overlaps,
-            duplicates=evaluation.duplicates,
-            differing=evaluation.differing,
+            duplicates=evaluation.ledger.duplicates,
+            differing=evaluation.ledger.violations,
         )
         await self._keep(metrics, images, pictured)
         return metrics

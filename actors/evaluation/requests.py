@@ -211,12 +211,7 @@ class EvaluationRequests:
             return "score", (config, unit, prompt, embeddings[prompt.id], prompt in pictured)
 
         return _OutsideEvaluation(
-            f"the evaluation {request.name} of {policy}",
-            units,
-            call,
-            self._hand_out,
-            strict=False,
-            tell=self._tell,
+            f"the evaluation {request.name} of {policy}", units, call, self._hand_out, strict=False, tell=self._tell
         )
 
 

@@ -9,12 +9,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.cluster.names import namespace
@@ -63,10 +58,7 @@ class ActorFactory:
     """
 
     def __init__(self, config: Config, folder: Path, classes: ActorClasses, *, scope: str = "") -> None:
-        """
-        Args:
-            scope: the namespace; default: the run's own.
-        """
+        """`scope`: the namespace; default: the run's own."""
         self._config = config
         self._folder = folder
         self._classes = classes
@@ -142,16 +134,8 @@ class ActorFactory:
         return on_this_node(role, name, self._namespace)
 
     def _anywhere(self, role: type, name: str, worker: Worker, **options: Any) -> Any:
-        make: Any = ray.remote(role)
-        return make.options(
-            name=name,
-            namespace=self._namespace,
-            num_cpus=worker.num_cpus,
-            num_gpus=worker.num_gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            **(where(worker) | options),
-        )
+        needs = {"num_cpus": worker.num_cpus, "num_gpus": worker.num_gpus}
+        return _made(role, name, self._namespace, **(needs | where(worker) | options))
 
 
 def vacate(namespace: str) -> None:
@@ -177,17 +161,12 @@ def where(worker: Worker) -> dict[str, Any]:
     return {"label_selector": labels, "fallback_strategy": [{"label_selector": other} for other in others] or None}
 
 
-def on_this_node(role: type, name: str, namespace: str, **options: Any) -> Any:
+def on_this_node(role: type, name: str, namespace: str) -> Any:
     """An actor that reserves nothing and runs where its maker runs, because the run folder is there."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return _made(role, name, namespace, num_cpus=0, num_gpus=0, scheduling_strategy=here)
+
+
+def _made(role: type, name: str, namespace: str, **options: Any) -> Any:
     make: Any = ray.remote(role)
-    return make.options(
-        name=name,
-        namespace=namespace,
-        num_cpus=0,
-        num_gpus=0,
-        max_restarts=0,
-        max_task_retries=0,
-        scheduling_strategy=here,
-        **options,
-    )
+    return make.options(name=name, namespace=namespace, max_restarts=0, max_task_retries=0, **options)

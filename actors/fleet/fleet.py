@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from actors.dispatch.hand_out import HandOut
 from actors.fleet.pool import Pool
-from actors.fleet.worker import PayloadRefs, Weights, Worker, chained
+from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
 from solrl_ray.config.pools import REGENERATORS, explorer_pools, pools, shares
@@ -30,20 +29,8 @@ NODES_SECONDS = 2.0
 """Between two looks at which nodes are about to go."""
 SHOW_SECONDS = 0.2
 """Between two tellings of which worker does what: it takes a look at every worker."""
-
-
-@dataclass(slots=True)
-class PublicationCounts:
-    """What became of the explorers' newest revision: see `IterationMetrics.publication`."""
-
-    bytes: float = 0.0
-    snapshot: float = 0.0
-    bumped: float = 0.0
-    resyncs: float = 0.0
-    load_seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in self.__slots__}
+_NO_COUNTS = dict.fromkeys(("bytes", "snapshot", "bumped", "resyncs", "load_seconds"), 0.0)
+"""Of a publication of which nobody has said anything yet: see `IterationMetrics.publication`."""
 
 
 class Fleet:
@@ -56,7 +43,7 @@ class Fleet:
         self._first: dict[str, Attestation] = {}
         """Of each pool, by name."""
         self._attested = asyncio.Event()
-        self._counts = PublicationCounts()
+        self._counts = _NO_COUNTS
         self._targets = Targets(config, explores=explores)
         self._waits = Waits()
         self._tier = ""
@@ -113,10 +100,10 @@ class Fleet:
         payloads = PayloadRefs(publication, role, self._world, self._config.fleet.deadlines.publish)
         size = await payloads.size()
         if role == EXPLORER:
-            manifest = publication.revision.manifest
-            snapshot, bumped = float(publication.kind == "snapshot"), float(len(manifest.bumped))
-            self._counts = PublicationCounts(bytes=float(size), snapshot=snapshot, bumped=bumped)
-        weights = Weights(publication, payloads, probe, chained(role, publication))
+            snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
+            counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
+            self._counts = _NO_COUNTS | counts
+        weights = Weights(publication, payloads, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
 
@@ -150,7 +137,7 @@ class Fleet:
 
     def publication_counts(self) -> dict[str, float]:
         """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
-        return self._counts.as_dict()
+        return dict(self._counts)
 
     def waited_for_weights(self, began: float) -> float:
         """Share of the explorers' time since `began` in which they waited for weights."""
@@ -185,10 +172,10 @@ class Fleet:
         self._telemetry.proved(receipt, waited=waited)
         if receipt.role == EXPLORER:
             self._waits.add(waited, until=self._world.now())
-            self._counts.load_seconds = max(self._counts.load_seconds, receipt.seconds)
+            self._counts["load_seconds"] = max(self._counts["load_seconds"], receipt.seconds)
 
     def resynced(self, worker: str, reason: str) -> None:
-        self._counts.resyncs += 1
+        self._counts["resyncs"] += 1
         self._telemetry.message(f"{worker} was sent the whole revision: {reason}")
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:

@@ -171,7 +171,7 @@ class Pool:
             alone=lambda: self.at_work <= 1,
             unplaced=self._unplaced,
             observer=self._observer,
-            units=self._hand_out,
+            hand_out=self._hand_out,
         )
         self.workers[name] = worker
         life = self._lives[name] = self._tasks.start(self._employ(worker), f"the life of {name}")
@@ -234,7 +234,7 @@ class Pool:
             if leaving:
                 self._observer.left(name)
             return
-        reason = _reason(error, name)
+        reason, replacement = _reason(error, name), replacement_name(name)
         own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
         hopeless = starting and (own or (isinstance(error, Gone) and name in self._second_tries))
         if leaving:
@@ -245,15 +245,11 @@ class Pool:
             if isinstance(error, Gone) and loss.charged:
                 self._replacements.spend(name, reason)
             if starting:
-                self._second_tries.add(replacement_name(name))
-            self._replace(worker, reason, loss.requeued)
+                self._second_tries.add(replacement)
+            self._open(replacement)
+            self._observer.lost(name, reason, replacement, loss.requeued)
         else:
             raise error
-
-    def _replace(self, worker: Worker, reason: str, requeued: int) -> None:
-        replacement = replacement_name(worker.name)
-        self._open(replacement)
-        self._observer.lost(worker.name, reason, replacement, requeued)
 
 
 def _reason(error: BaseException, worker: str) -> str:

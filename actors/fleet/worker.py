@@ -20,12 +20,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from actors.dispatch.hand_out import HandOut
 from actors.world import Sent, World
 from solrl_ray.config.schema import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.dispatcher import Held
-from solrl_ray.scheduling.worker_state import State, advance
+from solrl_ray.scheduling.worker_state import State, advance, role_of
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 
 PING_SECONDS = 2.0
@@ -75,8 +76,6 @@ class Weights:
     payloads: PayloadRefs
     probe: Any
     """Reference of the prompt embedding of the probe forward."""
-    chained: bool
-    """Whether what is sent builds on the revision before; a worker that never held one is sent the whole."""
 
     @property
     def holds(self) -> Held:
@@ -99,22 +98,6 @@ class Observer(Protocol):
         """Something about a worker is other than before."""
 
 
-class Units(Protocol):
-    """Where units come from and answers go; `actors.dispatch.hand_out.HandOut` is one."""
-
-    def ready(self, worker: Worker, holds: Held) -> None: ...
-
-    def not_ready(self, worker: Worker) -> None: ...
-
-    def answered(self, worker: Worker, unit: WorkUnit, batch: str, value: Any, large: Any) -> None: ...
-
-    def nonsense(self, worker: Worker, unit: WorkUnit, batch: str, error: NonsenseError) -> None: ...
-
-    def failed(self, worker: Worker, unit: WorkUnit, batch: str, error: Any) -> bool: ...
-
-    def units_of(self, worker: str) -> list[WorkUnit]: ...
-
-
 class Worker:
     def __init__(
         self,
@@ -129,7 +112,7 @@ class Worker:
         alone: Callable[[], bool],
         unplaced: Callable[[Worker, float, float], None],
         observer: Observer,
-        units: Units,
+        hand_out: HandOut,
     ) -> None:
         """
         Args:
@@ -154,7 +137,7 @@ class Worker:
         """Shapes of its forward for which it compiles before anything else, and those that are done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
         self._weights, self._alone, self._unplaced = weights, alone, unplaced
-        self._observer, self._units = observer, units
+        self._observer, self._hand_out = observer, hand_out
         self._loaded: Weights | None = None
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
@@ -168,7 +151,7 @@ class Worker:
     @property
     def units(self) -> list[WorkUnit]:
         """What it has, in the order in which it does it."""
-        return self._units.units_of(self.name)
+        return self._hand_out.units_of(self.name)
 
     def words(self) -> str:
         """What it does."""
@@ -184,7 +167,7 @@ class Worker:
     def outdated(self) -> None:
         """It is to hold other weights: from now on it gets no unit until it has proved them."""
         self._advance("outdated")
-        self._units.not_ready(self)
+        self._hand_out.not_ready(self)
         if not self.units:
             self._idle_since = self._world.now()
         self._changed.set()
@@ -192,7 +175,7 @@ class Worker:
     def leave(self) -> None:
         """Finish what it holds, get no more, and end."""
         self._advance("leave")
-        self._units.not_ready(self)
+        self._hand_out.not_ready(self)
         self._changed.set()
 
     def release_gpu_cache(self) -> asyncio.Future[None]:
@@ -226,7 +209,7 @@ class Worker:
                         self._changed.clear()
                         await self._next_step()
                 finally:
-                    self._units.not_ready(self)
+                    self._hand_out.not_ready(self)
         finally:
             for release in self._releases:
                 if not release.done():
@@ -235,7 +218,7 @@ class Worker:
     async def _take_place(self) -> None:
         """Wait for room in the cluster, as long as it takes."""
         place = asyncio.ensure_future(
-            self._world.answer(self._send("node"), what=f"a place for {self.name}", seconds=None)
+            self._world.answer(self._world.send(self.actor, "node"), what=f"a place for {self.name}", seconds=None)
         )
         seconds = self._deadlines.resources + self._deadlines.start
         try:
@@ -278,7 +261,8 @@ class Worker:
             await self._wait_for_change()
 
     async def _load(self, weights: Weights) -> None:
-        full = weights.chained and not self.proved
+        # A delta builds on the revision before; a worker that never held one is sent the whole.
+        full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:
             payload = await weights.payloads.ref(full=full)
             if weights is not self._weights():
@@ -300,20 +284,20 @@ class Worker:
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
             self._advance("proved")
-            self._units.ready(self, weights.holds)
+            self._hand_out.ready(self, weights.holds)
 
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent, seconds: float) -> None:
         try:
             value = await self._world.answer(sent, what=f"{unit.id} on {self.name}", seconds=seconds)
         except NonsenseError as error:
-            self._units.nonsense(self, unit, batch, error)
+            self._hand_out.nonsense(self, unit, batch, error)
         except BaseException as error:
             own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
-            if not (own and self._units.failed(self, unit, batch, error)):
-                self._units.not_ready(self)  # its life ends, and nothing more may be given to it
+            if not (own and self._hand_out.failed(self, unit, batch, error)):
+                self._hand_out.not_ready(self)  # its life ends, and nothing more may be given to it
                 raise
         else:
-            self._units.answered(self, unit, batch, value, sent.large)
+            self._hand_out.answered(self, unit, batch, value, sent.large)
         if self.state is State.STALE:
             self._idle_since = self._world.now()
         self._observer.changed()
@@ -328,17 +312,10 @@ class Worker:
                 await self._call("alive", self.name, what="a sign of life", seconds=self._deadlines.fetch)
         self._changed.clear()
 
-    def _send(self, method: str, *arguments: Any) -> Sent:
-        return self._world.send(self.actor, method, *arguments)
-
     async def _call(self, method: str, *arguments: Any, what: str, seconds: float) -> Any:
-        return await self._world.answer(self._send(method, *arguments), what=f"{what} on {self.name}", seconds=seconds)
+        sent = self._world.send(self.actor, method, *arguments)
+        return await self._world.answer(sent, what=f"{what} on {self.name}", seconds=seconds)
 
     def _advance(self, event: str) -> None:
         self.state = advance(self.state, event)
         self._observer.changed()
-
-
-def chained(role: str, publication: Publication) -> bool:
-    """Whether workers of a role that never held a revision must be sent the whole of this one."""
-    return role == EXPLORER and publication.kind == "delta"

@@ -103,7 +103,7 @@ class DiffusionModel(ABC):
         checkpoint = cls._open(config)
         transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
         cls._check(config, transformer_config, vae_config)
-        preview = decoders.preview_source(config, vae_config, cls.DECODERS)
+        load_preview = decoders.preview_loader(config, vae_config, cls.DECODERS)
         dtype = DTYPES[config.dtype]
         modules: dict[Component, nn.Module] = {}
         if "text" in components:
@@ -111,12 +111,12 @@ class DiffusionModel(ABC):
         if "transformer" in components:
             transformer = checkpoint.load("transformer", {cls.TRANSFORMER.__name__: cls.TRANSFORMER}, dtype)
             modules["transformer"] = cls.adapt_(transformer)
-        if "vae" in components or ("preview_decoder" in components and preview is None):
+        if "vae" in components or ("preview_decoder" in components and load_preview is None):
             vae = checkpoint.load("vae", cls.DECODERS, dtype)
             name: Component = "vae" if "vae" in components else "preview_decoder"
             modules[name] = decoders.set_tiling(vae, config.decoding)
-        if "preview_decoder" in components and preview is not None:
-            modules["preview_decoder"] = decoders.set_tiling(preview.load(dtype), config.decoding)
+        if "preview_decoder" in components and load_preview is not None:
+            modules["preview_decoder"] = decoders.set_tiling(load_preview(torch_dtype=dtype), config.decoding)
         for module in modules.values():
             module.to(device)
         return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import Decoding, Model
@@ -17,20 +15,10 @@ from solrl_ray.models import paths
 PREVIEW_KEY = "model.preview_decoder"
 
 
-@dataclass(frozen=True, slots=True)
-class PreviewSource:
-    """Where the preview decoder is; its class and sizes are checked."""
-
-    source: Path | str
-    decoder_class: Any
-
-    def load(self, dtype: torch.dtype) -> nn.Module:
-        decoder: nn.Module = paths.load_weights(self.decoder_class, self.source, PREVIEW_KEY, torch_dtype=dtype)
-        return decoder
-
-
-def preview_source(config: Model, vae_config: Mapping[str, Any], classes: Mapping[str, Any]) -> PreviewSource | None:
-    """What ``model.preview_decoder`` names, or None if it is empty.
+def preview_loader(
+    config: Model, vae_config: Mapping[str, Any], classes: Mapping[str, Any]
+) -> Callable[..., nn.Module] | None:
+    """What loads the decoder that ``model.preview_decoder`` names, in a ``torch_dtype``; None if it is empty.
 
     Raises `UserError` if there is no such decoder, or if its latents have other channels or cells than the VAE's.
     """
@@ -51,7 +39,7 @@ def preview_source(config: Model, vae_config: Mapping[str, Any], classes: Mappin
             f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {found[0]} channels and {found[1]} pixels "
             f"a cell; {config.path} has {needed[0]} channels and {needed[1]} pixels a cell."
         )
-    return PreviewSource(source=source, decoder_class=classes[name])
+    return partial(paths.load_weights, classes[name], source, PREVIEW_KEY)
 
 
 def set_tiling(decoder: Any, decoding: Decoding) -> Any:

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 import torch
 from diffusers import AutoencoderKL, AutoencoderTiny, FluxPipeline, FluxTransformer2DModel
 from torch import Tensor
+from torch.nn import functional
 
 from solrl_ray.models.base import DiffusionModel
-
-PATCH = 2
-"""The transformer sees 2x2 patches of the VAE's latent as tokens."""
 
 
 class Flux(DiffusionModel):
@@ -28,12 +26,13 @@ class Flux(DiffusionModel):
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder", "text_encoder_2")
     LONGEST = 512
-    PATCH = PATCH
+    PATCH = 2
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))
         self._guided = bool(transformer_config.get("guidance_embeds", False))
-        self._image_ids = image_ids(self._grid, self._grid).to(self.device)
+        side = torch.arange(self._grid, dtype=torch.float32)
+        self._image_ids = torch.cartesian_prod(torch.zeros(1), side, side).to(self.device)  # (0, row, column)
 
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
         """``prompt_embeds`` [1, max_sequence_length, width], ``pooled_prompt_embeds`` [1, width]."""
@@ -63,22 +62,6 @@ class Flux(DiffusionModel):
         return unpack(latents, self._grid, self._grid)
 
 
-def pack(latents: Tensor) -> Tensor:
-    """[B, C, H, W] to tokens [B, H/2 * W/2, 4C]; the inverse of `unpack`."""
-    batch, channels, height, width = latents.shape
-    patches = latents.reshape(batch, channels, height // PATCH, PATCH, width // PATCH, PATCH)
-    return patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * PATCH**2)
-
-
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
-    batch, _, width = tokens.shape
-    channels = width // PATCH**2
-    patches = tokens.reshape(batch, rows, columns, channels, PATCH, PATCH)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(batch, channels, rows * PATCH, columns * PATCH)
-
-
-def image_ids(rows: int, columns: int) -> Tensor:
-    """Position ids of the rotary embedding, float32 [rows * columns, 3]: (0, row, column)."""
-    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    return torch.stack([torch.zeros_like(row), row, column], dim=-1).reshape(-1, 3).float()
+    return functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.PATCH)

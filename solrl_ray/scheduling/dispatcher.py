@@ -239,10 +239,7 @@ class Dispatcher:
 
     def assign(self, now: float) -> list[Assignment]:
         """Give waiting units to free slots, the least busy workers first; and late units to idle workers.
-
-        Args:
-            now: seconds of any clock that does not jump.
-        """
+        `now`: seconds of any clock that does not jump."""
         found: list[Assignment] = []
         for place, queue in list(self._queues.items()):
             while (entry := self._next_unit(queue)) is not None and (worker := self._next_slot(place)) is not None:
@@ -265,7 +262,7 @@ class Dispatcher:
         waiting = {place[0] for place, queue in self._queues.items() if self._next_unit(queue)}
         for pool in sorted({mine.pool for mine in self._workers.values()} - waiting):
             mates = {name: mine for name, mine in self._workers.items() if mine.pool == pool}
-            out = [Out(name, tuple(m.units), now - m.turn_since) for name, m in mates.items() if m.units]
+            out = [Out(tuple(mine.units), now - mine.turn_since) for mine in mates.values() if mine.units]
             idle = [name for name, mine in mates.items() if mine.holds and not mine.units]
             if not out or not idle:
                 continue

@@ -26,7 +26,6 @@ REMEMBERED = 256
 class Out:
     """What one worker holds."""
 
-    worker: str
     units: tuple[WorkUnit, ...]
     """In the order in which it does them."""
     seconds: float

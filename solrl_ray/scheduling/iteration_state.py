@@ -246,8 +246,8 @@ class IterationState:
     def restart(self) -> None:
         """Note that no samples are kept any more, as after a replayed journal; wants again what is chosen."""
         self._kept.clear()
-        for prompt_id, selection in self.selections.items():
-            if not self.regenerate.has(self.regenerate_unit(selection).id):
+        for prompt_id in self.selections:
+            if not self.has_group(prompt_id):
                 self.ready(prompt_id)
 
     def record_group(self, group: SampleGroup) -> Outcome:
@@ -304,12 +304,13 @@ class IterationState:
         return float(np.mean([self._proxy[p] for p in self.plan.prompt_ids], dtype=np.float64))
 
     def counts(self) -> Counts:
+        ledgers = self.explore, self.regenerate, self.audit
         return Counts(
             candidates=self.explore.done * self.plan.micro_batch,
             selections=len(self.selections),
             groups=self.regenerate.done,
-            duplicates=sum(ledger.duplicates for ledger in self._ledgers),
-            violations=sum(ledger.violations for ledger in self._ledgers),
+            duplicates=sum(ledger.duplicates for ledger in ledgers),
+            violations=sum(ledger.violations for ledger in ledgers),
         )
 
     def close(self) -> IterationSummary:
@@ -331,11 +332,7 @@ class IterationState:
     def _select(self, prompt_id: str) -> Selection:
         best, worst = self._candidates[prompt_id].select()
         selection = Selection(
-            iteration=self.plan.iteration,
-            revision=self.plan.revision,
-            prompt_id=prompt_id,
-            best=best,
-            worst=worst,
+            iteration=self.plan.iteration, revision=self.plan.revision, prompt_id=prompt_id, best=best, worst=worst
         )
         self.selections[prompt_id] = selection
         if not self.plan.one_stage:
@@ -355,10 +352,6 @@ class IterationState:
             first = ledger.finisher(unit.id)
             self._violations.append(f"{worker} brought other bytes for {unit.id} than {first}")
         return outcome
-
-    @property
-    def _ledgers(self) -> tuple[Ledger, ...]:
-        return self.explore, self.regenerate, self.audit
 
     def _audit_unit(self, selection: Selection) -> WorkUnit:
         """Seeds of a pool that were not selected, as a unit."""

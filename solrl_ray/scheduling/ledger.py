@@ -77,10 +77,6 @@ class Ledger:
         if unit_id in self._digests:
             self._again.add(unit_id)
 
-    def has(self, unit_id: str) -> bool:
-        """Whether the unit's result is there."""
-        return unit_id in self._digests
-
     def wants(self, unit_id: str) -> bool:
         """Whether the unit is to be done: it has no result, or what it made is lost."""
         return unit_id not in self._digests or unit_id in self._again

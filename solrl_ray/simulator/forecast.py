@@ -15,16 +15,9 @@ from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, pools, resized
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
-from solrl_ray.simulator.prices import (
-    Cluster,
-    OrchestrationCosts,
-    Priced,
-    PriceList,
-    orchestration,
-    priced,
-)
+from solrl_ray.simulator.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
 from solrl_ray.simulator.records import SimulatedIteration
-from solrl_ray.simulator.scenario import Disturbances, Scenario
+from solrl_ray.simulator.scenario import FREE, Disturbances, Scenario
 from solrl_ray.simulator.simulation import Simulation
 
 ITERATIONS = 3
@@ -196,7 +189,7 @@ def steady(made: Scenario) -> list[SimulatedIteration]:
 
 def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, float]:
     """Seconds by what is waited for; the controller's share is what a run without its costs would save."""
-    free = steady(replace(made, orchestration=type(made.orchestration)()))
+    free = steady(replace(made, orchestration=FREE))
     mean = statistics.fmean
     load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
     load = min(load, mean(i.explored for i in free))  # who explored ahead has loaded his revision long before

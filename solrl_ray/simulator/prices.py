@@ -93,26 +93,10 @@ class Cluster(Section):
     """From a worker's loss to its replacement's first revision."""
 
 
-class OrchestrationCosts(Section):
-    """Milliseconds of the controller; fields as in `scenario.Orchestration`."""
+class OrchestrationCosts(Orchestration):
+    """The same in milliseconds, as measured."""
 
     conditions: str
-    worker: float
-    call: float
-    load: float
-    answer: float
-    ask: float
-    open: float
-    queue: float
-    embed: float
-    commit: float
-    record: float
-    candidate: float
-    store: float
-    write: float
-    hop: float
-    gap: float
-    iteration: float
 
     def seconds(self) -> Orchestration:
         figures = self.model_dump(exclude={"conditions"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from solrl_ray.config.section import Section
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
@@ -23,8 +25,7 @@ class Stages:
     """Verifying, swapping in and proving a revision on a worker that has received it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orchestration:
+class Orchestration(Section):
     """Seconds of the controller, which does one thing after another, and of the selector, which does so beside it."""
 
     worker: float = 0.0
@@ -60,6 +61,9 @@ class Orchestration:
     iteration: float = 0.0
     """Once an iteration: what is neither a unit's nor a revision's message, such as opening it, the questions to
     the learner group, metrics."""
+
+
+FREE = Orchestration()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class Scenario:
     colocated: bool = False
     """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
     stages: Stages
-    orchestration: Orchestration = Orchestration()
+    orchestration: Orchestration = FREE
     network: Network | None = None
     """None: revisions are at their receivers at once."""
     disturbances: Disturbances = Disturbances()

@@ -117,7 +117,8 @@ class Uploader:
         self._run = run
         self._checkpoints = checkpoints
         self._say = say
-        self._files, root = filesystem(checkpoints.upload)
+        self._url = checkpoints.upload
+        self._files, root = filesystem(self._url)
         self._place = posixpath.join(root, run.name)
         self._waiting: deque[Path] = deque()
         self._changed = threading.Condition()
@@ -130,7 +131,7 @@ class Uploader:
         with self._changed:
             if len(self._waiting) == WAITING:
                 skipped = self._waiting.popleft()
-                self._say(f"{skipped.name} is not copied to {self._shown}: copying is slower than training")
+                self._say(f"{skipped.name} is not copied to {self._url}: copying is slower than training")
             self._waiting.append(checkpoint)
             self._changed.notify()
 
@@ -141,11 +142,7 @@ class Uploader:
             self._changed.notify()
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._say(f"the end of the run was not all copied to {self._shown} within {seconds:g} s; it is here")
-
-    @property
-    def _shown(self) -> str:
-        return self._checkpoints.upload
+            self._say(f"the end of the run was not all copied to {self._url} within {seconds:g} s; it is here")
 
     def _work(self) -> None:
         while True:
@@ -160,7 +157,7 @@ class Uploader:
                     self._copy_end()
             except Exception as error:  # each filesystem has errors of its own, and training must go on
                 reason = " ".join(str(error).split()) or type(error).__name__
-                self._say(f"{name} was not copied to {self._shown}: {reason}")
+                self._say(f"{name} was not copied to {self._url}: {reason}")
             if checkpoint is None:
                 return
 
@@ -174,7 +171,7 @@ class Uploader:
                     self._files.put_file(str(file), there)
 
     def _copy(self, checkpoint: Path) -> None:
-        number = _number(checkpoint.name)
+        number = number_of(checkpoint.name)
         there = self._there()
         # A run that was resumed from an earlier checkpoint makes the later ones again.
         for later in (n for n in there if n >= number):
@@ -197,7 +194,9 @@ class Uploader:
         self._files.invalidate_cache(place)
         if not self._files.isdir(place):
             return {}
-        named = ((_number(posixpath.basename(path.rstrip("/"))), path) for path in self._files.ls(place, detail=False))
+        named = (
+            (number_of(posixpath.basename(path.rstrip("/"))), path) for path in self._files.ls(place, detail=False)
+        )
         return {number: path for number, path in named if number >= 0}
 
     def _remove(self, folder: str) -> None:
@@ -208,7 +207,7 @@ class Uploader:
         self._files.rm(folder, recursive=True)
 
 
-def _number(name: str) -> int:
+def number_of(name: str) -> int:
     """20 of ``iteration-000020``; -1 for another name."""
     match = re.fullmatch(r"iteration-([0-9]{6,})", name)
     return int(match[1]) if match else -1

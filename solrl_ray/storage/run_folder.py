@@ -31,7 +31,7 @@ from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
-from solrl_ray.storage.checkpoints import retained
+from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.journal import Journal
 
 if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does without
@@ -63,6 +63,12 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.prompts = path / "prompts.json"
+        """What the run's prompt files held when it began: see `resume.check_prompts`."""
+        self.embeddings = path / "embeddings"
+        self.evaluations = path / "evaluations"
+        self.lora = path / "lora"
         self._lock: FileIO | None = None
 
     @classmethod
@@ -91,7 +97,8 @@ class RunFolder:
         if resume:
             check_format(self.path)
         try:
-            self._check_space(config.checkpoints.min_free_gb)
+            if reason := lacks_space(self.path, config.checkpoints.min_free_gb):
+                raise UserError(f"the run folder is {self.path}, but {reason}")
             make_folder(self.path)
             self.lock(seconds=RESUME_PATIENCE if resume else 0.0)
             if resume:
@@ -197,10 +204,6 @@ class RunFolder:
                     raise UserError(f"the run folder {self.path} is in use by {holder}") from None
                 time.sleep(0.2)
 
-    def _check_space(self, wanted_gb: float) -> None:
-        if reason := lacks_space(self.path, wanted_gb):
-            raise UserError(f"the run folder is {self.path}, but {reason}")
-
     @property
     def begun(self) -> bool:
         """Whether something was journaled or trained: then it is a run, which can be resumed."""
@@ -227,27 +230,6 @@ class RunFolder:
         return UserError(f"the run folder {self.path} cannot be written: {error.strerror or error}{where}")
 
     # What is where
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def prompts(self) -> Path:
-        """What the run's prompt files held when it began: see `resuming.check_prompts`."""
-        return self.path / "prompts.json"
-
-    @property
-    def embeddings(self) -> Path:
-        return self.path / "embeddings"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.path / "evaluations"
-
-    @property
-    def lora(self) -> Path:
-        return self.path / "lora"
 
     def journal(self, iteration: int) -> Journal:
         return Journal(self.path / "journal" / f"iteration-{iteration:06d}.jsonl")
@@ -386,8 +368,8 @@ class RunFolder:
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:
     """(number, folder) of the folders named ``iteration-000020`` in `folder`, rising; others are not ours."""
-    named = ((re.fullmatch(r"iteration-([0-9]{6,})", path.name), path) for path in folder.glob("iteration-*"))
-    return sorted((int(match[1]), path) for match, path in named if match and path.is_dir())
+    named = ((number_of(path.name), path) for path in folder.glob("iteration-*"))
+    return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

@@ -48,7 +48,10 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.is_file() or (path / LORA_FILE).is_file():
         factors, lora = load_lora(path)
-        state = _state_of(factors)
+        # All three policies are this one; copies, for a file holds no tensor twice.
+        names = ("default", "old", "ema")
+        policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
+        state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
     else:
         problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
@@ -72,14 +75,6 @@ def factor_shapes(config: Config) -> dict[str, torch.Size]:
         shapes[f"{path}.lora_A"] = torch.Size((config.model.lora.rank, linear.in_features))
         shapes[f"{path}.lora_B"] = torch.Size((linear.out_features, config.model.lora.rank))
     return shapes
-
-
-def _state_of(factors: Tensors) -> LearnerState:
-    """One set of factors as all three policies; copies, for a file holds no tensor twice."""
-    default, old, ema = ({name: factor.clone() for name, factor in factors.items()} for _ in range(3))
-    return LearnerState(
-        updates=0, steps=0, default=default, old=old, ema=ema, exp_avg=_zeros(factors), exp_avg_sq=_zeros(factors)
-    )
 
 
 def _zeros(factors: Tensors) -> Tensors:

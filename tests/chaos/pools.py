@@ -17,7 +17,7 @@ from actors.cluster.rpc import Callee
 from actors.dispatch.hand_out import Answer, HandOut, Owner
 from actors.fleet.actor_factory import Actor
 from actors.fleet.pool import Pool
-from actors.fleet.worker import PayloadRefs, Weights, chained
+from actors.fleet.worker import PayloadRefs, Weights
 from actors.fleet.worker import Worker as Member
 from actors.ray_world import RayWorld
 from actors.world import Tasks
@@ -225,7 +225,7 @@ class Stage:
     def publish(self, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""
         payloads = PayloadRefs(publication, EXPLORER, self.world, SECONDS)
-        self.pool.publish(Weights(publication, payloads, ray.put(probe), chained(EXPLORER, publication)))
+        self.pool.publish(Weights(publication, payloads, ray.put(probe)))
 
     def ready(self) -> int:
         return self.pool.census()["ready"]

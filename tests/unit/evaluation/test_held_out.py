@@ -99,7 +99,7 @@ async def evaluated(*, strict: bool = False) -> tuple[Evaluation, Said]:
 def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counted() -> None:
     evaluation, said = asyncio.run(evaluated())
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
-    assert (evaluation.duplicates, evaluation.differing) == (2, 1)
+    assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 1)
     (sentence,) = said
     assert sentence.startswith("regenerator-1 has other rewards for evaluate/0/bb/0-")
     assert sentence.endswith(" than regenerator-0; the first ones count")

@@ -152,17 +152,12 @@ def test_text_identity_changes_with_weights_and_sequence_length(tiny_pipeline: P
     assert identities[0] == again
 
 
-def test_packing_puts_a_2x2_patch_into_a_token() -> None:
-    latent = torch.arange(32.0).reshape(1, 2, 4, 4)
-    tokens = flux.pack(latent)
-    assert tokens.shape == (1, 4, 8)
-    # Token 1 is the upper right patch: channel 0 then channel 1, each row by row.
-    assert tokens[0, 1].tolist() == [2, 3, 6, 7, 18, 19, 22, 23]
-    assert torch.equal(flux.unpack(tokens, 2, 2), latent)
-
-
-def test_image_ids_are_row_and_column() -> None:
-    assert flux.image_ids(2, 3).tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 1, 2]]
+def test_a_token_is_a_2x2_patch_as_the_stock_pipeline_packs_them() -> None:
+    latent = torch.arange(48.0).reshape(1, 2, 4, 6)
+    tokens = FluxPipeline._pack_latents(latent, 1, 2, 4, 6)
+    # Token 1 is the upper middle patch: channel 0 then channel 1, each row by row.
+    assert tokens[0, 1].tolist() == [2, 3, 8, 9, 26, 27, 32, 33]
+    assert torch.equal(flux.unpack(tokens, 2, 3), latent)
 
 
 def test_builtin_paths_are_inside_the_package() -> None:

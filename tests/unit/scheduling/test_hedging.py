@@ -13,19 +13,19 @@ def measured(factor: float = 3.0, seconds: float = 10.0) -> Hedging:
     return hedging
 
 
-def out(worker: str, seconds: float, *units: WorkUnit) -> Out:
-    return Out(worker, units, seconds)
+def out(seconds: float, *units: WorkUnit) -> Out:
+    return Out(units, seconds)
 
 
 def test_a_unit_is_late_after_so_many_medians_of_its_stage() -> None:
     hedging = measured()
-    assert hedging.pairs(["e-2"], [out("e-0", 29.0, unit(0)), out("e-1", 30.0, unit(1))]) == []
-    assert hedging.pairs(["e-2"], [out("e-0", 29.0, unit(0)), out("e-1", 31.0, unit(1))]) == [("e-2", unit(1))]
-    assert hedging.pairs(["r-1"], [out("r-0", 999.0, unit(0, stage="regenerate"))]) == []  # nothing known of that stage
+    assert hedging.pairs(["e-2"], [out(29.0, unit(0)), out(30.0, unit(1))]) == []
+    assert hedging.pairs(["e-2"], [out(29.0, unit(0)), out(31.0, unit(1))]) == [("e-2", unit(1))]
+    assert hedging.pairs(["r-1"], [out(999.0, unit(0, stage="regenerate"))]) == []  # nothing known of that stage
 
 
 def test_what_waits_behind_a_late_unit_is_late_and_who_is_out_longest_goes_first() -> None:
-    held = [out("e-0", 40.0, unit(0), unit(1)), out("e-1", 50.0, unit(2))]
+    held = [out(40.0, unit(0), unit(1)), out(50.0, unit(2))]
     assert measured().pairs(["e-2", "e-3", "e-4", "e-5"], held) == [
         ("e-2", unit(2)),
         ("e-3", unit(0)),
@@ -37,12 +37,12 @@ def test_what_waits_behind_a_late_unit_is_late_and_who_is_out_longest_goes_first
 
 def test_a_unit_is_hedged_once_and_not_after_somebody_has_answered_it() -> None:
     hedging = measured()
-    assert hedging.pairs(["e-2"], [out("e-0", 40.0, unit(0)), out("e-1", 1.0, unit(0))]) == []
+    assert hedging.pairs(["e-2"], [out(40.0, unit(0)), out(1.0, unit(0))]) == []
     hedging.answered(unit(0), 10.0)
-    assert hedging.pairs(["e-2"], [out("e-0", 50.0, unit(0))]) == []
+    assert hedging.pairs(["e-2"], [out(50.0, unit(0))]) == []
 
 
 def test_short_units_are_not_worth_a_second_worker_and_0_switches_it_off() -> None:
-    assert measured(seconds=0.1).pairs(["e-1"], [out("e-0", FLOOR, unit(0))]) == []
-    assert measured(seconds=0.1).pairs(["e-1"], [out("e-0", FLOOR + 0.1, unit(0))]) == [("e-1", unit(0))]
-    assert measured(factor=0.0).pairs(["e-1"], [out("e-0", 1e6, unit(0))]) == []
+    assert measured(seconds=0.1).pairs(["e-1"], [out(FLOOR, unit(0))]) == []
+    assert measured(seconds=0.1).pairs(["e-1"], [out(FLOOR + 0.1, unit(0))]) == [("e-1", unit(0))]
+    assert measured(factor=0.0).pairs(["e-1"], [out(1e6, unit(0))]) == []

@@ -20,7 +20,7 @@ def test_units_without_a_result_are_wanted_in_the_order_they_were_planned() -> N
     assert (ledger.done, ledger.complete) == (0, False)
     ledger.finish(unit(0).id, "x")
     assert ledger.wanted() == [unit(2), unit(1)]
-    assert ledger.has(unit(0).id)
+    assert ledger.digest(unit(0).id)
     assert not ledger.wants(unit(0).id)
     assert ledger.wants(unit(1).id)
     ledger.finish(unit(1).id, "x")
@@ -58,7 +58,7 @@ def test_a_unit_whose_work_is_lost_is_wanted_until_it_is_made_again_to_the_same_
     ledger.redo(unit(0).id)
     assert ledger.wanted() == [unit(0)]
     assert ledger.wants_again(unit(0).id)
-    assert (ledger.has(unit(0).id), ledger.complete) == (True, True)  # the result itself is known
+    assert (bool(ledger.digest(unit(0).id)), ledger.complete) == (True, True)  # the result itself is known
     assert ledger.finish(unit(0).id, "y", "b") is Outcome.VIOLATION
     assert ledger.wants(unit(0).id)
     assert ledger.finish(unit(0).id, "x", "b") is Outcome.RESTORED

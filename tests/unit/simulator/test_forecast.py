@@ -226,5 +226,6 @@ def test_workers_without_a_share_of_a_gpu_are_counted_as_one(configure) -> None:
 
 def test_the_shipped_costs_of_the_controller_are_there() -> None:
     milliseconds = read_file(SHIPPED / "controller.yaml")
+    assert milliseconds.keys() == OrchestrationCosts.model_fields.keys()
     assert orchestration().seconds().ask == pytest.approx(milliseconds["ask"] / 1000)
     assert orchestration().seconds().iteration == pytest.approx(milliseconds["iteration"] / 1000)
