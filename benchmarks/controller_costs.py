@@ -244,7 +244,7 @@ async def _controller(root: Path) -> dict[str, float]:
                 alone=lambda: False,
                 unplaced=lambda worker, seconds, since: None,
                 observer=fleet,
-                units=fleet.hand_out,
+                hand_out=fleet.hand_out,
             )
             pool.workers[name].state = State.READY
         some = list(pool.workers.values())[:TOGETHER]

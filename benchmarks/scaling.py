@@ -233,8 +233,8 @@ def controller_parts() -> Rows:
     simulated, rows = short_stages(1000), []
     whole, costs = mean_seconds(simulated), simulated.orchestration
     ideal = mean_seconds(replace(simulated, orchestration=Orchestration()))
-    for name, cost in asdict(costs).items():
-        without = mean_seconds(replace(simulated, orchestration=replace(costs, **{name: 0.0})))
+    for name, cost in costs.model_dump().items():
+        without = mean_seconds(replace(simulated, orchestration=costs.model_copy(update={name: 0.0})))
         alone = mean_seconds(replace(simulated, orchestration=Orchestration(**{name: cost})))
         rows.append({"cost": name, "beside_others": whole - without, "alone": alone - ideal})
     return [*rows, {"cost": "all", "beside_others": whole - ideal, "alone": whole - ideal}]

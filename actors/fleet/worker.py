@@ -32,8 +32,6 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 PING_SECONDS = 2.0
 """How often a worker that has nothing to do is asked whether it is there: a death is noticed before there is work."""
 
-_WORDS = {State.WAITING: "waiting for a place"}
-
 
 class PayloadRefs:
     """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
@@ -158,7 +156,7 @@ class Worker:
         if self.warmed < self.warm_ups:
             return f"warming up {self.warmed + 1} of {self.warm_ups} shapes"
         if not self.units:
-            return _WORDS.get(self.state, self.state.value)
+            return "waiting for a place" if self.state is State.WAITING else self.state.value
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
@@ -292,8 +290,8 @@ class Worker:
         except NonsenseError as error:
             self._hand_out.nonsense(self, unit, batch, error)
         except BaseException as error:
-            own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
-            if not (own and self._hand_out.failed(self, unit, batch, error)):
+            own = error if isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving) else None
+            if own is None or not self._hand_out.failed(self, unit, batch, own):
                 self._hand_out.not_ready(self)  # its life ends, and nothing more may be given to it
                 raise
         else:

@@ -107,8 +107,7 @@ def refuses_files(folder: Path) -> str:
 def lacks_space(folder: Path, wanted_gb: float) -> str:
     """What is wrong with the place of `folder`, which need not be there yet, if it has not so much free; else empty.
 
-    Args:
-        wanted_gb: `checkpoints.min_free_gb`.
+    `wanted_gb`: `checkpoints.min_free_gb`.
     """
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free_gb = free_bytes(existing) / 1e9

@@ -249,8 +249,9 @@ class DiffusionModel(ABC):
         return latents
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
-        """What the decoder takes, float32."""
-        return decoders.denormalised(decoder, latents)
+        """What the decoder takes, float32: latents / scaling + shift; a decoder without shift has none or null."""
+        settings = decoder.config
+        return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:

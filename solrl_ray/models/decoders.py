@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from solrl_ray.config.schema import Decoding, Model
 from solrl_ray.errors import UserError
@@ -53,9 +53,3 @@ def factor(settings: Mapping[str, Any]) -> int:
     """Pixels per latent cell and side, as the stock pipelines work it out: each level after the first halves."""
     levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]
     return int(2 ** (len(levels) - 1))
-
-
-def denormalised(decoder: Any, latents: Tensor) -> Tensor:
-    """latents / scaling + shift, by the decoder's own constants; a decoder without shift has none or null."""
-    settings = decoder.config
-    return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)

@@ -135,12 +135,10 @@ def group_digest(group: SampleGroup) -> str:
 class IterationState:
     def __init__(self, plan: IterationPlan) -> None:
         self.plan = plan
-        self.explore = Ledger()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         self._pools = {prompt_id: plan.pool_units_of(prompt_id) for prompt_id in plan.prompt_ids}
         """Prompt id → its pool's units."""
-        for unit in itertools.chain.from_iterable(self._pools.values()):
-            self.explore.add(unit)
+        self.explore = Ledger(itertools.chain.from_iterable(self._pools.values()))
         self.regenerate = Ledger()
         self.audit = Ledger()
         self.selections: dict[str, Selection] = {}

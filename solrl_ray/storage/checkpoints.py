@@ -50,8 +50,7 @@ def newest_state(
         checkpoints: (updates, folder), oldest first.
         run: the folder to name in an error.
 
-    Raises:
-        UserError: there are some, and all are damaged.
+    Raises UserError if there are some, and all are damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
@@ -75,8 +74,7 @@ def newest_state(
 def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> LearnerState | None:
     """The state one update before the checkpoint after `updates`; None for the very start.
 
-    Raises:
-        UserError: it is not there any more, or damaged.
+    Raises UserError if it is not there any more, or damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
@@ -194,9 +192,8 @@ class Uploader:
         self._files.invalidate_cache(place)
         if not self._files.isdir(place):
             return {}
-        named = (
-            (number_of(posixpath.basename(path.rstrip("/"))), path) for path in self._files.ls(place, detail=False)
-        )
+        paths = self._files.ls(place, detail=False)
+        named = ((number_of(posixpath.basename(path.rstrip("/"))), path) for path in paths)
         return {number: path for number, path in named if number >= 0}
 
     def _remove(self, folder: str) -> None:

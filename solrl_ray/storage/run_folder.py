@@ -134,10 +134,8 @@ class RunFolder:
     def lock(self, *, seconds: float) -> None:
         """Claim the folder for this process. It is free again when the process ends, however it ends.
 
-        Waits up to `seconds`: after a driver was killed, its cluster needs a moment to be gone.
-
-        Raises:
-            UserError: the folder is in use, or cannot be written.
+        Waits up to `seconds`: after a driver was killed, its cluster needs a moment to be gone. Raises UserError if the
+        folder is in use, or cannot be written.
         """
         try:
             # Unbuffered: closing it writes nothing that could fail once more.
@@ -293,8 +291,7 @@ class RunFolder:
     def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
         """Read a stored group; whether its bytes are those that were stored, only their digest says.
 
-        Raises:
-            Unreadable: it is not there, or no group.
+        Raises Unreadable if it is not there, or no group.
         """
         from solrl_ray.weight_sync import container
 
@@ -343,8 +340,7 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that was cut off is left out.
 
-        Raises:
-            UserError: another line is not JSON, or no record of an iteration or evaluation.
+        Raises UserError if another line is not JSON, or no record of an iteration or evaluation.
         """
         if not self.metrics.exists():
             return []
