@@ -13,7 +13,7 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.policy.saving import FILE as LORA_FILE
-from solrl_ray.report import stored
+from solrl_ray.report import data
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import solrl
@@ -47,7 +47,7 @@ def test_status_ends_with_a_sentence_where_the_disk_hangs(
     run = tmp_path / "hangs"
     write_run(run)
     os.mkfifo(run / "evaluations/updates-000009-ema.json")
-    monkeypatch.setattr(stored, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(data, "READ_SECONDS", 0.1)
     assert solrl("status", run) == 1
     assert capsys.readouterr().err == f"error: reading {run} passed its deadline of 0.1 s: the disk does not answer\n"
 
