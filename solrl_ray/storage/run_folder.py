@@ -120,6 +120,7 @@ class RunFolder:
 
     def sync_folders(self) -> None:
         """Have on the disk which folders and files there are: a process that was killed may not have waited for it."""
+        make_folder(self.path)
         for folder in (self.path, *(each for each in self.path.iterdir() if each.is_dir())):
             sync_folder(folder)
 
