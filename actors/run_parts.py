@@ -20,7 +20,7 @@ from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
-from solrl_ray.config.pools import kinds_of_prompts
+from solrl_ray.config.pools import kinds_of_prompts, takes_turns
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.learning.state import LearnerState
@@ -111,6 +111,10 @@ class RunParts:
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
         await self._first_revision()
+        over = self.point.updates == config.run.iterations
+        # Learners that take turns on a GPU compile in their own turn, before their first update.
+        if self.learners.compiles and not takes_turns(config.fleet) and not over:
+            tasks.start(self.learners.warm_up(probe), "compiling the learners' passes")
 
     async def explore(self, iteration: int) -> None:
         """Open an iteration: from now on the explorers, which were sent the revision for it, are given its units."""

@@ -45,6 +45,10 @@ from transformers import (
     T5EncoderModel,
 )
 
+from solrl_ray import models
+from solrl_ray.config.schema import Model
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.records import PromptEmbedding
 from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
 
 STD = 0.02
@@ -237,6 +241,46 @@ def sana(device: str, layers: int | None) -> SanaPipeline:
         tokenizer=gemma_words,
         transformer=random_model(lambda: SanaTransformer2DModel(**SANA | depth), device),
     )
+
+
+TRANSFORMERS = {
+    "flux": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
+    "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
+    "sana": (SanaTransformer2DModel, SANA, DC_AE),
+}
+"""Model → class and settings of its transformer, settings of its autoencoder."""
+
+
+def transformer_only(config: Model, device: str, layers: int | None = None) -> DiffusionModel:
+    """The model of a family without a checkpoint: its transformer with random weights, and nothing else.
+
+    Args:
+        layers: blocks of each kind instead of the published number.
+    """
+    kind, settings, autoencoder = TRANSFORMERS[config.family]
+    if layers is not None:
+        settings = settings | {key: layers for key in ("num_layers", "num_single_layers") if key in settings}
+    transformer = random_model(lambda: kind(**settings), device)
+    own, adapted = models.family(config), dict(transformer.config)
+    made: dict[Any, torch.nn.Module] = {"transformer": own.adapt_(transformer)}
+    return own(config, device, made, transformer_config=adapted, vae_config=autoencoder)
+
+
+def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[PromptEmbedding]:
+    """Prompt embeddings of the published shapes, standard normal; where text is masked, all but `words` tokens are."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, width = config.max_sequence_length, {"flux": 4096, "sd3": 4096, "sana": 2304}[config.family]
+    tokens += CLIP_LENGTH if config.family == "sd3" else 0
+    pooled = {"flux": 768, "sd3": 2048}.get(config.family)
+    made = []
+    for i in range(count):
+        tensors = {"prompt_embeds": torch.randn(tokens, width, generator=generator)}
+        if pooled:
+            tensors["pooled_prompt_embeds"] = torch.randn(pooled, generator=generator)
+        else:
+            tensors["prompt_attention_mask"] = (torch.arange(tokens) < words).float()
+        made.append(PromptEmbedding(prompt_id=str(i), tensors=tensors, digest=str(i)))
+    return made
 
 
 def write_clip(folder: Path) -> None:

@@ -16,6 +16,7 @@ from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import settle_tier
 from solrl_ray.common.deadlines import in_time
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
@@ -53,6 +54,7 @@ def train(
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
     hangs; the run folder can be resumed.
     """
+    config = compiled_learner.settled(config)
     folder, first = RunFolder.of(config), None
     if config.run.init and not resume:
         config, first = warm_start(config)

@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.world import Sent, World, all_answers
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -89,6 +91,10 @@ class LearnerGroup:
         self._offers: list[Sent] = []
         """Calls that offered samples to the ranks, for which nobody has waited."""
         self._metrics: UpdateMetrics | None = None
+        self._passes = passes(config) if compiled_learner.is_compiled(config) else ()
+        """Kinds of passes that the ranks compile."""
+        self._warm = False
+        """Whether they have."""
         self._ranks: list[Any] = []
         self._turn = asyncio.Lock()
         """One thing after another: ranks take part in every call together."""
@@ -121,6 +127,24 @@ class LearnerGroup:
         """Go to the state of another checkpoint."""
         self._begin_with(_checkpoint(state), _fixed(state))
         await self._all("load", await self._put(state), seconds=self._config.fleet.deadlines.start)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether its ranks compile their passes."""
+        return bool(self._passes)
+
+    async def warm_up(self, embedding: Any) -> None:
+        """Have the ranks compile before samples come, if they compile and have not yet; otherwise they do so before
+        their first update. For ranks that share no GPU: a pass takes an update's memory.
+
+        Args:
+            embedding: reference of any prompt's embedding.
+        """
+        async with self._turn:
+            try:
+                await self._compile(embedding)
+            except WorkerGone as error:
+                await self._rebuild(error)
 
     # An update
 
@@ -236,6 +260,7 @@ class LearnerGroup:
         what = "what was offered to the learner group"
         await all_answers(self._world, offers, what=what, seconds=deadlines.update)
         try:
+            await self._compile(inputs.embeddings[0])
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
@@ -244,6 +269,21 @@ class LearnerGroup:
         metrics: UpdateMetrics = (await self._ask("update", inputs.iteration, seconds=deadlines.update))[0]
         self._metrics = metrics
         return metrics
+
+    async def _compile(self, embedding: Any) -> None:
+        """One kind of passes after the other, told before and after: it takes minutes without a cache."""
+        if self._warm or not self._passes:
+            return
+        kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"
+        kept = f"learner.activation_memory {compiled_learner.activation_memory(self._config):g}"
+        self._tell(f"the learners compile their passes ({kinds}, {kept}): minutes, unless compile.cache has them")
+        seconds = []
+        for policy in self._passes:
+            deadline = self._config.fleet.deadlines.warm_up
+            took = await self._ask("warm_up", policy, embedding, seconds=deadline)
+            seconds.append(f"{policy} in {max(took):.1f} s")
+        self._tell(f"the learners have compiled {', '.join(seconds)}")
+        self._warm = True
 
     async def _feed(self, inputs: UpdateInputs) -> None:
         # Twice the deadline of each of its two fetches, which names what does not arrive.
@@ -275,7 +315,7 @@ class LearnerGroup:
         for rank in self._ranks:
             self._world.kill(rank)
         self._rebuilt += 1
-        self._offers = []
+        self._offers, self._warm = [], False
         self._ranks = self._spawn_all()
 
     async def _release_gpu_cache(self) -> None:

@@ -19,6 +19,7 @@ from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
@@ -64,6 +65,11 @@ class LearnerRank(Callee):
 
     def load(self, state: LearnerState) -> None:
         self._joined.load(state)
+
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
+        """Have one kind of passes compiled: a call of its own, so that all can see how far it is. Returns seconds. Not
+        collective."""
+        return self._joined.warm_up(policy, embedding)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.

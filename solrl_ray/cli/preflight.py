@@ -15,6 +15,7 @@ from torch import nn
 from solrl_ray import models, rewards
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.checks import Problem, value_of
 from solrl_ray.config.loading import Sources
@@ -149,8 +150,12 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
                 f"{config.model.path} ends with it."
             )
     rank, quantized = config.model.lora.rank, _quantized(config, sources, linears)
+    model = models.load(config.model, "cpu", components=())
+    recomputed, activations = model.activation_bytes(skeleton, compiled=compiled_learner.is_compiled(config))
     return ModelFacts(
-        latent_shape=models.load(config.model, "cpu", components=()).latent_shape,
+        latent_shape=model.latent_shape,
+        recomputed_bytes=recomputed,
+        activation_bytes=activations,
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         lora_modules=len(adapted),
         lora_parameters=sum(rank * (linears[p].in_features + linears[p].out_features) for p in adapted),

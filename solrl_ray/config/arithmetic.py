@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews
@@ -46,6 +47,10 @@ class ModelFacts:
     """Codes and scales of the linears that are both adapted and quantised; 0 if nothing is."""
     packed_tiers: tuple[str, ...] = ()
     """In which tiers they are."""
+    recomputed_bytes: int = 0
+    """Estimated: what a learner's forward keeps of one sample for its backward pass if that computes all again."""
+    activation_bytes: int = 0
+    """Estimated: the same if it computes nothing again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,8 @@ class Arithmetic:
     prepared_bytes: int | None = None
     """The most that a learner rank keeps in main memory of micro-batches that wait for their gradient while samples
     come in: see `update.prepared_bytes`."""
+    activation_bytes: int | None = None
+    """Estimated: what a micro-batch's forward keeps for its backward pass on a learner rank."""
     train_prompts: int | None = None
     heldout_prompts: int | None = None
 
@@ -123,6 +130,10 @@ class Arithmetic:
             previews=previews(config),
             reserved=[_of(count, name) for name, count in (("CPU", self.cpus), ("GPU", self.gpus)) if count],
             references=references(config),
+            compiled=compiled_learner.is_compiled(config),
+            activation_memory=compiled_learner.activation_memory(config),
+            kept_bytes=config.learner.micro_batch * self.facts.activation_bytes if self.facts else 0,
+            recomputed_bytes=config.learner.micro_batch * self.facts.recomputed_bytes if self.facts else 0,
             revision_bytes=self.revision_bytes,
             workers=_workers(config),
         )
@@ -221,7 +232,14 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
         "weights_bytes": facts.parameters * DTYPE_BYTES[config.model.dtype],
         "training_bytes": training_bytes(config, facts.lora_parameters),
         "prepared_bytes": prepared_bytes(config, facts.latent_shape),
+        "activation_bytes": _activation_bytes(config, facts),
     }
+
+
+def _activation_bytes(config: Config, facts: ModelFacts) -> int:
+    """Of a micro-batch: between all blocks' inputs and all that the backward pass takes, as the configuration says."""
+    share, most, least = compiled_learner.activation_memory(config), facts.activation_bytes, facts.recomputed_bytes
+    return round(config.learner.micro_batch * (least + share * (most - least)))
 
 
 def _of(count: float, noun: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from solrl_ray.config import compiled_learner
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.pools import key_of, pools, shares
@@ -299,6 +300,12 @@ def _other_explorers(config: Config) -> Iterator[Problem]:
 def _compile(config: Config) -> Iterator[Problem]:
     if config.run.deterministic and config.compile.mode != "default":
         yield Problem("compile.mode", "default with run.deterministic: other modes choose kernels by timing them")
+    if config.learner.activation_memory not in (None, 0, 1) and not compiled_learner.is_compiled(config):
+        why = "compile.learner is false" if config.compile.learner is False else "fleet.learners.num_gpus is 0"
+        yield Problem(
+            "learner.activation_memory",
+            f"0 or 1, because {why}: a learner that is not compiled keeps every activation or computes all again",
+        )
 
 
 _RULES = (

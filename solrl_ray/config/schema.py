@@ -230,7 +230,10 @@ class LearnerConfig(Section):
     """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
     gradient_clip: AtLeastZero = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
-    gradient_checkpointing: bool = False
+    activation_memory: ShareOrZero | None = None
+    """Share of its activations, 0 to 1, that a forward keeps for its backward pass, which computes the rest again: less
+    memory for more time. A learner that is not compiled takes 0 or 1. null: 0.5 if it is compiled, else 0. Fixes the
+    LoRA digest, together with `compile.learner`."""
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -377,10 +380,13 @@ class EvaluationConfig(Section):
 
 
 class Compile(Section):
-    """How explorers and regenerators compile what they run; part of the score class."""
+    """What is compiled. Of explorers and regenerators it is part of the score class."""
 
     enabled: bool | None = None
-    """Compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
+    """Explorers and regenerators compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
+    learner: bool | None = None
+    """Learners compile these blocks too, forward and backward; null: if `fleet.learners` have GPUs. Fixes the LoRA
+    digest."""
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
     decoder: bool = False

@@ -37,6 +37,12 @@ def references(config: Config) -> list[str]:
     return names + ["old"] * (objective.old_decay.kind != "copy" or config.learner.updates > 1)
 
 
+def passes(config: Config) -> tuple[str, ...]:
+    """The policies with which a learner passes through the transformer, as `policy.adapters` names them: those without
+    gradient first, ``default`` with gradient last."""
+    return (*("base" if name == "reference" else name for name in references(config)), "default")
+
+
 def forwards_without_gradient(config: Config, backwards: int) -> int:
     """Each reference is taken once a pass; a copied sampling policy is v_theta until the first optimiser step."""
     updates = config.learner.updates

@@ -36,9 +36,9 @@ from solrl_ray.errors import RunError
 from solrl_ray.learning.batches import Slots, check_groups, fingerprint, gather
 from solrl_ray.learning.engine import MOMENTS, Engine
 from solrl_ray.learning.open_update import OpenUpdate, Prepared, StepShare, Sums
+from solrl_ray.learning.policy_passes import PolicyPasses
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics, update_metrics
-from solrl_ray.models import attention
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.objectives.base import MicroBatch, Pass, Reference, Velocities
 from solrl_ray.objectives.schedules import ema_decay, follower_decay
@@ -60,6 +60,7 @@ class Learner:
 
         Raises:
             RunError: the process group was not joined, or as another rank.
+            UserError: the learner is to be compiled and cannot be.
         """
         if not torch.distributed.is_initialized():
             raise RunError("the learner's process group was not joined")
@@ -71,22 +72,33 @@ class Learner:
         self._updates = self._steps = 0
         self._failed = False
         self._open: OpenUpdate | None = None
-        attention.choose_for_training()
         steps, sampler = config.rollout.regenerate.steps, config.rollout.sampler
         self._objective = objectives.load(config, sigmas(config.model.schedule, steps, model.image_tokens))
         self._transitions = 0 if isinstance(sampler, Ode) or not needs_trajectory(config) else sampler.recorded(steps)
-        if config.learner.gradient_checkpointing:
-            model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
         self._anchored = "anchor" in self._objective.references
-        adapters.attach(model.transformer, config.model.lora, config.run.seed, anchor=self._anchored)
+        self._passes = PolicyPasses(config, model, anchor=self._anchored)
         self._parameters = adapters.parameters(model.transformer, "default")
         self._ema = Ema(adapters.factors(model.transformer, "default"))
-        self._engine = Engine.build(config.learner, list(self._parameters.values()), self._velocity)
+        self._engine = Engine.build(config.learner, list(self._parameters.values()), self._passes.velocity)
 
     @property
     def revision(self) -> int:
         """Revision of `old`: the policy whose samples the next update takes."""
         return self._updates
+
+    @property
+    def compiled(self) -> str:
+        """What of its passes is compiled, in words; empty if nothing is."""
+        return self._passes.compiled
+
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
+        """Have one kind of passes compiled, at the micro-batch's shape; returns seconds. Changes no state and is not
+        collective."""
+        started = time.perf_counter()
+        self._passes.warm_up(policy, embedding)
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
 
     def update(
         self, iteration: int, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]
@@ -288,14 +300,8 @@ class Learner:
         with torch.no_grad():
             for name in wanted:
                 adapters.use(self._model.transformer, name)
-                found[name] = [self._velocity(one.x_t, one.t, embedding) for one in passes]
+                found[name] = [self._passes.velocity(one.x_t, one.t, embedding) for one in passes]
         return found
-
-    def _velocity(self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast."""
-        bfloat16 = self._config.model.dtype == "bfloat16"
-        with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-            return self._model.velocity(x_t, t, embedding)
 
     def _old_is_default(self) -> bool:
         """Whether v_old would repeat v_theta bit for bit: before the first update, and after a decay of 0.

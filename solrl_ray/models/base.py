@@ -6,6 +6,7 @@ its transformer is called with, and how its latents go into the autoencoder. All
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
+from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
 from solrl_ray.records import PromptEmbedding
 
@@ -70,6 +72,11 @@ class DiffusionModel(ABC):
     """Largest `model.max_sequence_length` that the stock pipeline takes."""
     PATCH: ClassVar[int]
     """Latent cells a side of one image token."""
+    TRAINS_ON_CUDNN: ClassVar[bool] = False
+    """Whether cuDNN's attention has been seen to train it; see `models.attention`."""
+    KEPT_VALUES: ClassVar[tuple[float, float]]
+    """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
+    blocks, of eager ones. Measured; for estimates of memory."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -158,6 +165,22 @@ class DiffusionModel(ABC):
     def take(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is on the device already."""
         self._modules["transformer"] = freeze(transformer)
+
+    def activation_bytes(self, transformer: nn.Module, *, compiled: bool) -> tuple[int, int]:
+        """Estimates of what the blocks of `transformer`, which may be a skeleton, keep of one sample for a backward
+        pass: bytes if they compute all again (their inputs, and one block's activations when its turn comes), and if
+        they compute nothing again."""
+        width = math.prod(int(self._transformer_config[key]) for key in ("num_attention_heads", "attention_head_dim"))
+        tokens = self.image_tokens + self.text_tokens
+        count = len(blocks(transformer))
+        inputs = count * tokens * width * self.dtype.itemsize
+        most = round(self.KEPT_VALUES[0 if compiled else 1] * inputs)
+        return inputs + most // max(1, count), most
+
+    @property
+    def text_tokens(self) -> int:
+        """Text tokens in the sequence that the blocks transform beside the image's."""
+        return self.config.max_sequence_length
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:

@@ -4,11 +4,16 @@ Blocks of one class share one compiled function, so that compiling takes seconds
 minutes. Weights are inputs of what is compiled: a revision written into them in place takes effect without a new
 compilation, and a captured CUDA graph, which reads the same addresses, replays it. A decoder, if it is compiled, is
 compiled as a whole: its blocks differ in size.
+
+Which attention kernel runs is decided when code is compiled, and PyTorch's caches do not ask for the switches: a
+process with cuDNN's attention off would run it in what another one compiled. So the choice is part of the cache's
+folder and of its keys, and has to be made (`models.attention`) before anything is compiled.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,8 @@ from torch import Tensor, nn
 from solrl_ray.config.schema import Compile
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
+from solrl_ray.models import attention
+from solrl_ray.models.blocks import blocks
 from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 
 SHAPES = 64
@@ -63,6 +70,49 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     return f"{len(found)} blocks, mode {settings.mode}" + (", CUDA graphs" if settings.cudagraphs else "")
 
 
+def compile_learner(transformer: nn.Module, settings: Compile, device: torch.device, activation_memory: float) -> str:
+    """Has the blocks of a transformer compiled, with their backward passes, when they are first called; returns what
+    was done, in words. Call it after `policy.adapters.attach` and `attention.choose_for_training`.
+
+    Blocks are compiled once for each adapter in use, with and without gradient, and for each shape.
+
+    Args:
+        activation_memory: share of the activations that forwards keep for backward passes, in [0, 1]. Set for the
+            whole process.
+
+    Raises:
+        UserError: there is nothing to compile, or nothing to compile it with.
+    """
+    found = blocks(transformer)
+    lacking = _lacking_compiler(device) if found else f"{type(transformer).__name__} has no list of blocks"
+    if lacking:
+        chosen = "true" if settings.learner else "null, which on a GPU is true"
+        raise UserError(f"compile.learner is {chosen}, but nothing can be compiled: {lacking}; set it to false")
+    mode = _prepare(settings)
+    torch._functorch.config.activation_memory_budget = activation_memory
+    for block in found:
+        block.compile(fullgraph=True, dynamic=False, mode=mode)
+    return (
+        f"{len(found)} blocks, mode {settings.mode}, activation memory {activation_memory:g}, "
+        f"{attention.kernels()} attention"
+    )
+
+
+def _lacking_compiler(device: torch.device) -> str:
+    """What the compiler's backend for this device lacks on this machine; empty if nothing."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton  # late, as below: it imports the compiler
+
+        return "" if has_triton() else "Triton is not there, or finds no GPU"
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        return "there is no C++ compiler (environment variable CXX)"
+    return ""
+
+
 def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.device) -> str:
     """Has the decoder of an autoencoder compiled when it is first called, if `compile.decoder` asks for it; returns
     what was done, in words. Each number of images at once compiles anew, and with tiling each size of tile.
@@ -81,12 +131,6 @@ def what_compiles(*said: str) -> str:
     return "; ".join(words for words in said if not words.startswith("no: "))
 
 
-def blocks(transformer: nn.Module) -> list[nn.Module]:
-    """The repeated blocks: members of the transformer's own lists of modules."""
-    lists = [child for child in transformer.children() if isinstance(child, nn.ModuleList)]
-    return [block for blocks in lists for block in blocks]
-
-
 def cache_folder(configured: str) -> Path:
     """Where compiled code is kept between runs: `configured`, else ``solrl_ray`` in the user's cache folder."""
     if configured:
@@ -100,19 +144,38 @@ def _not_enabled(settings: Compile) -> str:
 
 def _prepare(settings: Compile) -> str | None:
     """Set the compiler up; returns the mode as `torch.compile` takes it."""
-    _use_cache(settings.cache)
+    _use_cache(settings.cache, f"{attention.kernels()}-attention")
     torch._dynamo.config.recompile_limit = SHAPES
     return None if settings.mode == "default" else settings.mode
 
 
-def _use_cache(configured: str) -> None:
+def _use_cache(configured: str, identity: str) -> None:
+    """
+    Args:
+        identity: what compiled code depends on beyond that for which PyTorch's caches ask.
+    """
     folder = cache_folder(configured)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / identity).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"compile.cache: the folder {folder} cannot be made: {error.strerror}") from error
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+    folder /= identity
+    for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+        if _is_pytorchs_own(os.environ.get(variable, "")):
+            os.environ[variable] = str(folder / name)
+    # Also where the user has set these variables: a part of each cache key.
+    own = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
+    torch.compiler.config.cache_key_tag = f"{own}{identity}"
+
+
+def _is_pytorchs_own(folder: str) -> bool:
+    """Whether a cache folder was not chosen by the user: empty, or the one in the system's temporary folder that
+    PyTorch writes into the environment itself, for which the import of a model library is enough."""
+    default = Path(tempfile.gettempdir()).absolute()
+    return not folder or any(
+        part.parent == default and part.name.startswith("torchinductor_")
+        for part in (Path(folder).absolute(), *Path(folder).absolute().parents)
+    )
 
 
 class GraphedForward:

@@ -27,6 +27,7 @@ class Flux(DiffusionModel):
     ENCODERS = ("text_encoder", "text_encoder_2")
     LONGEST = 512
     PATCH = 2
+    KEPT_VALUES = (13.0, 16.4)
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))

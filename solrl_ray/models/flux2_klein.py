@@ -28,6 +28,7 @@ class Flux2Klein(DiffusionModel):
     ENCODERS = ("text_encoder",)
     LONGEST = 512
     PATCH = 2
+    KEPT_VALUES = (13.0, 16.4)  # as of FLUX.1: not measured
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))

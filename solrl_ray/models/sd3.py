@@ -15,6 +15,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.base import DiffusionModel
 
+CLIP_TOKENS = 77
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with: its timestep is sigma times this."""
 
@@ -35,6 +36,12 @@ class StableDiffusion3(DiffusionModel):
     OPTIONAL = frozenset({"text_encoder_3"})
     LONGEST = 512
     PATCH = 2
+    TRAINS_ON_CUDNN = True
+    KEPT_VALUES = (14.4, 22.5)
+
+    @property
+    def text_tokens(self) -> int:
+        return CLIP_TOKENS + self.config.max_sequence_length
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)

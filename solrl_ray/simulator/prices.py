@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from solrl_ray.config import yaml_text
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
+from solrl_ray.config.compiled_learner import activation_memory, is_compiled
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
@@ -45,6 +46,29 @@ class Figure(Section):
         return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
 
 
+class CompiledPasses(Section):
+    """A compiled learner's passes, milliseconds of one sample at one timestep."""
+
+    forward: Figure
+    """Without gradient."""
+    backward: Figure
+    """Forward and backward with `learner.activation_memory` 1."""
+    half: Figure
+    """The same with 0.5."""
+    recomputed: Figure
+    """The same with 0."""
+
+    def at(self, activation_memory: float) -> Figure:
+        """Forward and backward; between what is listed on a straight line."""
+        low, high, share = self.recomputed, self.half, 2 * activation_memory
+        if activation_memory > 0.5:
+            low, high, share = self.half, self.backward, share - 1
+        if share in (0, 1):
+            return high if share else low
+        source = f"between {low.ms:g} and {high.ms:g} ms, by learner.activation_memory {activation_memory:g}"
+        return Figure(ms=low.ms + share * (high.ms - low.ms), measured=False, source=source)
+
+
 class ModelCosts(Section):
     """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
 
@@ -56,11 +80,13 @@ class ModelCosts(Section):
     """Tier → one solver step."""
     decode_and_reward: Figure
     forward: Figure
-    """A learner's forward without gradient, at one timestep."""
+    """An eager learner's forward without gradient, at one timestep."""
     backward: Figure
     """Forward and backward, at one timestep."""
     backward_checkpointed: Figure | None = None
-    """The same with gradient checkpointing."""
+    """The same with gradient checkpointing; None: a forward more."""
+    compiled: CompiledPasses | None = None
+    """A compiled learner's; None: as an eager one's."""
     publication: Figure
     """Making a revision."""
     load: Figure
@@ -174,25 +200,18 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     tier = prices.fastest if pool.tier == "auto" else pool.tier
     preview = _step(costs, tier, "rollout.explore.precision", prices)
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
-    backward = costs.backward
-    if learner.gradient_checkpointing:
-        if costs.backward_checkpointed is None:
-            raise UserError(
-                f"learner.gradient_checkpointing is true, but the price list of {prices.gpu} has no "
-                f"backward_checkpointed for {costs.family}; set it false or add the figure to a list of your own."
-            )
-        backward = costs.backward_checkpointed
+    forward, backward = _passes(config, costs)
     image = costs.decode_and_reward.ms
     drawn = math.ceil(rollout.keep / rollout.regenerate.micro_batch) * rollout.regenerate.micro_batch
     passes = learner.micro_batch * (
-        arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * costs.forward.ms
+        arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * forward.ms
     )
     figures = {
         f"pool step ({tier})": preview,
         f"regeneration step ({full_tier(config.model)})": full,
         "decode and reward": costs.decode_and_reward,
         "training pass": backward,
-        "forward without gradient": costs.forward,
+        "forward without gradient": forward,
         "publication": costs.publication,
         "load": costs.load,
         "checkpoint": costs.checkpoint,
@@ -214,6 +233,17 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         fanout=cluster.fanout,
     )
     return Priced(stages=stages, network=network, figures=figures)
+
+
+def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:
+    """A learner's forward without gradient, and its forward and backward."""
+    kept = activation_memory(config)
+    if is_compiled(config) and costs.compiled is not None:
+        return costs.compiled.forward, costs.compiled.at(kept)
+    if kept == 1 or is_compiled(config):
+        return costs.forward, costs.backward
+    again = Figure(ms=costs.backward.ms + costs.forward.ms, measured=False, source="forward, backward and a forward")
+    return costs.forward, costs.backward_checkpointed or again
 
 
 def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelCosts:
@@ -242,7 +272,9 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         return Figure(ms=figure.ms * factor, measured=False, source=source)
 
     by_work = ("decode_and_reward", "forward", "backward", "backward_checkpointed")
-    figures = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
+    figures: dict[str, Any] = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
+    if listed.compiled:
+        figures["compiled"] = CompiledPasses(**{name: scaled(figure) for name, figure in listed.compiled})
     for name in ("publication", "load", "checkpoint"):
         figures[name] = scaled(getattr(listed, name), facts.parameters / listed.parameters, "parameters")
     steps = {tier: scaled(figure) for tier, figure in listed.steps.items()}

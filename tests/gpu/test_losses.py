@@ -30,6 +30,7 @@ pytestmark = [
 ALL_ON_ONE = (
     "run.deterministic=true",
     "compile.enabled=false",
+    "compile.learner=false",
     "fleet.explorers={count: 2, num_gpus: 0.2}",
     "fleet.regenerators={num_gpus: 0.2}",
     "fleet.learners={num_gpus: 0.4}",

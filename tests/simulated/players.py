@@ -16,7 +16,9 @@ import torch
 
 from actors.workers.regenerator import Evaluated
 from actors.workers.selector import Ack, Selector
+from solrl_ray.config.compiled_learner import is_compiled
 from solrl_ray.config.schema import Config, Lora
+from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
@@ -167,9 +169,15 @@ class Learner:
         self._a = torch.ones(rank, WIDTH)
         self._b = torch.zeros(WIDTH, rank)
         self._fed: list[SampleGroup] = []
+        self._to_compile = set(passes(config)) if is_compiled(config) else set()
+        """Kinds of passes."""
 
     def start(self) -> str:
         return "host"
+
+    def warm_up(self, policy: str, embedding: Any) -> float:
+        self._to_compile.remove(policy)
+        return 20.0
 
     def node(self) -> str:
         return "node-2"
@@ -192,6 +200,7 @@ class Learner:
         self._fed = [group.value for group in groups]
 
     def update(self, iteration: int) -> UpdateMetrics:
+        assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
         step = number(*[group_digest(group) for group in self._fed])
         self._b = self._b + torch.full_like(self._b, step)

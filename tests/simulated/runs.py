@@ -149,6 +149,8 @@ class Plan:
     evaluations: tuple[tuple[int, int], ...] = ()
     """With the controller's how manieth call an evaluation is asked for from outside, and how often its sender asks
     for it before it is gone."""
+    compiled: bool = False
+    """Whether learners compile."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -189,6 +191,7 @@ class Plan:
             ends=tuple(ends),
             scales=tuple(scales),
             evaluations=tuple(evaluations),
+            compiled=rng.random() < 0.3,
         )
 
 
@@ -231,6 +234,7 @@ def run(plan: Plan) -> Ended:
     config = _but(
         _but(config, "fleet", explorers=explorers, regenerators=regenerators), "learner", world_size=plan.ranks
     )
+    config = _but(config, "compile", learner=plan.compiled)
     disk, ended = MemoryDisk(), Ended(None)
     folder: Any = disk.path("/run")
     over = False

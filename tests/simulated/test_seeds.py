@@ -73,3 +73,16 @@ def test_a_run_that_ends_on_the_way_says_why_and_goes_on(end: Fault, said: str) 
     assert [error for error in ended.errors if said in error] == ended.errors
     assert bool(ended.errors) == bool(said)
     assert ended.digests == undisturbed(shape)
+
+
+@pytest.mark.parametrize("faults", [(), ("dies before", "hangs"), ("dies after", "dies before")])
+def test_learners_compile_before_their_first_update_and_so_do_those_that_replace_them(faults: tuple[str, ...]) -> None:
+    """`players.Learner` refuses an update before it has compiled, and to compile twice."""
+    shape = Plan.of(4).shape
+    for calls in ((4, 6), (7, 14), (10, 12), (11, 25)):
+        at = tuple(Fault("learner", call, kind) for call, kind in zip(calls, faults, strict=False))
+        ended = run(Plan(1, shape, explorers=2, regenerators=1, ranks=2, faults=at, compiled=True))
+        assert len(ended.happened) == len(faults)
+        assert any("learner" in line and "warm_up" in line for line in ended.trace)
+        assert ended.digests == undisturbed(shape)
+        assert not ended.errors

@@ -24,7 +24,7 @@ def config(pipeline: Path, *, learner: dict[str, Any] | None = None, **sections:
         "rewards": [{"kind": "clipscore"}],
         "rollout": {"regenerate": {"steps": 5}},
         "objective": {"timestep_fraction": 0.6},
-        "learner": {"micro_batch": 4, "optimizer": {"lr": 1e-2}, **(learner or {})},
+        "learner": {"micro_batch": 4, "activation_memory": 1, "optimizer": {"lr": 1e-2}, **(learner or {})},
     }
     values |= sections
     values["objective"] = {"kind": "diffusion_nft", **values["objective"]}  # as loading completes it

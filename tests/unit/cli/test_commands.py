@@ -87,7 +87,7 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
         "gpu: here\nfastest: fp8\nmodels:\n"
         f"- {{family: {model.family}, parameters: {model_facts(load([config_file])).parameters}, "
         f"resolution: {model.resolution}, steps: {{nvfp4-emulated: {figure}, float32: {figure}}}, "
-        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}, "
+        f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}, backward_checkpointed: {figure}, "
         f"publication: {figure}, load: {figure}, checkpoint: {figure}}}\n"
     )
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,28 @@ def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(conf
     assert four.training_bytes == 4 * 4 * 37_355_520 + 3 * 37_355_520
     text = " ".join(four.table().split())
     assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 workers · 710 MB of LoRA policies" in text
-    assert "302 MB of samples an iteration · not counted: packed previews, activations" in text
+    assert "302 MB of samples an iteration · not counted: packed previews, activations of samplers" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "about 1.2 GB of activations there, not compiled (learner.activation_memory 0; 1.2 GB at 0, 12 GB at 1)"),
+        (
+            ("fleet.learners.num_gpus=1",),
+            "about 6.6 GB of activations there, compiled (learner.activation_memory 0.5; 1.2 GB at 0, 12 GB at 1)",
+        ),
+        (
+            ("fleet.learners.num_gpus=1", "learner.activation_memory=1"),
+            "about 12 GB of activations there, compiled (learner.activation_memory 1; 1.2 GB at 0, 12 GB at 1)",
+        ),
+    ],
+)
+def test_what_activation_memory_means_is_said_in_gb_of_a_micro_batch(  # type: ignore[no-untyped-def]
+    configure, overrides: tuple[str, ...], words: str
+) -> None:
+    facts = replace(FLUX, recomputed_bytes=10**8, activation_bytes=10**9)  # a micro-batch has 12 samples
+    assert words in " ".join(describe(configure(*overrides), facts).table().split())
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,15 @@ from solrl_ray.errors import UserError
             'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
         ),
         (
+            ["learner.activation_memory=0.5"],
+            "learner.activation_memory is 0.5 (--set); it must be 0 or 1, because fleet.learners.num_gpus is 0: a "
+            "learner that is not compiled keeps every activation or computes all again.",
+        ),
+        (
+            ["learner.activation_memory=0.5", "fleet.learners.num_gpus=1", "compile.learner=false"],
+            "learner.activation_memory is 0.5 (--set); it must be 0 or 1, because compile.learner is false: a learner",
+        ),
+        (
             ["fleet.explorers.num_gpus=1.5"],
             "fleet.explorers.num_gpus is 1.5 (--set); it must be a share of one GPU, at most 1, or a whole number",
         ),

@@ -329,7 +329,9 @@ def test_a_bfloat16_base_is_trained_through_float32_factors(build: Build) -> Non
 
 
 def test_gradient_checkpointing_changes_no_bit(build: Build) -> None:
-    plain, checkpointed = (run(build(learner={"gradient_checkpointing": on}), 2) for on in (False, True))
+    plain, checkpointed = (run(build(learner={"activation_memory": kept}), 2) for kept in (1, 0))
+    assert checkpointed._model.transformer.is_gradient_checkpointing
+    assert not plain._model.transformer.is_gradient_checkpointing
     assert lora_digest(plain.factors("default")) == lora_digest(checkpointed.factors("default"))
 
 

@@ -22,7 +22,9 @@ def all_backends() -> Iterator[None]:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(enabled)
 
 
-def test_training_may_use_every_kernel_but_cudnns(all_backends: None) -> None:
-    attention.choose_for_training()
+@pytest.mark.parametrize("cudnn", [False, True])
+def test_training_may_use_every_kernel_and_cudnns_only_if_it_may(all_backends: None, cudnn: bool) -> None:
+    attention.choose_for_training(cudnn=cudnn)
+    assert attention.kernels() == ("cudnn" if cudnn else "flash")
     enabled = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in BACKENDS}
-    assert enabled == {"flash": True, "mem_efficient": True, "math": True, "cudnn": False}
+    assert enabled == {"flash": True, "mem_efficient": True, "math": True, "cudnn": cudnn}

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from solrl_ray import models
 from solrl_ray.config.schema import Compile, Config, QuantizationScope
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.models.compilation import blocks, cache_folder, compile_, compile_decoder, compiles, what_compiles
+from solrl_ray.models.blocks import blocks
+from solrl_ray.models.compilation import cache_folder, compile_, compile_decoder, compiles, what_compiles
 from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.scope import quantize_, quantized_layers
 from solrl_ray.records import Prompt, PromptEmbedding, Receipt, WorkUnit
@@ -26,6 +28,8 @@ from tests.unit.quantization.test_scope import SKIP, inputs, transformer
 
 CPU = torch.device("cpu")
 ON = Compile(enabled=True)
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Environment variables of PyTorch's caches of compiled code."""
 
 
 def test_gpus_compile_and_cpus_do_not_unless_told() -> None:
@@ -62,6 +66,28 @@ def test_compiled_code_is_kept_where_the_user_says(tmp_path: Path, monkeypatch: 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"compile\.cache: the folder .*file/below cannot be made"):
         compile_(transformer(), Compile(enabled=True, cache=str(tmp_path / "file" / "below")), CPU, "float32")
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ("", False),
+        ("/tmp/torchinductor_somebody", False),
+        ("/tmp/torchinductor_x/triton/0", False),
+        ("/data/own", True),
+    ],
+)
+def test_a_cache_folder_that_the_user_has_set_for_pytorch_stays_and_pytorchs_own_does_not(
+    found: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    for variable in CACHES:
+        monkeypatch.setenv(variable, found)
+    with torch.compiler.config.patch(cache_key_tag=""):
+        compile_(transformer(), Compile(enabled=True, cache=str(tmp_path)), CPU, "float32")
+    for variable in CACHES:
+        assert (os.environ[variable] == found) == kept
+        assert os.environ[variable].startswith(str(tmp_path)) != kept
 
 
 def test_five_revisions_are_taken_without_compiling_again() -> None:

@@ -62,13 +62,17 @@ def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
 
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
-    stages = stages_of(configure("learner.world_size=8"), "h200").stages
+    stages = stages_of(configure("learner.world_size=8", "learner.activation_memory=1"), "h200").stages
     assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0397))
     assert stages.regenerate == pytest.approx(24 * (10 * 0.0634 + 0.0397))
     # 36 micro-batches of 4 a rank, each at 6 timesteps: one backward, two forwards (reference and old policy). Then
     # 1152 samples of 16 × 128 × 128 floats at 2 GB/s; one node, so no gradient travels.
-    passes = 36 * 6 * 4 * (0.210 + 2 * 0.089)
-    assert stages.update == pytest.approx(passes + 1152 * 16 * 128 * 128 * 4 / 2e9)
+    traffic = 1152 * 16 * 128 * 128 * 4 / 2e9
+    assert stages.update == pytest.approx(36 * 6 * 4 * (0.276 + 2 * 0.1036) + traffic)
+    for kept, backward in ((1, 0.160), (0.75, 0.176), (0.5, 0.192), (0, 0.210)):
+        compiled = configure("learner.world_size=8", "compile.learner=true", f"learner.activation_memory={kept}")
+        update = stages_of(compiled, "h200").stages.update
+        assert update == pytest.approx(36 * 6 * 4 * (backward + 2 * 0.0626) + traffic)
 
 
 def test_the_published_iteration_on_eight_b200_comes_out_again(configure) -> None:  # type: ignore[no-untyped-def]

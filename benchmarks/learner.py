@@ -1,0 +1,250 @@
+"""What do a learner's passes cost, compiled and not? One published architecture with random weights, on one GPU.
+
+    python benchmarks/learner.py flux|sd3|sana [--memory 1 0.5 0] [--out FOLDER]
+
+Milliseconds of one sample at one timestep: a pass of the base (adapters off), one of `old`, both without gradient, and
+forward and backward of `default`; their sum is what DiffusionNFT costs. Settings are those of configs/models: LoRA,
+micro-batch, resolution. Eager: what a learner without a compiler has there, flash attention and
+`learner.activation_memory` as it is settled without one. Compiled: each `--memory`, with the family's attention; and
+once more with flash attention where the family trains on cuDNN's, which is what `run.deterministic` costs it in
+attention alone; `--deterministic` has PyTorch's deterministic algorithms on all sides.
+
+All sides are in this process, one after the other, each on weights of its own with the same values. Times are medians
+of CUDA events after warm-ups; first calls, which compile, are shown apart (seconds; from a filled compile cache they
+take a few). A gradient's cosine is to the eager one's. Aims on one H200 for `ratio_to_eager`: 1.8 (FLUX.1-dev at
+512 px), 1.75 (SD3.5-Large at 1024 px), 1.8 (SANA at 1024 px).
+
+Prints a table; writes learner_MODEL.json into FOLDER (default benchmarks/results).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from full_size import random_embeddings, transformer_only
+from torch import Tensor
+
+from solrl_ray.config import compiled_learner
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.policy_passes import PolicyPasses
+from solrl_ray.models import attention
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.policy import adapters
+from solrl_ray.quantization.attestation import device_name
+
+HERE = Path(__file__).parent
+CONFIGS = HERE.parent / "configs"
+MODELS = {"flux": "flux1_dev", "sd3": "sd35_large", "sana": "sana_1600m"}
+AIMS = {"flux": 1.8, "sd3": 1.75, "sana": 1.8}
+KINDS = ("base", "old", "default")
+
+
+def configured(arguments: argparse.Namespace, **settings: Any) -> Config:
+    files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / f"{MODELS[arguments.model]}.yaml"]
+    overrides = [
+        "prompts={train: unused, heldout: unused}",
+        "rewards=[{kind: clipscore}]",
+        f"fleet.learners.num_gpus={1 if arguments.device == 'cuda' else 0}",
+        f"run.deterministic={str(arguments.deterministic).lower()}",
+        *(f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in settings.items()),
+    ]
+    if arguments.batch:
+        overrides.append(f"learner.micro_batch={arguments.batch}")
+    return compiled_learner.settled(load(files, [*overrides, *arguments.set]))
+
+
+class Side:
+    """One way to run a learner's passes."""
+
+    def __init__(self, config: Config, arguments: argparse.Namespace) -> None:
+        self.config, self._arguments = config, arguments
+        self.model: DiffusionModel = transformer_only(config.model, arguments.device, arguments.layers)
+        self.passes = PolicyPasses(config, self.model)
+        self.attention = attention.kernels()
+        self._factors = adapters.parameters(self.model.transformer, "default")
+        self._fill("default", 2)
+        self._fill("old", 3)
+        samples, generator = config.learner.micro_batch, torch.Generator().manual_seed(4)
+        self._batch = self.model.batch_embeddings(random_embeddings(config.model, samples))
+        self._x_t = torch.randn(samples, *self.model.latent_shape, generator=generator).to(arguments.device)
+        self._t = torch.linspace(0.1, 0.9, samples).to(arguments.device)
+
+    def _fill(self, policy: Any, seed: int) -> None:
+        """Factors that are not zero, so that both of a pair have a gradient."""
+        generator = torch.Generator().manual_seed(seed)
+        factors = adapters.parameters(self.model.transformer, policy)
+        new = {name: torch.randn(f.shape, generator=generator) * 0.01 for name, f in factors.items()}
+        adapters.load_factors(self.model.transformer, policy, {n: f.to(self._arguments.device) for n, f in new.items()})
+
+    def run(self, kind: Any) -> None:
+        """One pass, as the learner makes it."""
+        if kind != "default":
+            with torch.no_grad():
+                self._velocity()
+            return
+        self._velocity().square().mean().backward()
+
+    def gradient(self) -> Tensor:
+        adapters.use(self.model.transformer, "default")
+        for factor in self._factors.values():
+            factor.grad = None
+        self.run("default")
+        grads = [factor.grad.flatten() for factor in self._factors.values() if factor.grad is not None]
+        return torch.cat(grads).cpu()
+
+    def _velocity(self) -> Tensor:
+        return self.passes.velocity(self._x_t, self._t, self._batch)
+
+
+def milliseconds(run: Callable[[], None], device: str) -> float:
+    if device != "cuda":
+        started = time.perf_counter()
+        run()
+        return (time.perf_counter() - started) * 1e3
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def measure(side: Side, arguments: argparse.Namespace, reference: Tensor | None) -> tuple[dict[str, Any], Tensor]:
+    """What a side costs, and its gradient."""
+    samples, cuda = side.config.learner.micro_batch, arguments.device == "cuda"
+    resident = torch.cuda.memory_allocated() if cuda else 0
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    first, medians, spread = {}, {}, {}
+    for kind in KINDS:
+        adapters.use(side.model.transformer, kind)  # type: ignore[arg-type]
+        first[kind] = round(milliseconds(partial(side.run, kind), arguments.device) / 1e3, 1)
+        times = [
+            milliseconds(partial(side.run, kind), arguments.device) / samples
+            for _ in range(arguments.warm_ups + arguments.repeats)
+        ][arguments.warm_ups :]
+        medians[kind] = round(statistics.median(times), 2)
+        spread[kind] = round((max(times) - min(times)) / medians[kind], 4)
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    gradient = side.gradient()
+    cosine = None
+    if reference is not None:
+        cosine = torch.nn.functional.cosine_similarity(gradient.double(), reference.double(), dim=0).item()
+    result = {
+        "compiled": side.passes.compiled or "no",
+        "attention": side.attention,
+        "activation_memory": side.config.learner.activation_memory,
+        "milliseconds": {**medians, "sum": round(sum(medians.values()), 2)},
+        "spread": spread,
+        "first_call_seconds": first,
+        "peak_gb": round(peak / 1e9, 1),
+        "resident_gb": round(resident / 1e9, 1),
+        "gradient_cosine": cosine,
+    }
+    return result, gradient
+
+
+def sides(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Names and settings."""
+    eager: list[tuple[str, dict[str, Any]]] = [("eager", {"compile__learner": False})]
+    compiled = [
+        (
+            f"compiled, activation memory {memory:g}",
+            {"compile__learner": True, "learner__activation_memory": memory},
+        )
+        for memory in arguments.memory
+    ]
+    if arguments.model != "flux" and not arguments.deterministic:
+        name, settings = compiled[0]
+        # Of a run's settings a learner's passes know this one, which chooses attention.
+        compiled.append((f"{name}, flash attention", settings | {"run__deterministic": True}))
+    return eager + compiled
+
+
+def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = []
+    reference: Tensor | None = None
+    for name, settings in sides(arguments):
+        torch._dynamo.reset()
+        side = Side(configured(arguments, **settings), arguments)
+        result, gradient = measure(side, arguments, reference)
+        reference = gradient if reference is None else reference
+        eager = results[0]["milliseconds"]["sum"] if results else result["milliseconds"]["sum"]
+        results.append({"side": name, "ratio_to_eager": round(eager / result["milliseconds"]["sum"], 3), **result})
+        print(row(results[-1]), flush=True)
+        del side
+        gc.collect()
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+        write(results, arguments)  # after each side: a run cut short keeps what it has
+    return results
+
+
+def row(result: dict[str, Any]) -> str:
+    ms, first = result["milliseconds"], result["first_call_seconds"]
+    cosine = "" if result["gradient_cosine"] is None else f"  cosine {result['gradient_cosine']:.6f}"
+    return (
+        f"{result['side']:<46} {result['attention']:<6} base {ms['base']:7.2f}  old {ms['old']:7.2f}  "
+        f"forward + backward {ms['default']:7.2f}  sum {ms['sum']:7.2f} ms  {result['ratio_to_eager']:5.3f} x  "
+        f"peak {result['peak_gb']:6.1f} GB (resident {result['resident_gb']:.1f}){cosine}  "
+        f"first {first['base']} / {first['old']} / {first['default']} s"
+    )
+
+
+def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    shipped = configured(arguments).learner.activation_memory
+    wanted = f"compiled, activation memory {shipped:g}"
+    ratio = next((one["ratio_to_eager"] for one in results if one["side"] == wanted), None)
+    content = {
+        "question": "cost of a learner's passes, compiled, over the shipped eager settings",
+        "statistic": f"median of {arguments.repeats} after {arguments.warm_ups} warm-ups, ms a sample and timestep",
+        "model": MODELS[arguments.model],
+        "micro_batch": configured(arguments).learner.micro_batch,
+        "device": device_name(torch.device(arguments.device)),
+        "torch": torch.__version__,
+        "layers": arguments.layers or "all",
+        "deterministic": arguments.deterministic,
+        "shipped": wanted,
+        "ratio_to_eager": ratio,
+        "aim": AIMS[arguments.model],
+        "sides": results,
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    name = arguments.name or arguments.model + "_deterministic" * arguments.deterministic
+    (arguments.out / f"learner_{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--memory", nargs="+", type=float, default=[1.0, 0.5, 0.0], help="of the compiled sides")
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--batch", type=int, help="micro-batch instead of the configuration's")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warm-ups", type=int, default=2)
+    parser.add_argument("--layers", type=int, help="cut the depth, for a try on a small machine")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--set", action="append", default=[], help="as for solrl")
+    parser.add_argument("--name", help="of the results, learner_NAME.json; default: the model's")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    arguments = parser.parse_args()
+    if arguments.deterministic:  # before CUDA is used
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    measured(arguments)
+
+
+if __name__ == "__main__":
+    main()

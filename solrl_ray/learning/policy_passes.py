@@ -1,0 +1,56 @@
+"""The passes of a learner through its transformer: with which adapter, attention and compiler, and what they keep.
+
+::
+
+    base, anchor, old   without gradient      each kind is compiled once, at the micro-batch's shape, if
+    default             with gradient         `compile.learner` is on; adapters are switched without compiling again
+"""
+
+from __future__ import annotations
+
+import torch
+
+from solrl_ray.config import compiled_learner
+from solrl_ray.config.schema import Config
+from solrl_ray.models import attention
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.compilation import compile_learner
+from solrl_ray.policy import adapters
+from solrl_ray.records import PromptEmbedding
+
+
+class PolicyPasses:
+    def __init__(self, config: Config, model: DiffusionModel, *, anchor: bool = False) -> None:
+        """Attach the adapters to `model.transformer` at revision 0, and set this process up for training it.
+
+        Raises:
+            UserError: it is to be compiled and cannot be.
+        """
+        self._config, self._model = config, model
+        compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
+        # cuDNN's attention was measured in compiled passes; eager ones keep the kernels that they always had.
+        cudnn = compiled and model.TRAINS_ON_CUDNN and not config.run.deterministic
+        attention.choose_for_training(cudnn=cudnn)
+        if not compiled and kept == 0:
+            model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
+        adapters.attach(model.transformer, config.model.lora, config.run.seed, anchor=anchor)
+        self.compiled = compile_learner(model.transformer, config.compile, model.device, kept) if compiled else ""
+        """What is compiled, in words; empty if nothing is."""
+
+    def velocity(self, x_t: torch.Tensor, t: torch.Tensor, embedding: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The model's velocity, float32; a bfloat16 base computes with the float32 factors under autocast."""
+        bfloat16 = self._config.model.dtype == "bfloat16"
+        with torch.autocast(self._model.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            return self._model.velocity(x_t, t, embedding)
+
+    def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> None:
+        """One pass with `policy` on a micro-batch of zeros, ``default`` with its gradient, which is thrown away."""
+        model, samples = self._model, self._config.learner.micro_batch
+        x_t = torch.zeros(samples, *model.latent_shape, device=model.device)
+        t = torch.full((samples,), 0.5, device=model.device)
+        trained = policy == adapters.TRAINED
+        with adapters.using(model.transformer, policy), torch.set_grad_enabled(trained):
+            velocity = self.velocity(x_t, t, model.batch_embeddings([embedding] * samples))
+            if trained:
+                factors = adapters.parameters(model.transformer, adapters.TRAINED)
+                torch.autograd.grad(velocity.square().mean(), list(factors.values()))

@@ -1,0 +1,292 @@
+"""A compiled learner: what is compiled and when, that its gradients are the eager ones', and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from solrl_ray import models
+from solrl_ray.config import compiled_learner, continuation
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.schema import Compile, Config
+from solrl_ray.config.update import passes
+from solrl_ray.errors import UserError
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+from solrl_ray.learning.learner import Learner
+from solrl_ray.learning.policy_passes import PolicyPasses
+from solrl_ray.models import attention
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.compilation import compile_learner
+from solrl_ray.policy import adapters
+from solrl_ray.policy.digest import lora_digest
+from solrl_ray.records import PromptEmbedding, SampleGroup
+from tests.support import tiny
+from tests.support.learning import config as learning_config
+
+CPU = torch.device("cpu")
+SIZES = (5, 3, 4)
+"""Samples of each prompt; in micro-batches of 4, of one prompt and of several."""
+BUILDERS: dict[str, Callable[[Path], Path]] = {
+    "flux": tiny.build_pipeline,
+    "sd3": partial(tiny.build_sd3, dual_attention=False),  # as SD3.5-Large
+    "sana": tiny.build_sana,
+    "flux2_klein": tiny.build_flux2_klein,
+}
+AUTOGRAD = pytest.mark.parametrize("counter", ["aot_eager"], indirect=True)
+"""Forward and backward as AOT autograd divides them."""
+Start = Callable[..., tuple[Learner, "Inputs"]]
+
+
+@pytest.fixture(scope="module")
+def group_of_one() -> Iterator[None]:
+    process_group(0, 1, "127.0.0.1", free_port(), device=CPU, timeout=60, one_host=True)
+    yield
+    leave_process_group()
+
+
+@pytest.fixture(scope="module", params=["flux", "sd3", "sana"])
+def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    name: str = request.param
+    return name, BUILDERS[name](tmp_path_factory.mktemp(name) / "pipeline")
+
+
+@pytest.fixture
+def counter(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[CompileCounterWithBackend]:
+    """Counts what is compiled, for a backend that makes no C++."""
+    found = CompileCounterWithBackend(getattr(request, "param", "eager"))
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda m, *, mode, **how: compiled(m, backend=found, **how))
+    for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    torch._dynamo.reset()
+    budget, tag = torch._functorch.config.activation_memory_budget, torch.compiler.config.cache_key_tag
+    yield found
+    torch._functorch.config.activation_memory_budget = budget
+    torch.compiler.config.cache_key_tag = tag
+    torch._dynamo.reset()
+
+
+def settings(pipeline: tuple[str, Path], *, compiled: bool = True, **learner: Any) -> Config:
+    family, path = pipeline
+    resolution = 32 if family == "sana" else tiny.RESOLUTION
+    return learning_config(
+        path,
+        model=tiny.model_config(path, family=family, resolution=resolution),
+        learner=learner,
+        compile=Compile(learner=compiled),
+    )
+
+
+class Inputs:
+    """What updates of a model learn from."""
+
+    def __init__(self, config: Config, shape: tuple[int, ...]) -> None:
+        texts = models.load(config.model, CPU, components={"text"}).encode(["a red circle", "a dog", "two cats"])
+        self.embeddings = {
+            f"p{i}": PromptEmbedding(prompt_id=f"p{i}", tensors=text, digest=str(i)) for i, text in enumerate(texts)
+        }
+        self._shape = shape
+
+    def groups(self, iteration: int) -> list[SampleGroup]:
+        generator = torch.Generator().manual_seed(iteration)
+        return [
+            SampleGroup(
+                iteration=iteration,
+                revision=iteration,
+                prompt_id=f"p{i}",
+                indices=tuple(range(size)),
+                rewards=tuple(torch.rand(size, generator=generator).tolist()),
+                latents=torch.randn(size, *self._shape, generator=generator),
+            )
+            for i, size in enumerate(SIZES)
+        ]
+
+
+@pytest.fixture
+def start(group_of_one: None) -> Iterator[Start]:
+    learners = []
+
+    def make(config: Config) -> tuple[Learner, Inputs]:
+        model = models.load(config.model, CPU, components={"transformer"})
+        learners.append(Learner(config, model, 0, 1))
+        return learners[-1], Inputs(config, model.latent_shape)
+
+    yield make
+    for learner in learners:
+        learner.close()
+
+
+def test_after_the_warm_up_no_update_and_no_change_of_adapters_compiles_anything(
+    pipeline: tuple[str, Path], start: Start, counter: CompileCounterWithBackend
+) -> None:
+    config = settings(pipeline)
+    learner, inputs = start(config)
+    assert "blocks, mode default, activation memory 1" in learner.compiled
+    assert counter.frame_count == 0
+    known = []
+    for policy in passes(config):
+        assert learner.warm_up(policy, inputs.embeddings["p0"]) > 0  # type: ignore[arg-type]
+        known.append(counter.frame_count)
+    assert passes(config) == ("base", "old", "default")
+    assert 0 < known[0] < known[1] < known[2]  # each kind has its own code
+    for iteration in range(3):
+        learner.update(iteration, inputs.groups(iteration), inputs.embeddings)
+        assert counter.frame_count == known[-1]
+
+
+@AUTOGRAD
+def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones(
+    tiny_pipeline: Path, start: Start, counter: CompileCounterWithBackend
+) -> None:
+    ended, pipeline = {}, ("flux", tiny_pipeline)
+    for name in ("eager", "compiled", "compiled and warmed up"):
+        config = settings(pipeline, compiled=name != "eager")
+        learner, inputs = start(config)
+        if "warmed" in name:
+            for policy in passes(config):
+                learner.warm_up(policy, inputs.embeddings["p1"])  # type: ignore[arg-type]
+        for iteration in range(2):
+            learner.update(iteration, inputs.groups(iteration), inputs.embeddings)
+        ended[name] = learner.factors("default")
+    assert lora_digest(ended["compiled"]) == lora_digest(ended["compiled and warmed up"])
+    for factor, value in ended["eager"].items():
+        torch.testing.assert_close(ended["compiled"][factor], value, atol=2e-3, rtol=2e-2)
+
+
+@AUTOGRAD
+@pytest.mark.parametrize(("family", "kept"), [("flux", 1.0), ("flux", 0.0), ("sd3", 0.5), ("sana", 0.5)])
+def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
+    family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend
+) -> None:
+    pipeline = family, BUILDERS[family](tmp_path / "pipeline")
+    compiled = gradient(settings(pipeline, activation_memory=kept))
+    assert torch._functorch.config.activation_memory_budget == kept
+    eager = gradient(settings(pipeline, compiled=False))
+    cosine = torch.nn.functional.cosine_similarity(compiled, eager, dim=0)
+    assert eager.norm() > 0
+    assert cosine > 0.99999
+
+
+def gradient(config: Config) -> torch.Tensor:
+    """Of a loss over one micro-batch, all factors in one vector; B is not zero, so that A has one, too."""
+    model = models.load(config.model, CPU, components={"transformer"})
+    made = PolicyPasses(config, model)
+    factors = adapters.parameters(model.transformer, "default")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for factor in factors.values():
+            factor.copy_(torch.randn(factor.shape, generator=generator) * 0.1)
+    batch = model.batch_embeddings(list(Inputs(config, model.latent_shape).embeddings.values()))
+    x_t = torch.randn(3, *model.latent_shape, generator=generator)
+    loss = made.velocity(x_t, torch.tensor([0.2, 0.5, 0.8]), batch).square().mean()
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(factors.values()))])
+
+
+# What is settled, and when
+
+
+@pytest.mark.parametrize(
+    ("gpus", "learner", "memory", "settled"),
+    [
+        (0.0, None, None, (False, 0.0)),
+        (1.0, None, None, (True, 0.5)),
+        (0.5, False, None, (False, 0.0)),
+        (0.0, True, 0.25, (True, 0.25)),
+        (1.0, False, 1.0, (False, 1.0)),
+    ],
+)
+def test_both_settings_are_settled_by_the_learners_gpus_and_kept_by_a_resumed_run(
+    tiny_pipeline: Path, gpus: float, learner: bool | None, memory: float | None, settled: tuple[bool, float]
+) -> None:
+    given = learning_config(
+        tiny_pipeline,
+        learner={"activation_memory": memory},
+        compile=Compile(learner=learner),
+        fleet={"learners": {"num_gpus": gpus}},
+    )
+    was = compiled_learner.settled(given)
+    assert (was.compile.learner, was.learner.activation_memory) == settled
+    assert compiled_learner.settled(was) == was
+    cpus = given.fleet.learners.model_copy(update={"num_gpus": 0.0})
+    elsewhere = given.model_copy(update={"fleet": given.fleet.model_copy(update={"learners": cpus})})
+    resumed = continuation.carried(elsewhere, was)
+    assert (resumed.compile.learner, resumed.learner.activation_memory) == settled
+    continuation.check(resumed, was, Path("runs/run"), Sources())
+    other = compiled_learner.settled(given.model_copy(update={"compile": Compile(learner=not settled[0])}))
+    with pytest.raises(UserError, match=r"^(learner\.activation_memory|compile\.learner) is .* was begun with"):
+        continuation.check(other, was, Path("runs/run"), Sources())
+
+
+# What is refused
+
+
+def test_a_transformer_without_blocks_is_refused() -> None:
+    with pytest.raises(
+        UserError,
+        match=r"compile\.learner is true, but nothing can be compiled: Linear has no list of blocks; set it to",
+    ):
+        compile_learner(nn.Linear(2, 2), Compile(learner=True), CPU, 1.0)
+
+
+def test_a_machine_without_a_compiler_is_refused(tiny_pipeline: Path) -> None:
+    import torch._inductor.config
+
+    config = settings(("flux", tiny_pipeline))
+    model = models.load(config.model, CPU, components={"transformer"})
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("/no/such/compiler",)}),
+        pytest.raises(UserError, match=r"nothing can be compiled: there is no C\+\+ compiler \(environment variable"),
+    ):
+        PolicyPasses(config, model)
+
+
+# Attention
+
+
+def test_what_is_compiled_is_kept_apart_by_attention_kernels(
+    counter: CompileCounterWithBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_pipeline: Path
+) -> None:
+    import os
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    model: DiffusionModel = models.load(tiny.model_config(tiny_pipeline), CPU, components={"transformer"})
+    found = []
+    try:
+        for cudnn in (True, False):
+            monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+            monkeypatch.delenv("TRITON_CACHE_DIR")
+            attention.choose_for_training(cudnn=cudnn)
+            said = compile_learner(model.transformer, Compile(learner=True, cache=str(tmp_path / "c")), CPU, 1.0)
+            assert said.endswith("cudnn attention" if cudnn else "flash attention")
+            variables = os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ["TRITON_CACHE_DIR"]
+            found.append((*variables, torch.compiler.config.cache_key_tag))
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    for one, other in zip(*found, strict=True):
+        assert "cudnn" in one
+        assert "flash" in other
+
+
+@pytest.mark.parametrize(("family", "cudnn"), [("flux", False), ("sd3", True), ("sana", True), ("flux2_klein", False)])
+def test_only_families_that_train_on_cudnns_attention_may_use_it_and_not_if_deterministic(
+    family: str, cudnn: bool, tmp_path: Path, counter: CompileCounterWithBackend
+) -> None:
+    config = settings((family, BUILDERS[family](tmp_path / "pipeline")))
+    repeatable = config.model_copy(update={"run": config.run.model_copy(update={"deterministic": True})})
+    eager = config.model_copy(update={"compile": Compile(learner=False)})
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        for given, expected in ((config, cudnn), (repeatable, False), (eager, False)):
+            PolicyPasses(given, models.load(given.model, CPU, components={"transformer"}))
+            assert torch.backends.cuda.cudnn_sdp_enabled() == expected
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
