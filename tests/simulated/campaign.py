@@ -1,7 +1,7 @@
 """Simulates runs from a range of seeds: ``python -m tests.simulated.campaign 0..100000``.
 
-Prints seeds a second and each seed with a violation; with ``--trace``, the trace of one seed. A whole campaign is
-recorded in ``benchmarks/results/simulation.json``.
+Prints seeds a second and each seed with a violation; with ``--trace``, the trace of one seed. With ``--record FILE`` it
+is written as it goes on, after what the file has of the seeds before: ``benchmarks/results/simulation.json``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from tests.simulated.runs import Plan, run, violation
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "simulation.json"
 
 
 def simulated(seed: int) -> tuple[int, str, list[str]]:
@@ -30,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seeds", help="a..b, without b; or one seed with --trace")
     parser.add_argument("--trace", action="store_true", help="print what happens in the run of one seed")
-    parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write counts of seeds, faults and violations")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.trace:
@@ -40,6 +38,23 @@ def main() -> int:
         return 0
     first, last = map(int, arguments.seeds.split(".."))
     began, kinds, violations = time.monotonic(), Counter[str](), 0
+    before = {"first": first, "last": first, "seconds": 0, "violations": 0, "faults": {}}
+    if arguments.record and arguments.record.is_file():
+        before = json.loads(arguments.record.read_text())
+        assert before["last"] == first, f"{arguments.record} ends before seed {before['last']}"
+
+    def record(done: int) -> None:
+        if arguments.record:
+            counts = {
+                "first": before["first"],
+                "last": first + done,
+                "seeds": first + done - before["first"],
+                "violations": before["violations"] + violations,
+                "seconds": before["seconds"] + round(time.monotonic() - began),
+                "faults": dict(Counter(before["faults"]) + kinds),
+            }
+            arguments.record.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
+
     with Pool(arguments.processes) as pool:
         for done, (seed, said, drawn) in enumerate(pool.imap(simulated, range(first, last), chunksize=20), start=1):
             kinds.update(drawn)
@@ -48,11 +63,10 @@ def main() -> int:
                 print(f"seed {seed}: {said}", flush=True)
             if done % 1000 == 0:
                 print(f"{done} seeds, {done / (time.monotonic() - began):.1f} a second", flush=True)
+                record(done)
     seconds = time.monotonic() - began
     print(f"{last - first} seeds in {seconds:.0f} s, {violations} violations")
-    if arguments.record:
-        record = {"seeds": last - first, "violations": violations, "seconds": round(seconds), "faults": dict(kinds)}
-        RESULTS.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    record(last - first)
     return int(violations > 0)
 
 
