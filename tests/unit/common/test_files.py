@@ -64,7 +64,7 @@ def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
 def test_a_stored_configuration_that_a_disk_does_not_give_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "format").write_text("2\n")
+    (tmp_path / "format").write_text(f"{continuation.FORMAT}\n")
     (tmp_path / "config.yaml").touch()
     monkeypatch.setattr(continuation, "READ_SECONDS", 0.1)
     monkeypatch.setattr(continuation, "load", lambda files: threading.Event().wait())
