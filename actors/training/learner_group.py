@@ -142,7 +142,7 @@ class LearnerGroup:
         """
         async with self._turn:
             try:
-                await self._compile(embedding)
+                await self._compile([embedding])
             except WorkerGone as error:
                 await self._rebuild(error)
 
@@ -260,7 +260,7 @@ class LearnerGroup:
         what = "what was offered to the learner group"
         await all_answers(self._world, offers, what=what, seconds=deadlines.update)
         try:
-            await self._compile(inputs.embeddings[0])
+            await self._compile(inputs.embeddings)
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
@@ -270,8 +270,9 @@ class LearnerGroup:
         self._metrics = metrics
         return metrics
 
-    async def _compile(self, embedding: Any) -> None:
-        """One kind of passes after the other, told before and after: it takes minutes without a cache."""
+    async def _compile(self, embeddings: Sequence[Any]) -> None:
+        """One kind of passes after the other, with the first embedding; told before and after, for it takes minutes
+        without a cache."""
         if self._warm or not self._passes:
             return
         kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"
@@ -280,7 +281,7 @@ class LearnerGroup:
         seconds = []
         for policy in self._passes:
             deadline = self._config.fleet.deadlines.warm_up
-            took = await self._ask("warm_up", policy, embedding, seconds=deadline)
+            took = await self._ask("warm_up", policy, embeddings[0], seconds=deadline)
             seconds.append(f"{policy} in {max(took):.1f} s")
         self._tell(f"the learners have compiled {', '.join(seconds)}")
         self._warm = True

@@ -157,7 +157,7 @@ class Plan:
         rng = random.Random(f"shape {seed % SHAPES}")  # whose undisturbed run is needed as well
         one_stage, prompts = rng.random() < 0.25, rng.choice([1, 2, 3])
         shape = Shape(
-            iterations=rng.choice([2, 3]),
+            iterations=rng.choice([2, 2, 3]),
             prompts=prompts,
             units=rng.choice([2, 3]),
             staleness=rng.choice([0, 0, 1]),

@@ -12,6 +12,7 @@ import torch
 
 from solrl_ray import models, rewards
 from solrl_ray.cli import main
+from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import Tensors
@@ -37,7 +38,7 @@ def config(tmp_path: Path) -> Config:
     config = small_config(tmp_path, "made", "evaluation.prompts=2", "fleet.deadlines.start=900")
     run = RunFolder.of(config)
     run.path.mkdir(parents=True)
-    (run.path / "format").write_text("2\n")
+    (run.path / "format").write_text(f"{FORMAT}\n")
     (run.path / "config.yaml").write_text(to_yaml(config))
     parts = {name: factors(config, seed) for seed, name in enumerate(("default", "old", "ema", "exp_avg"))}
     replace(state(3), **parts, exp_avg_sq=factors(config, 9)).save(run.checkpoint(3))

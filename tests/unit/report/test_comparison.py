@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import load_with_sources, to_yaml
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import UserError
@@ -88,7 +89,7 @@ def test_rewards_of_one_kind_have_names_of_their_own() -> None:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "format").write_text("2\n")
+    (folder / "format").write_text(f"{FORMAT}\n")
     (folder / "config.yaml").write_text(to_yaml(made_runs.config()))
     return folder
 

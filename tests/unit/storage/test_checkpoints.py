@@ -14,6 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
@@ -63,7 +64,7 @@ def begun(root: Path, updates: int) -> RunFolder:
     """A run folder with `updates` measured iterations and no checkpoint yet."""
     run = RunFolder(root / "small")
     run.path.mkdir(parents=True)
-    (run.path / "format").write_text("2\n")
+    (run.path / "format").write_text(f"{FORMAT}\n")
     (run.path / "config.yaml").write_text("run: {name: small}\n")
     (run.path / "prompts.json").write_text("{}")
     for number in range(updates):
