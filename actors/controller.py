@@ -153,7 +153,9 @@ class Controller:
 
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         parts = self._parts
-        summary = await parts.rollouts.close(iteration, parts.publisher.regenerating)
+        summary = await parts.rollouts.close(
+            iteration, lambda: parts.publisher.regenerating(after=learned if self._turns else None)
+        )
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
             parts.embeddings.ask_ahead(parts.prompts(unexplored))

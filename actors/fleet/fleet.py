@@ -43,7 +43,7 @@ class Fleet:
         self._first: dict[str, Attestation] = {}
         """Of each pool, by name."""
         self._attested = asyncio.Event()
-        self._counts = _NO_COUNTS
+        self._counts = dict(_NO_COUNTS)
         self._targets = Targets(config, explores=explores)
         self._waits = Waits()
         self._tier = ""

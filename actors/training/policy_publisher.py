@@ -93,8 +93,14 @@ class PolicyPublisher:
             pass
 
     @asynccontextmanager
-    async def regenerating(self) -> AsyncIterator[None]:
-        """Regenerators hold the newest revision for as long as the block lasts: nothing is evaluated meanwhile."""
+    async def regenerating(self, *, after: asyncio.Event | None = None) -> AsyncIterator[None]:
+        """Regenerators hold the newest revision for as long as the block lasts: nothing is evaluated meanwhile.
+
+        Args:
+            after: what is waited for first, such as the turn of learners on a shared GPU.
+        """
+        if after is not None:
+            await after.wait()
         async with self._turn:
             if self._regenerated is not self.newest:
                 self._regenerated = self.newest

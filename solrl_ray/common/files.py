@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -93,14 +94,16 @@ def refuses_files(folder: Path) -> str:
     """Why nothing can be kept in what is there; empty if something can, unless its disk is full. Leaves nothing."""
     if not folder.is_dir():
         return "is a file"
-    probe = folder / f".{os.getpid()}.partial"
+    probe = folder / f".{secrets.token_hex(8)}.partial"
     try:
         probe.open("xb").close()
-        probe.unlink()
     except FileNotFoundError:
         return "takes no files"  # such as /proc
     except OSError as error:
         return f"cannot be written: {error.strerror}"
+    finally:
+        with suppress(OSError):
+            probe.unlink()
     return ""
 
 

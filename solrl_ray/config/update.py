@@ -39,8 +39,11 @@ def references(config: Config) -> list[str]:
 
 def passes(config: Config) -> tuple[str, ...]:
     """The policies with which a learner passes through the transformer, as `policy.adapters` names them: those without
-    gradient first, ``default`` with gradient last."""
-    return (*("base" if name == "reference" else name for name in references(config)), "default")
+    gradient first, ``default`` with gradient last. A copied ``old`` is another one than ``default`` only where a run
+    begins with another's state."""
+    names = ["base" if name == "reference" else name for name in references(config)]
+    copied = ["old"] if config.run.init and "old" not in names else []
+    return (*names, *copied, "default")
 
 
 def forwards_without_gradient(config: Config, backwards: int) -> int:

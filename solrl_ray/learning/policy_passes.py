@@ -28,8 +28,9 @@ class PolicyPasses:
         """
         self._config, self._model = config, model
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
-        # cuDNN's attention was measured in compiled passes; eager ones keep the kernels that they always had.
-        cudnn = compiled and model.TRAINS_ON_CUDNN and not config.run.deterministic
+        # cuDNN's attention was measured in compiled passes on Hopper; eager ones keep the kernels that they always had.
+        seen = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)
+        cudnn = compiled and model.TRAINS_ON_CUDNN and seen and not config.run.deterministic
         attention.choose_for_training(cudnn=cudnn)
         if not compiled and kept == 0:
             model.transformer.enable_gradient_checkpointing()  # type: ignore[operator]
