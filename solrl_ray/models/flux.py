@@ -65,4 +65,6 @@ class Flux(DiffusionModel):
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
-    return functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.PATCH)
+    shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.PATCH)
+    # Rows last, as everywhere: convolutions round otherwise when channels are.
+    return shuffled.contiguous(memory_format=torch.contiguous_format)
