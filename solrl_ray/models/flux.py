@@ -66,5 +66,5 @@ class Flux(DiffusionModel):
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
     shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.PATCH)
-    # Rows last, as everywhere: convolutions round otherwise when channels are.
+    # Columns last, as everywhere: with channels last the decoder's convolutions round otherwise.
     return shuffled.contiguous(memory_format=torch.contiguous_format)

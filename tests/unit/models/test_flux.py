@@ -160,6 +160,13 @@ def test_a_token_is_a_2x2_patch_as_the_stock_pipeline_packs_them() -> None:
     assert torch.equal(flux.unpack(tokens, 2, 3), latent)
 
 
+def test_unpacked_latents_are_laid_out_with_columns_last_whatever_the_batch() -> None:
+    """With channels last a convolution rounds otherwise, and every reward and digest is another one."""
+    for batch in (1, 2, 24):
+        unpacked = flux.unpack(torch.randn(batch, 64, 64), 8, 8)
+        assert unpacked.stride() == (16 * 16 * 16, 16 * 16, 16, 1)
+
+
 def test_builtin_paths_are_inside_the_package() -> None:
     package = Path(models.__file__).parents[1]
     assert paths.resolve("builtin:testbed/pipeline") == package / "testbed" / "assets" / "pipeline"
