@@ -64,7 +64,7 @@ demo: $(READY)
 test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow and not faults
 test-faults: CHOSEN := faults and not slow
-test test-all: PARTS := "-n 2 --dist loadfile tests/unit" "-n 2 tests/simulated" "tests/gpu tests/system tests/chaos"
+test test-all: PARTS := "-n 2 --dist worksteal tests/unit" "-n 2 tests/simulated" "tests/gpu tests/system tests/chaos"
 test-faults: PARTS := "tests/system tests/chaos"
 test test-faults test-all: $(READY)
 	@set -e; \

@@ -138,7 +138,7 @@ def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
 
     found = {
         "merge, quantise, swap": median(lambda: world.refresh(factors), repeats),
-        "learner: merge, quantise, checksums": median(lambda: world.publisher.part(2, factors), repeats),
+        "learner: merge, quantise, checksums": median(lambda: world.publisher.shard(2, factors), repeats),
         "encode": median(lambda: payload.deltas_between(revision, before), repeats),
         "decode": median(decode, repeats),
         "prove": median(

@@ -64,8 +64,8 @@ class Merger(LearnerRank):
     """Has the base weights, so it can say what a receiver of any policy must end with. It learns nothing."""
 
     def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
-        part = self._publisher.part(updates, factors, policy=policy, rank=0, world_size=1)
-        return assemble([part], self._config.model.lora)
+        shard = self._publisher.shard(updates, factors, policy=policy, rank=0, world_size=1)
+        return assemble([shard], self._config.model.lora)
 
 
 CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)

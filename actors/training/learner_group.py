@@ -228,14 +228,14 @@ class LearnerGroup:
     async def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
         seconds = self._config.fleet.deadlines.publish
-        parts = await self._all("part", policy, self.tier, seconds=seconds)
+        shards = await self._all("shard", policy, self.tier, seconds=seconds)
         async with self._turn:
             try:
                 await self._release_gpu_cache()
             except WorkerGone as error:
                 await self._rebuild(error)
         what = "putting the revision together"
-        return await self._world.blocking(lambda: assemble(parts, self._config.model.lora), what, seconds)
+        return await self._world.blocking(lambda: assemble(shards, self._config.model.lora), what, seconds)
 
     async def factors(self, policy: Policy) -> dict[str, Any]:
         """LoRA factors by name; they are the same on all ranks."""

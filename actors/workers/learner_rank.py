@@ -124,12 +124,12 @@ class LearnerRank(Callee):
         """Leave the GPU's memory to others until the next update; returns the bytes given back."""
         return free_cache()
 
-    def part(self, policy: Policy, tier: str) -> RevisionShard:
+    def shard(self, policy: Policy, tier: str) -> RevisionShard:
         """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
         if tier != self._tier:  # explorers are on another level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
-        return self._publisher.part(
+        return self._publisher.shard(
             self._joined.revision,
             self._joined.factors(policy),
             policy=policy,

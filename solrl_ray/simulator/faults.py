@@ -10,6 +10,8 @@ KINDS = {
     "hangs": "the call is never done",
     "hangs after": "the call is done, and never answered",
     "is slow": "the call takes ten times as long",
+    "is late": "the call takes a thousand times as long, which is later than every deadline",
+    "comes twice": "the message comes twice: the call is done again, and its first answer counts",
     "answers NaN": "the rewards are not finite",
     "answers another unit": "the answer is of another unit than was asked for",
     "answers another revision": "the answer is of another revision than was asked for",

@@ -33,6 +33,8 @@ T = TypeVar("T")
 KILLED = "it was killed"
 DRAINING = 30.0
 """How long a node that is about to go is still there, seconds."""
+LONGER = {"is slow": 10.0, "is late": 1000.0}
+"""How many times as long as another a call takes that has this fault."""
 
 
 class Ref:
@@ -321,10 +323,11 @@ class SimulatedWorld:
             if fault == "dies before":
                 self._die(actor, "the worker died")
                 return
-            await asyncio.sleep(seconds * (10.0 if fault == "is slow" else 1.0))
+            await asyncio.sleep(seconds * LONGER.get(fault, 1.0))
             controller, self.disk.user = self.disk.user, actor.user
             try:
-                self._do(actor, call, fault)
+                for _ in range(2 if fault == "comes twice" else 1):
+                    self._do(actor, call, fault)
             except PowerLoss:
                 fault = "dies after"
             finally:
@@ -381,9 +384,10 @@ class SimulatedWorld:
             value = actor.player.spoilt(value, fault)
         if call.sent.large is not None:
             value, made = value
-            call.sent.large.future.set_result(made)
-            call.sent.large.lost = fault == "lost its samples"
-            actor.made.append(call.sent.large)
+            if not call.sent.large.future.done():
+                call.sent.large.future.set_result(made)
+                call.sent.large.lost = fault == "lost its samples"
+                actor.made.append(call.sent.large)
         self._note(f"{actor.name} answers {call.method}")
         self._answer(actor, call, value)
 

@@ -1,9 +1,9 @@
 """How a revision is made: factors merged into the base once, quantised once, with what receivers must end with.
 
-Every learner rank makes the part of the modules that fall to it, and the parts are put together:
+Every learner rank makes the shard of the modules that fall to it, and the shards are put together:
 
-    rank 0   part(modules 0, 2, 4, …) ─┐
-    rank 1   part(modules 1, 3, 5, …) ─┴─► assemble ─► Revision      the same bytes for any number of ranks
+    rank 0   shard(modules 0, 2, 4, …) ─┐
+    rank 1   shard(modules 1, 3, 5, …) ─┴─► assemble ─► Revision      the same bytes for any number of ranks
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RevisionShard(Portable):
     packed: dict[str, torch.Tensor]
     """Quantised weights on the CPU."""
     factors: dict[str, torch.Tensor]
-    """Factors of this part's modules, float32 on the CPU."""
+    """Factors of this shard's modules, float32 on the CPU."""
     stamps: dict[str, Stamp]
     """Of `packed` and `factors`, made where the tensors lay."""
     held: dict[str, dict[str, Stamp]]
@@ -89,11 +89,11 @@ class Publisher:
         )
 
     def build(self, revision: int, factors: Mapping[str, torch.Tensor], *, policy: Policy = "old") -> Revision:
-        """A whole revision; see `part`."""
-        return assemble([self.part(revision, factors, policy=policy)], self._lora)
+        """A whole revision; see `shard`."""
+        return assemble([self.shard(revision, factors, policy=policy)], self._lora)
 
     @torch.no_grad()
-    def part(
+    def shard(
         self,
         revision: int,
         factors: Mapping[str, torch.Tensor],
@@ -194,23 +194,23 @@ class Publisher:
                 raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
 
-def assemble(parts: Sequence[RevisionShard], lora: Lora) -> Revision:
-    """A revision from the parts of all ranks; the same bytes however many made them.
+def assemble(shards: Sequence[RevisionShard], lora: Lora) -> Revision:
+    """A revision from the shards of all ranks; the same bytes however many made them.
 
     Raises:
-        RunError: the parts are not of one revision.
+        RunError: the shards are not of one revision.
     """
-    named = {(part.policy, part.revision) for part in parts}
+    named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
-        raise RunError(f"the learner ranks were asked for one revision and made parts of {sorted(named)}")
+        raise RunError(f"the learner ranks were asked for one revision and made shards of {sorted(named)}")
     ((policy, revision),) = named
 
     def joined(field: str) -> dict[str, Any]:
-        return {name: value for part in parts for name, value in getattr(part, field).items()}
+        return {name: value for shard in shards for name, value in getattr(shard, field).items()}
 
     factors, stated = joined("factors"), joined("stamps")
     tensors = dict(sorted((factors | joined("packed")).items()))
-    held = {role: {n: s for part in parts for n, s in part.held[role].items()} for role in sorted(parts[0].held)}
+    held = {role: {n: s for shard in shards for n, s in shard.held[role].items()} for role in sorted(shards[0].held)}
     modules = len({module_of(name) for name in factors})
     manifest = Manifest(
         revision=revision,
@@ -220,7 +220,7 @@ def assemble(parts: Sequence[RevisionShard], lora: Lora) -> Revision:
         base_digest=stamps_digest(joined("base")),
         formats=dict(sorted(joined("formats").items())),
         amax=dict(sorted(joined("amax").items())),
-        bumped=tuple(sorted(m for part in parts for m in part.bumped)),
+        bumped=tuple(sorted(m for shard in shards for m in shard.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
         tensors={name: stated[name] for name in tensors},
     )

@@ -68,17 +68,17 @@ class KilledTwice(LearnerRank):
 
 
 class KilledWhilePublishing(LearnerRank):
-    """The first one is killed when its update is done, its state is out and its part of the revision is wanted."""
+    """The first one is killed when its update is done, its state is out and its shard of the revision is wanted."""
 
     def update(self, iteration: int) -> UpdateMetrics:
         with Path(self._config.run.root).joinpath("updates").open("a") as file:
             file.write(f"{iteration}\n")
         return super().update(iteration)
 
-    def part(self, *arguments: Any) -> Any:
+    def shard(self, *arguments: Any) -> Any:
         if ".1" not in ray.get_runtime_context().get_actor_name():
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().part(*arguments)
+        return super().shard(*arguments)
 
 
 async def group(

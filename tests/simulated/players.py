@@ -239,10 +239,10 @@ class Learner:
     def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
 
-    def part(self, policy: Policy, tier: str) -> RevisionShard:
+    def shard(self, policy: Policy, tier: str) -> RevisionShard:
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
         if key not in _PARTS:
-            _PARTS[key] = self._publisher.part(self._updates, self.factors(policy), policy=policy)
+            _PARTS[key] = self._publisher.shard(self._updates, self.factors(policy), policy=policy)
         return _PARTS[key]
 
 

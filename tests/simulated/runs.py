@@ -22,7 +22,7 @@ import torch
 from actors.client.launch import concluded
 from actors.controller import Controller
 from actors.evaluation.requests import EvaluationRequest
-from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, Lora, OtherExplorers, Publish
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -56,6 +56,8 @@ WORKER = (
     "hangs",
     "hangs after",
     "is slow",
+    "is late",
+    "comes twice",
     "loses its input",
     "lost its samples",
     "cannot start",
@@ -64,9 +66,18 @@ WORKER = (
 KINDS = {
     "explorer": (*WORKER, "answers NaN", "answers another unit", "answers another revision"),
     "regenerator": WORKER,
-    "selector": ("dies before", "dies after", "hangs", "hangs after", "is slow", "loses its input"),
-    "learner": ("dies before", "dies after", "hangs", "hangs after", "is slow"),
-    "text_encoder": ("dies before", "hangs", "is slow"),
+    "selector": (
+        "dies before",
+        "dies after",
+        "hangs",
+        "hangs after",
+        "is slow",
+        "is late",
+        "comes twice",
+        "loses its input",
+    ),
+    "learner": ("dies before", "dies after", "hangs", "hangs after", "is slow", "is late"),
+    "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
     "node": ("dies", "drains"),
 }
 ENDS = (
@@ -295,20 +306,6 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) 
         await _clear_away(world, others)
 
 
-_yaml: dict[str, str] = {}
-"""The text of each configuration, which takes as long to make as a tenth of a run."""
-
-
-def _as_yaml(config: Config) -> str:
-    key = config.model_dump_json()
-    if key not in _yaml:
-        _yaml[key] = to_yaml(config)
-    return _yaml[key]
-
-
-run_folder.to_yaml = _as_yaml
-
-
 def _claimed(path: Any, config: Config) -> bool:
     """Open the run folder as `actors.client.launch` does; whether nothing is left to do."""
     folder, resume = RunFolder(path), (path / "config.yaml").is_file()
@@ -436,4 +433,5 @@ def violation(plan: Plan) -> str:
     return ""
 
 
+run_folder.to_yaml = Config.model_dump_json  # which is YAML too; with comments and lines it takes a fourth of a run
 gc.freeze()  # what is imported is never garbage: runs take a fifth less

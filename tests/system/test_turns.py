@@ -28,6 +28,7 @@ SHARES = (
     "fleet.explorers.num_gpus=0.25",
     "fleet.regenerators.num_gpus=0.25",
     "fleet.learners.num_gpus=0.5",
+    "compile.learner=false",  # as the undisturbed run, whose learners have no GPU
 )
 
 
@@ -49,7 +50,7 @@ class SharingRegenerator(OnCpu, NotingRegenerator):
 
 class SharingLearner(OnCpu, NotingLearner):
     offer = noted("taking", LearnerRank.offer, "taken")
-    part = noted("merging", LearnerRank.part, "merged")
+    shard = noted("merging", LearnerRank.shard, "merged")
     release_gpu_cache = noted("resting", LearnerRank.release_gpu_cache, "rested")
 
 

@@ -51,7 +51,7 @@ def group_of_one() -> Iterator[None]:
     leave_process_group()
 
 
-@pytest.fixture(scope="module", params=["flux", "sd3", "sana"])
+@pytest.fixture(scope="module", params=["flux", "sana"])
 def pipeline(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     name: str = request.param
     return name, BUILDERS[name](tmp_path_factory.mktemp(name) / "pipeline")
@@ -163,7 +163,7 @@ def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones
 
 
 @AUTOGRAD
-@pytest.mark.parametrize(("family", "kept"), [("flux", 1.0), ("flux", 0.0), ("sd3", 0.5), ("sana", 0.5)])
+@pytest.mark.parametrize(("family", "kept"), [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0)])
 def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
     family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend
 ) -> None:

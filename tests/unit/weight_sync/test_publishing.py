@@ -128,7 +128,7 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
     alone = publisher().build(4, factors(), policy=policy)
     for world_size in (2, 3):  # with three ranks one has nothing to do
         parts = [
-            publisher().part(4, factors(), policy=policy, rank=rank, world_size=world_size)
+            publisher().shard(4, factors(), policy=policy, rank=rank, world_size=world_size)
             for rank in range(world_size)
         ]
         together = assemble(parts, LORA)
@@ -136,7 +136,7 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
         assert publication(together).payload(REGENERATOR) == publication(alone).payload(REGENERATOR)
         assert publication(together).payload(EXPLORER) == publication(alone).payload(EXPLORER)
     with pytest.raises(RunError, match=r"made parts of \[\('old', 1\), \('old', 2\)\]"):
-        assemble([publisher().part(1, factors()), publisher().part(2, factors())], LORA)
+        assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA)
 
 
 # Receivers

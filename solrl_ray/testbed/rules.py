@@ -1,0 +1,77 @@
+"""Does a picture show what its caption says? A reward that no network computes, for looking behind a trained one.
+
+A policy can raise a learned reward in ways that nobody asked for. Here a picture is compared with drawings: of the
+caption's scene, and of that scene with one word exchanged for another of its kind, each drawn where it fits the picture
+best. The word that explains the picture best is taken, and so on, until no exchange improves it. The words of the
+caption that are left hold. Usable as a reward of kind
+``solrl_ray.testbed.rules:words_that_hold``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from solrl_ray.testbed.world import FIELD_VALUES, JITTERS, Scene, parse, render
+
+GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Values that each free number of a drawing is tried with."""
+SWEEPS = 2
+"""How often each of them is tried, the others as they fitted best before."""
+
+
+def words_that_hold(images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """The share of a caption's words that hold in its picture.
+
+    Args:
+        images: float [B, 3, 32, 32] in [0, 1].
+        prompts: B captions of the testbed's world.
+
+    Returns:
+        float32 [B] in [0, 1]: of 4 words if the caption has one object (size, colour, shape, background), else of 8.
+
+    Raises:
+        ValueError: a prompt is no caption of this world.
+    """
+    return torch.stack([_share(image, parse(prompt)) for image, prompt in zip(images.float(), prompts, strict=True)])
+
+
+def _share(image: Tensor, scene: Scene) -> Tensor:
+    caption = shown = torch.tensor(scene.fields)
+    while True:
+        drawn = _exchanged(shown)
+        best = drawn[_misfits(image, drawn).argmin()]
+        if torch.equal(best, shown):
+            break
+        shown = best
+    words = 8 if scene.fields[0] == 2 else 4  # else relation and second object are 0 in both
+    return 1 - (shown != caption).sum() / words
+
+
+def _exchanged(fields: Tensor) -> Tensor:
+    """A scene [9] and, behind it, all that differ from it in one word, int64 [N, 9]."""
+    rows = [fields]
+    for column, words in enumerate(FIELD_VALUES, start=1):
+        if fields[0] == 1 and 4 <= column <= 7:  # relation and second object
+            continue
+        for index in range(len(words)):
+            if index != fields[column]:
+                rows.append(fields.index_fill(0, torch.tensor(column), index))
+    return torch.stack(rows)
+
+
+def _misfits(image: Tensor, drawn: Tensor) -> Tensor:
+    """Mean squared difference of `image` [3, 32, 32] and each scene [N, 9], drawn where it fits best; float32 [N]."""
+    tried = torch.tensor(GRID)
+    best = torch.full((len(drawn), JITTERS), 0.5)
+    found = torch.full((len(drawn),), torch.inf)
+    for number in [*range(JITTERS - 1)] * SWEEPS:  # the last one draws nothing
+        jitter = best[:, None].repeat(1, len(GRID), 1)
+        jitter[:, :, number] = tried
+        pictures = render(drawn.repeat_interleave(len(GRID), 0), jitter.flatten(0, 1))
+        misfits = (pictures - image).square().mean(dim=(1, 2, 3)).view(len(drawn), len(GRID))
+        found, choice = misfits.min(dim=1)
+        best[:, number] = tried[choice]
+    return found
