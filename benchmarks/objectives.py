@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +24,13 @@ import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
 
-from solrl_ray.config.checks import check
-from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "objectives.json"
-PICTURE = ROOT / "docs" / "images" / "objectives.png"
+RESULTS = REPOSITORY / "benchmarks" / "results" / "objectives.json"
+PICTURE = REPOSITORY / "docs" / "images" / "objectives.png"
 METHODS = ("sol_rl", "awm", "flow_grpo", "flow_grpo_fast", "dance_grpo")
 SAME = (
     "rollout={prompts: 12, pool: 24, keep: 8}",
@@ -50,75 +46,15 @@ OWN: dict[str, tuple[str, ...]] = {
 }
 """What else a method needs in a short run. As in the demo: with the published decay `old` would lag behind. DanceGRPO
 is published with one optimiser step an iteration and, for 16 GPUs, with three."""
-ON_GPU = (
-    "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}, learners: {num_gpus: 0.3}}",
-    "compile.enabled=false",
-)
-"""One GPU for all: compiling would cost a run of seconds more than it gives."""
-STOP_SECONDS = 30.0
-"""For a run that is told to stop, before it is killed."""
 
 
-def command(method: str, arguments: argparse.Namespace) -> tuple[list[Path], list[str]]:
-    """Files and overrides of a run."""
-    files = [ROOT / "configs" / "demo.yaml", ROOT / "configs" / "methods" / f"{method}.yaml"]
+def job(method: str, arguments: argparse.Namespace) -> Job:
     root = arguments.root.absolute()
     own = (f"run.name={method}", f"run.root='{root}'", f"run.iterations={arguments.iterations}", *OWN.get(method, ()))
-    return files, [*SAME, *own, *(ON_GPU if arguments.gpu else ()), *arguments.set]
-
-
-def configured(method: str, arguments: argparse.Namespace) -> Config:
-    config = load(*command(method, arguments))
-    check(config)
-    return config
-
-
-def train_all(methods: list[str], arguments: argparse.Namespace) -> None:
-    """`--at-once` processes at a time, none after `--seconds`; each writes a log beside its run."""
-    deadline = time.monotonic() + arguments.seconds
-    arguments.root.mkdir(parents=True, exist_ok=True)
-    waiting = [method for method in methods if not done(method, arguments)]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        while (waiting or running) and time.monotonic() < deadline:
-            while waiting and len(running) < arguments.at_once:
-                method = waiting.pop(0)
-                running[method] = start(method, arguments)
-            for method in [method for method, process in running.items() if process.poll() is not None]:
-                if status := running.pop(method).returncode:
-                    print(f"{method} ended with status {status}; see {arguments.root / method}.log", flush=True)
-            time.sleep(0.5)
-    finally:
-        for method, process in running.items():
-            stop(process)
-            print(f"{method} was stopped; the same command goes on with it", flush=True)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-
-
-def done(method: str, arguments: argparse.Namespace) -> bool:
-    folder = RunFolder.of(configured(method, arguments))
-    made = max((updates for updates, _ in folder.checkpoints()), default=0)
-    return (folder.path / "summary.json").exists() and made >= arguments.iterations
-
-
-def start(method: str, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """``solrl train``, which goes on with what is there and refuses to under other settings."""
-    files, overrides = command(method, arguments)
-    passed = [*map(str, files), *(part for text in overrides for part in ("--set", text))]
-    with open(arguments.root / f"{method}.log", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"],
-            stdout=log,
-            stderr=log,
-            cwd=ROOT,
-        )
+    return Job(
+        (REPOSITORY / "configs" / "demo.yaml", REPOSITORY / "configs" / "methods" / f"{method}.yaml"),
+        (*SAME, *own, *(ON_ONE_GPU if arguments.gpu else ()), *arguments.set),
+    )
 
 
 def curve(config: Config) -> dict[str, Any] | None:
@@ -181,12 +117,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of every run of this call")
     parser.add_argument("--root", type=Path, default=Path("runs/objectives"))
     arguments = parser.parse_args()
-    for method in arguments.only:
-        configured(method, arguments)  # bad input before anything starts
-    train_all(list(arguments.only), arguments)
+    jobs = {method: job(method, arguments) for method in arguments.only}
+    configs = {method: job.config for method, job in jobs.items()}  # bad input before anything starts
+    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds)
     curves = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for method in arguments.only:
-        config = configured(method, arguments)
+    for method, config in configs.items():
         found = curve(config)
         if found is not None:
             lr, updates = config.learner.optimizer.lr, config.learner.updates
