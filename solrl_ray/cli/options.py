@@ -36,6 +36,7 @@ CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; d
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
 PLAIN = _shared("--no-live", action="store_true", help="plain lines instead of the live view")
 RUN = _shared("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
+RUNS = _shared("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several are put side by side")
 LIVE_RUN = _shared("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
 
 
@@ -109,7 +110,10 @@ def _stored(commands: Any) -> None:
     """What is made from a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
-    _add(commands, "report", verbs.report, "build the report of a run folder again", RUN)
+    report = _add(
+        commands, "report", verbs.report, "build the report of a run folder again, or put runs side by side", RUNS
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="of several runs; default: runs.html")
 
 
 def _prompts(commands: Any) -> None:

@@ -74,12 +74,22 @@ def list_parts(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Build the report of a run folder again."""
-    folder: Path = arguments.run
-    continuation.stored(folder)
-    from solrl_ray.report.page import build
+    """Build the report of a run folder again, or put several runs side by side."""
+    folders: list[Path] = arguments.runs
+    for folder in folders:
+        continuation.stored(folder)
+    if len(folders) == 1:
+        if arguments.out:
+            raise UserError("--out is for several runs; the report of one is written into its folder.")
+        from solrl_ray.report.page import build
 
-    print(build(folder))
+        print(build(folders[0]))
+        return 0
+    from solrl_ray.report import several
+
+    compared = several.compare(folders)
+    print(several.table(compared))
+    print(several.write(arguments.out or Path(several.PAGE_FILE), compared))
     return 0
 
 

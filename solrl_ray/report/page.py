@@ -8,6 +8,7 @@ from typing import Any
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.report import plots, tables
+from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import write_page
@@ -45,6 +46,7 @@ def _values(data: RunData) -> dict[str, Any]:
     gain = None if base is None or final is None else paired_gain(base, final)
     closed = base and final and real and gap_closed(base.reward_mean, final.reward_mean, real.reward_mean)
     workers = worker_times(config, iterations)
+    curve = Curve.of(data)
     versions = data.summary.versions if data.summary else {}
     return {
         "run": data,
@@ -62,7 +64,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "gain": gain,
         "closed": closed,
         "gallery": Gallery.of_run(data),
-        "plots": _drawn(data, gain, workers),
+        "targets": _targets(curve),
+        "plots": _drawn(data, curve, gain, workers),
         "spearman": finite_mean([record.spearman for record in iterations]),
         "audited": any(record.audit for record in iterations),
         "fidelity": tables.fidelity(data),
@@ -102,11 +105,22 @@ def _line(config: Config) -> str:
     )
 
 
-def _drawn(data: RunData, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
+def _targets(curve: Curve) -> list[tuple[str, str, str]]:
+    """When the policy had which share of its gain: share, updates, time. Empty if it gained nothing."""
+    if curve.gain <= 0:
+        return []
+    found = [(share, curve.reaches(curve.points[0].reward + share * curve.gain)) for share in SHARES]
+    return [(f"{share:.0%}", f"{at.updates:.1f}", curve.time(at.seconds)) for share, at in found if at]
+
+
+def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
     """Name → SVG of what there is to plot."""
     drawn = {}
     if any(record.policy in ("base", "ema") for record in data.evaluations):
         drawn["heldout"] = plots.heldout_reward(data.evaluations)
+    if len(curve.points) > 1:
+        of_run = {data.config.run.name: curve}
+        drawn["hours"] = plots.rewards_by_gpu_hours(of_run) if curve.gpus else plots.rewards_by_hours(of_run)
     if gain is not None and len(gain.differences) > 1:
         drawn["gains"] = plots.prompt_gains(gain)
     if data.iterations:

@@ -86,6 +86,11 @@ def test_headline_numbers_are_those_of_the_run(finished: Page) -> None:
     assert "not finished" not in finished.text
 
 
+def test_it_says_when_which_share_of_the_gain_was_reached(finished: Page) -> None:
+    """From the base to the policy after 3 updates, in 30 s, on a straight line."""
+    assert "50% 1.5 15.0 s 75% 2.2 22.5 s 90% 2.7 27.0 s 100% 3.0 30.0 s" in finished.text
+
+
 def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
     assert "script" not in finished.tags
     assert "link" not in finished.tags
@@ -95,7 +100,7 @@ def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
 
 def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None:
     assert finished.open == []
-    assert finished.tags.count("svg") == 8
+    assert finished.tags.count("svg") == 9
 
 
 def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:
