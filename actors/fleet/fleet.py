@@ -15,7 +15,7 @@ from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
 from solrl_ray.config.pools import REGENERATORS, explorer_pools, pools, shares
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, Receipt
 from solrl_ray.scheduling.replacements import Replacements
@@ -52,7 +52,7 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         self.hand_out = HandOut(world, config.fleet, telemetry, self._retire)
         deadlines = config.fleet.deadlines
-        unit_seconds = deadlines.regenerate if is_one_stage(config) else deadlines.explore
+        unit_seconds = pool_unit_seconds(config)
         make = partial(
             Pool,
             world=world,

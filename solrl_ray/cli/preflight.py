@@ -176,7 +176,7 @@ def _quantized(config: Config, sources: Sources, linears: Mapping[str, nn.Linear
         tier: str = "fp8" if wanted == "auto" else wanted
     else:
         tier = capability.resolve(wanted, device, config.model.dtype)
-        levels = [preview.precision for preview in previews(config)[1:]]
+        levels = [preview.tier for preview in previews(config)[1:]]
         for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)):
             reason = capability.lacks(own, device)
             if reason and tier not in UNQUANTIZED_TIERS:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
+from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
 
@@ -150,7 +151,7 @@ class ExploreConfig(Section):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
-    """Images of one work unit: divides `rollout.pool`."""
+    """Images of one forward: divides `rollout.pool`."""
     precision: Precision = "nvfp4-emulated"
     """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
 
@@ -182,6 +183,7 @@ class RolloutConfig(Section):
     """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
     sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
+    preview: PreviewConfig = PreviewConfig()
     regenerate: RegenerateConfig = RegenerateConfig()
 
 
@@ -192,6 +194,8 @@ class FallbackLevel(Section):
     """Solver steps of a preview from here on."""
     precision: Precision | None = None
     """Tier of the explorers from here on; they start anew for it."""
+    prune: Prune | None = None
+    """Previews are pruned so from here on: later, or with more seeds that go on; ``{}``: not at all."""
 
 
 class Fidelity(Section):
@@ -201,7 +205,8 @@ class Fidelity(Section):
     audit_prompts: Natural = 0
     """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
     audit_seeds: int = 4
-    """Unselected seeds of each of them."""
+    """Unselected seeds of each of them. Of pools that are pruned: so many that were dropped, and so many that went on
+    and were not selected, or all of these if there are fewer."""
     measure: Literal["spearman", "kendall"] = "spearman"
     """What `floor` is held against: of whole pools if they are audited, else of the regenerated seeds."""
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
@@ -209,8 +214,8 @@ class Fidelity(Section):
     patience: Positive = 3
     """Iterations in a row below `floor` before previews take the next level of `fallback`."""
     fallback: list[FallbackLevel] = []
-    """The levels of the fallback ladder, each with more steps or a higher tier than the one before: ``[{steps: 8},
-    {precision: bf16}]``."""
+    """The levels of the fallback ladder, each with more steps, less pruning or a higher tier than the one before:
+    ``[{prune: {}}, {steps: 8}, {precision: bf16}]``."""
 
 
 class OptimizerConfig(Section):
@@ -297,7 +302,7 @@ class Deadlines(Section):
     warm_up: Seconds = 900.0
     """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
     explore: Seconds = 120.0
-    """One unit of previews."""
+    """One micro-batch of previews; a unit of several has so many times that."""
     regenerate: Seconds = 300.0
     """Regeneration of one prompt."""
     update: Seconds = 1800.0

@@ -68,6 +68,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "plots": _drawn(data, curve, gain, workers),
         "spearman": finite_mean([record.spearman for record in iterations]),
         "audited": any(record.audit for record in iterations),
+        "pruned": any(record.dropped for record in iterations),
         "fidelity": tables.fidelity(data),
         "fallback_after": in_a_row(config.fidelity.patience),
         "workers": workers,
@@ -78,7 +79,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "differing": [
             record.iteration
             for record in iterations
-            if (record.candidates, record.samples) != (record.expected_candidates, record.expected_samples)
+            if (record.candidates, record.dropped, record.samples)
+            != (record.expected_candidates, record.expected_dropped, record.expected_samples)
         ],
         "attested": tables.attested(data),
         "tiers": tables.TIERS,
@@ -98,7 +100,8 @@ def _line(config: Config) -> str:
     sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"
     if not is_one_stage(config):
         samples = f"samples {rollout.regenerate.steps} steps in {config.model.dtype}"
-        sampled = f"previews {pool.steps} steps in {pool.tier}, {samples}"
+        pruned = f", {pool.kept} of {pool.pool} beyond step {pool.pruning.after}" if pool.pruning else ""
+        sampled = f"previews {pool.steps} steps in {pool.tier}{pruned}, {samples}"
     return (
         f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
         f"{chosen} · {sampled} · run seed {config.run.seed}"

@@ -16,6 +16,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
@@ -171,6 +172,21 @@ def test_the_levels_of_the_fallback_ladder_are_shown_with_when_they_were_taken(t
     assert "After 1 iteration with spearman below 0.5, previews take the next fallback level." in text
     assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
     assert "2 1 of 2" not in text
+
+
+def test_a_run_with_pruned_previews_says_what_was_dropped_and_what_it_cost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "pruned")
+    preview = PreviewConfig(prune=Prune(after=2, keep=12))
+    rollout = config().rollout.model_copy(update={"preview": preview})
+    (folder / "config.yaml").write_text(to_yaml(config().model_copy(update={"rollout": rollout})))
+    audit = {"pools": 2.0, "seeds": 8.0, "spearman": 0.8, "contrast_lost": 0.012}
+    audit |= {"contrast_lost_low": -0.003, "contrast_lost_high": 0.027}
+    write_metrics(folder, [replace(iteration(n), audit=audit, dropped=144 - n, expected_dropped=144) for n in range(3)])
+    text = page(folder).text
+    assert "previews 6 steps in nvfp4-emulated, 12 of 24 beyond step 2, samples" in text
+    assert "contrast lost by pruning, at most 0.012 0.012 0.012 0.012" in text
+    assert "its interval, from -0.003" in text
+    assert "candidates dropped on the way 432 429" in text
 
 
 @pytest.mark.parametrize(
