@@ -118,7 +118,7 @@ def _rewards(config: Config, sources: Sources, tell: Callable[[MissingCheckpoint
     rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
     if config.evaluation.reference:
         named = f"evaluation.reference ({sources.of('evaluation.reference')})"
-        import_callable(config.evaluation.reference, named)
+        import_callable(config.evaluation.reference, named, config.evaluation._own)
 
 
 def _space(config: Config, sources: Sources) -> None:

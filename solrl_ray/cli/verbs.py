@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import solrl_ray
-from solrl_ray.cli.configured import begun, fresh, print_plan, resumed
+from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation
+from solrl_ray.config import checks, continuation, own_functions
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
 
@@ -111,6 +111,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     state = asked.state_of(run, arguments.updates)  # before what takes longer to check
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
+    config = own_functions.attached(config, loaded.sources, [run])
+    try_own_rewards(config, loaded.sources)
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:

@@ -53,11 +53,12 @@ def read_json(path: Path, mend: str = "") -> Any:
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files; `folder` appears (or is replaced) when all of it is on the disk."""
+    """Write a folder of files, some in folders of their own; it appears (or is replaced) when all is on the disk."""
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
     make_folder(partial)
     for name, content in contents.items():
+        make_folder((partial / name).parent)
         write_synced(partial / name, content)
     sync_folder(partial)
     remove(folder)

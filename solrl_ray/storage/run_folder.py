@@ -25,6 +25,7 @@ from solrl_ray.common.files import (
     sync,
     sync_folder,
 )
+from solrl_ray.config import own_functions
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
@@ -108,6 +109,7 @@ class RunFolder:
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
+            own_functions.store(config, self.path)
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
             if first is not None:
                 first.save(self.checkpoint(0))

@@ -58,7 +58,7 @@ from solrl_ray.errors import UserError
         ),
         (
             ["evaluation.reference=picture"],
-            'evaluation.reference is "picture" (--set); it must be a callable',
+            'evaluation.reference is "picture" (--set); it must be a function as',
         ),
         (
             ["model.lora.targets=[]"],
@@ -66,7 +66,7 @@ from solrl_ray.errors import UserError
         ),
         (
             ["rewards.1.kind='a:'"],
-            'rewards.1.kind is "a:" (--set); it must be a registered reward or a callable',
+            'rewards.1.kind is "a:" (--set); it must be a registered reward, or a function as',
         ),
         (
             ["rewards.0.weight=0", "rewards.1.weight=0"],
