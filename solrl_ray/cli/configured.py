@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
@@ -17,6 +17,9 @@ from solrl_ray.config.arithmetic import Arithmetic, describe
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from solrl_ray.cli.outline import Inputs
 
 
 def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
@@ -93,14 +96,16 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
 
     `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it.
     """
-    if not planning:
-        try_own_rewards(loaded.config, loaded.sources)
-    # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
-    import_large("solrl_ray.cli.preflight")
-    from solrl_ray.cli import preflight
+    inputs = _outlined(loaded) if planning else None
+    if inputs is None:
+        if not planning:
+            try_own_rewards(loaded.config, loaded.sources)
+        # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
+        import_large("solrl_ray.cli.preflight")
+        from solrl_ray.cli import preflight
 
-    inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
-    prompts = {"train_prompts": len(inputs.train), "heldout_prompts": len(inputs.heldout)}
+        inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
+    prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
     arithmetic = describe(loaded.config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     for note in inputs.notes:
@@ -108,6 +113,12 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
     for warning in strategies.warnings(loaded.config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic
+
+
+def _outlined(loaded: LoadedConfig) -> Inputs | None:
+    from solrl_ray.cli import outline
+
+    return outline.inputs(loaded.config, loaded.sources)
 
 
 def try_own_rewards(config: Config, sources: Sources) -> None:
