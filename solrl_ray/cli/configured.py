@@ -26,7 +26,7 @@ def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] 
     """The checked configuration of a run that begins: CONFIG, --set and --from, or `options` as `load_with_sources`."""
     loaded = _given(arguments, options or {})
     if loaded is None:
-        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
+        raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
     checks.check(loaded.config, loaded.sources)
     folders = [file.parent for file in arguments.config]
     if init := getattr(arguments, "init", ""):

@@ -13,7 +13,7 @@ import solrl_ray
 from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation, own_functions
+from solrl_ray.config import checks, continuation, named, own_functions
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
 
@@ -70,6 +70,24 @@ def list_parts(arguments: argparse.Namespace) -> int:
     from solrl_ray.cli import catalogue
 
     print(catalogue.table(arguments.configs))
+    return 0
+
+
+def show_config(arguments: argparse.Namespace) -> int:
+    """Print what the named parts make together as YAML with comments."""
+    from solrl_ray.config.commented import to_commented_yaml
+
+    if not arguments.config:
+        raise UserError("No configuration was named; `solrl list` shows what there is.")
+    prompts = [f"prompts.{name}={name}.txt" for name in ("train", "heldout")]
+    try:
+        loaded = load_with_sources(arguments.config, arguments.set)
+    except UserError as error:
+        if "The key prompts is missing" not in str(error):
+            raise
+        loaded = load_with_sources(arguments.config, [*prompts, *arguments.set])
+    checks.check(loaded.config, loaded.sources)
+    print(to_commented_yaml(loaded, f"solrl config {' '.join(path.stem for path in arguments.config)}"), end="")
     return 0
 
 
@@ -250,6 +268,8 @@ def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]
 def _inside(path: Path, folder: Path) -> str:
     """`path` as the job will see it."""
     if not path.resolve().is_relative_to(folder):
+        if name := named.as_argument(path):
+            return name
         raise UserError(f"The configuration file {path} is outside of {folder}, which is what the job is given.")
     return str(path.resolve().relative_to(folder))
 
