@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import solrl_ray
+from solrl_ray.cli import at_once
 from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
@@ -24,10 +25,7 @@ def train(arguments: argparse.Namespace) -> int:
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
-    if arguments.dry_run and arguments.resume is None:
-        from solrl_ray.storage.run_folder import RunFolder
-
-        RunFolder.of(loaded.config).check_new(loaded.config)
+    at_once.check(loaded, address=_address(arguments), resumes=arguments.resume is not None)
     print_plan(loaded)
     if arguments.dry_run:
         return 0
@@ -168,6 +166,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
+        at_once.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
             raise UserError(
@@ -175,11 +174,12 @@ def submit(arguments: argparse.Namespace) -> int:
                 "the cluster keeps, because a submitted job's own folder is removed."
             )
     ray_auth.settle(local=False)
-    from actors.client import submit
-
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not address:
         raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
+    at_once.job_server(address)
+    from actors.client import submit
+
     return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
 
 
