@@ -118,6 +118,7 @@ def _stored(commands: Any) -> None:
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
     _add(commands, "report", verbs.report, "build the report of a run folder again", RUN)
+    _add(commands, "verify", verbs.verify, "check that every file of a run folder is what was written", RUN)
 
 
 def _prompts(commands: Any) -> None:

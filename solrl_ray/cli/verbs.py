@@ -99,6 +99,17 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def verify(arguments: argparse.Namespace) -> int:
+    """Check every file of a run folder; status 1 if one is not what was written."""
+    from solrl_ray.report.verification import verify as verified
+
+    failed = 0
+    for found in verified(arguments.run):
+        failed += bool(found.problem)
+        print(f"{'FAILS' if found.problem else 'ok':<6} {found.name}: {found.problem or found.detail}", flush=True)
+    return int(failed > 0)
+
+
 def evaluate(arguments: argparse.Namespace) -> int:
     """Score policies of a run folder on held-out prompts."""
     run: Path = arguments.run

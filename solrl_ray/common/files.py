@@ -48,7 +48,7 @@ def read_json(path: Path, mend: str = "") -> Any:
     """What a JSON file holds. Raises UserError that names it, and says how to `mend` it, if it is damaged."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
 
 

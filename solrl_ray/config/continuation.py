@@ -36,7 +36,7 @@ def stored(run_folder: Path) -> Config:
 def check_format(run_folder: Path) -> None:
     """Raises UserError if a run folder was written by a version that names things otherwise."""
     file = run_folder / FORMAT_FILE
-    found = file.read_text().strip() if file.is_file() else "1"
+    found = file.read_bytes().decode(errors="replace").strip() if file.is_file() else "1"
     if found != str(FORMAT):
         raise UserError(
             f"{run_folder} is a run folder of format {found}, and this version reads format {FORMAT}; "

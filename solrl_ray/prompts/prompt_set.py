@@ -73,7 +73,7 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     """The object in one line. Raises UserError, which begins with `place`, if there is none."""
     try:
         entry = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON: {error}") from error
     if not isinstance(entry, dict):
         raise UserError(f"{place} is not a JSON object.")
@@ -84,4 +84,6 @@ def _json_text(line: str, key: str, place: str) -> str:
     text = json_object(line, f"{key}: {place}").get("text")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{key}: {place} has no prompt; it needs a key 'text' with the prompt as a string.")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"{key}: {place} has half of a surrogate pair, which is no character; write the whole pair.")
     return text.strip()

@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solrl_ray.common.checked_json import parse, with_checksum
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import (
     READ_SECONDS,
@@ -173,7 +174,7 @@ class RunFolder:
                 claim(self.path, file, alone=False)
         except BlockingIOError:
             path = self.path / "cluster"
-            return path.read_text().strip() if path.is_file() else None
+            return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
         except OSError:
             pass
         return None
@@ -329,7 +330,7 @@ class RunFolder:
         """Add one record and wait until it is on the disk."""
         created = not self.metrics.exists()
         with self.metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(with_checksum(record)) + "\n")
             file.flush()
             sync(self.metrics, file)
         if created:
@@ -343,11 +344,11 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that was cut off is left out.
 
-        Raises UserError if another line is not JSON, or no record of an iteration or evaluation.
+        Raises UserError if another line does not have its checksum, or is no record of an iteration or evaluation.
         """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text().split("\n")
+        lines = self.metrics.read_bytes().split(b"\n")
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
@@ -362,7 +363,7 @@ class RunFolder:
         """Keep nothing but what `read_metrics_until` gives."""
         kept = self.read_metrics_until(updates)
         if self.metrics.exists():
-            replace_file(self.metrics, "".join(json.dumps(r) + "\n" for r in kept).encode())
+            replace_file(self.metrics, "".join(json.dumps(with_checksum(r)) + "\n" for r in kept).encode())
 
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:
@@ -371,14 +372,14 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
     return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
+def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}.") from error
-    event = record.get("event") if isinstance(record, dict) else None
+        record = parse(line)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: {error}.") from error
+    event = record.get("event")
     if event not in ("iteration", "evaluation"):
         raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
     if not isinstance(record.get("iteration"), int):
         raise UserError(f"{where} does not say of which iteration it is.")
-    return dict(record)
+    return record
