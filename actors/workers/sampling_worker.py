@@ -21,7 +21,8 @@ from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
-from solrl_ray.quantization.scope import QuantizationReport, plan
+from solrl_ray.quantization.planning import plan
+from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler

@@ -137,9 +137,10 @@ def staleness_problems(config: Config) -> Iterator[Problem]:
 
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
-        module, colon, function = reward.kind.partition(":")
-        if not reward.kind or (colon and not (module and function)):
-            yield Problem(f"rewards.{position}.kind", "a registered reward or a callable module:function")
+        module, colon, function = reward.kind.rpartition(":")
+        if not reward.kind or (colon and not (module and function)) or reward.kind.endswith(".py"):
+            right = "a registered reward, or a function as module:function or file.py:function"
+            yield Problem(f"rewards.{position}.kind", right)
     if all(reward.weight == 0 for reward in config.rewards):
         yield Problem("rewards.0.weight", "other than 0 for at least one reward")
 
@@ -148,8 +149,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
     evaluation = config.evaluation
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
-    if evaluation.reference and len([part for part in evaluation.reference.split(":") if part]) != 2:
-        yield Problem("evaluation.reference", "a callable module:function")
+    if evaluation.reference and not all(evaluation.reference.rpartition(":")):
+        yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 
 
 def _publish(config: Config) -> Iterator[Problem]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
@@ -132,7 +133,9 @@ class Remote(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``remote``) or a callable ``module:function``."""
+    ``remote``) or a function of one's own, ``module:function`` or ``file.py:function``."""
+    code: str = ""
+    """SHA-256 of the files of one's own function: written down when the run begins; if given, it must hold."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
@@ -145,6 +148,8 @@ class RewardConfig(Section):
     """Of ``clipscore``: the checkpoint's image processor, or the bilinear one of the published figures."""
     remote: Remote | None = None
     """Of kind ``remote``: the server."""
+    _own: OwnCode | None = PrivateAttr(default=None)
+    """The files themselves, on their way to workers; see `config.own_functions`."""
 
 
 class ExploreConfig(Section):
@@ -381,7 +386,11 @@ class EvaluationConfig(Section):
     """For what share of its time ``solrl eval`` may hold a live run up, which evaluates beside its updates; 0: it may
     not ask."""
     reference: str = ""
-    """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
+    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt, for
+    `reward_real`."""
+    reference_code: str = ""
+    """As `rewards.0.code`, of `reference`."""
+    _own: OwnCode | None = PrivateAttr(default=None)
 
 
 class Compile(Section):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from solrl_ray.common.checked_json import parse
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, read_json
 from solrl_ray.config.continuation import FILE, check_format
@@ -120,7 +121,10 @@ def read_summary(folder: Path) -> Summary:
     path, mend = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
-    return _record(Summary, read_json(path, mend), f"{path} ({mend})")
+    try:
+        return _record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}; {mend}.") from error
 
 
 def read_attestations(path: Path) -> tuple[Attestation, ...]:

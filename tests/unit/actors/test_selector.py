@@ -117,6 +117,19 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
 
 
+def test_a_damaged_line_in_the_middle_is_told_with_what_is_computed_again(tmp_path: Path) -> None:
+    path = begun(tmp_path)._of(4).journal.path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"', b"'", 1), *lines[3:]]))
+    opened = Selector(tmp_path).open(PLAN)
+    after = len(lines) - 3
+    assert opened.message == (
+        f"line 3 of {path.name} is damaged; what it and the {after} after it say of iteration 4 is computed again"
+    )
+    assert opened.candidates == 2
+    assert Selector(tmp_path).open(PLAN).message == ""  # the journal goes on from there
+
+
 def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Path) -> None:
     whole = begun(tmp_path / "whole")
     (last,) = explore(whole, whole.wanted(4))

@@ -60,7 +60,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["evaluation.reference=picture"],
-            'evaluation.reference is "picture" (--set); it must be a callable',
+            'evaluation.reference is "picture" (--set); it must be a function as',
         ),
         (
             ["model.lora.targets=[]"],
@@ -68,7 +68,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rewards.1.kind='a:'"],
-            'rewards.1.kind is "a:" (--set); it must be a registered reward or a callable',
+            'rewards.1.kind is "a:" (--set); it must be a registered reward, or a function as',
         ),
         (
             ["rewards.0.weight=0", "rewards.1.weight=0"],

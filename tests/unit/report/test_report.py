@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Fidelity
@@ -305,13 +306,22 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, present: list[str] |
         build(folder)
 
 
+def checked(record: dict[str, object]) -> str:
+    return json.dumps(with_checksum(record)) + "\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is not JSON"),
-        ("metrics.jsonl", '{"event": "other"}\n', "holds the event 'other'"),
-        ("metrics.jsonl", '{"event": "evaluation"}\n', "does not say of which iteration"),
-        ("metrics.jsonl", '{"event": "iteration", "iteration": 1}\n', "is not a record of kind IterationMetrics"),
+        ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is damaged: Expecting property name"),
+        (
+            "metrics.jsonl",
+            '{"event": "iteration", "iteration": 1}\n',
+            r"line 1, is damaged: it has no checksum \(crc32\)",
+        ),
+        ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
+        ("metrics.jsonl", checked({"event": "evaluation"}), "does not say of which iteration"),
+        ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), "is not a record of kind IterationMetrics"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "must hold a list"),
         ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),
