@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -68,6 +69,7 @@ def train(
             over = resume and concluded(folder)
             if not over:
                 check_prompts(folder, config)
+                folder.note_start(sys.argv)
         except BaseException:
             folder.unlock()
             raise

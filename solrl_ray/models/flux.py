@@ -18,7 +18,8 @@ class Flux(DiffusionModel):
     """Latents are packed as in `FluxPipeline`: [B, tokens, channels], a token is a 2x2 patch, row by row.
 
     Text: CLIP (pooled, 77 tokens) and T5 (sequence). The transformer takes sigma itself as timestep, rounded to
-    its own dtype as in the stock pipeline, and the guidance embedding where the checkpoint has one.
+    its own dtype as in Sol-RL's own sampler, and the guidance embedding where the checkpoint has one. The stock
+    pipeline rounds 1000 sigma and divides then, which in bfloat16 are other values.
     """
 
     FAMILY = "flux"

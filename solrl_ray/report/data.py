@@ -17,7 +17,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progr
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
 
@@ -31,6 +31,8 @@ class RunData:
     folder: Path
     config: Config
     config_text: str
+    starts: tuple[Start, ...]
+    """When it was begun and resumed."""
     iterations: tuple[IterationMetrics, ...]
     """In iteration order; an iteration that was done again after a resume counts as it was done last."""
     evaluations: tuple[EvaluationMetrics, ...]
@@ -69,6 +71,7 @@ def read_run(folder: Path) -> RunData:
         folder=folder,
         config=config,
         config_text=(folder / FILE).read_text(),
+        starts=places.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,
         attestations=read_attestations(folder / ATTESTATIONS_FILE),

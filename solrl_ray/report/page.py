@@ -7,6 +7,7 @@ from typing import Any
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+from solrl_ray.models import paths
 from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
@@ -52,6 +53,10 @@ def _values(data: RunData) -> dict[str, Any]:
         "run": data,
         "name": config.run.name,
         "line": _line(config),
+        "starts": data.starts,
+        "devices": sorted({attestation.device for attestation in data.attestations}),
+        "base_model": str(paths.resolve(config.model.path)),
+        "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,
         "strategy": config.rollout.strategy,
@@ -129,6 +134,7 @@ def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[W
     if data.iterations:
         previews = not is_one_stage(data.config)
         drawn["training"] = plots.training_reward(data.iterations, previews=previews)
+        drawn["loss"] = plots.loss(data.iterations)
         drawn["distance"] = plots.reference_distance(data.iterations)
         drawn["gradient"] = plots.gradient_norm(data.iterations)
         if previews:

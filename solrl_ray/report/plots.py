@@ -198,6 +198,9 @@ def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previ
     """Rewards measured in training: of the samples that are learned from, and of the whole pool as it was ranked."""
     trained, pool = ("regenerated seeds", "pool, by previews") if previews else ("trained on", "whole pool")
     _line(axes, iterations, "reward_mean", "blue", label=trained)
+    numbers, means = [record.iteration for record in iterations], [record.reward_mean for record in iterations]
+    errors = [record.reward_std / math.sqrt(max(1, record.samples)) for record in iterations]
+    axes.errorbar(numbers, means, yerr=errors, linestyle="none", color=COLORS["blue"], elinewidth=0.9, capsize=2)
     _line(axes, iterations, "proxy_reward_mean", "orange", "s", label=pool, linewidth=1.2)
 
 
@@ -235,6 +238,13 @@ def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 def reference_distance(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
     """Distance from the reference policy."""
     _line(axes, iterations, "kl", "purple")
+
+
+@_plot("loss", "Loss per iteration", "iteration", "loss", size=NARROW, columns=2)
+def loss(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
+    """What the learner minimises, and the policy's part of it."""
+    _line(axes, iterations, "loss", "blue", label="all")
+    _line(axes, iterations, "policy_loss", "orange", "s", label="policy", linewidth=1.2)
 
 
 @_plot("gradient", "Gradient norm per iteration", "iteration", "gradient norm", size=NARROW)

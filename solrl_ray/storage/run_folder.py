@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,7 @@ if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does wit
 
 RESUME_PATIENCE = 20.0
 """How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
+STARTS = "starts.json"
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "evaluations",
@@ -51,9 +54,20 @@ _BEFORE_TRAINING = (
     "attestations.json",
     "pools.json",
     "prompts.json",
+    STARTS,
 )
 """What a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command that began or resumed a run."""
+
+    when: str
+    """UTC, ISO 8601."""
+    host: str
+    command: str
 
 
 class Unreadable(Exception):
@@ -178,6 +192,24 @@ class RunFolder:
         except OSError:
             pass
         return None
+
+    def note_start(self, command: Sequence[str]) -> None:
+        """Say when, where and with which command the run is begun or gone on with."""
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        words = [Path(command[0]).name, *command[1:]] if command else []
+        start = Start(when=when, host=os.uname().nodename, command=shlex.join(words))
+        starts = [asdict(each) for each in (*self.starts(), start)]
+        replace_file(self.path / STARTS, json.dumps(starts, indent=1).encode())
+
+    def starts(self) -> tuple[Start, ...]:
+        """Oldest first. Raises UserError if the file is damaged."""
+        path = self.path / STARTS
+        if not path.is_file():
+            return ()
+        try:
+            return tuple(Start(**each) for each in read_json(path, "remove it"))
+        except TypeError as error:
+            raise UserError(f"{path} does not say when the run was started: {error}; remove it.") from error
 
     def note_sizes(self, sizes: Mapping[str, int]) -> None:
         """Remember sizes of pools that were asked for while the run goes on."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import re
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -26,6 +28,7 @@ from solrl_ray.report.page import build
 from solrl_ray.report.pictures import data_uri
 from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
 
 
@@ -102,7 +105,23 @@ def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
 
 def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None:
     assert finished.open == []
-    assert finished.tags.count("svg") == 9
+    assert finished.tags.count("svg") == 10
+
+
+def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    RunFolder(folder).note_start(["/usr/bin/solrl", "train", "demo", "--set", "run.name=a b"])
+    RunFolder(folder).note_start(["solrl", "train", "--resume", "runs/a b"])
+    (folder / "lora").mkdir()
+    text = html.unescape(build(folder).read_text())
+    first, second = RunFolder(folder).starts()
+    assert f"begun {first.when} on {os.uname().nodename} (" in text
+    assert "<code>solrl train demo --set 'run.name=a b'</code>" in text
+    assert f"resumed {second.when} on {os.uname().nodename}: <code>solrl train --resume 'runs/a b'</code>" in text
+    assert f'pipe.load_lora_weights("{folder}/lora")' in text
+    (folder / "starts.json").write_text("[{}]")
+    with pytest.raises(UserError, match=r"starts\.json does not say when the run was started"):
+        build(folder)
 
 
 def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:
