@@ -1,6 +1,6 @@
 """A reward of one's own: how red a picture is.
 
-    solrl train demo --set "rewards=[{kind: 'examples/own_reward/my_rewards.py:redness'}]" --set run.name=red
+solrl train demo --set "rewards=[{kind: 'examples/own_reward/my_rewards.py:redness'}]" --set run.name=red
 """
 
 from __future__ import annotations
