@@ -197,8 +197,9 @@ def comparisons(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     runs, prices = results["runs"], results["charged"]
     found = {}
     for name, of_seed in runs.items():
-        reference = next((n for n in (name.replace("_two_stage", "_direct"), "direct") if n in runs), None)
-        if reference is None:
+        method = VARIANTS[name].method
+        reference = next(n for n, variant in VARIANTS.items() if variant.method == method and n.endswith("direct"))
+        if reference not in runs:
             continue
         beside = list(runs[reference].values())
         base = statistics.fmean(run["reward"][0] for run in beside)

@@ -65,6 +65,7 @@ def made(name: str) -> ModelShapes:
         skeleton = family.adapt_(family.TRANSFORMER.from_config(transformer))
     linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
     return ModelShapes(
+        family=config.family,
         transformer=transformer,
         factor=factor,
         blocks=len(blocks(skeleton)),

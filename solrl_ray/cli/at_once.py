@@ -6,6 +6,7 @@ machine lacks, files that a submitted job would not have.
 
 from __future__ import annotations
 
+import http.client
 import os
 import sys
 import urllib.error
@@ -38,7 +39,7 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
     if address:
         try:
             ray_auth.knock(address, seconds=KNOCK_SECONDS)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
     else:
         _gpus(loaded)
@@ -68,9 +69,9 @@ def job_server(url: str) -> None:
                 f"the Job server at {url} cannot be used: {has}; `ray get-auth-token` on its head prints the right "
                 "one, which belongs into RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token."
             ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise RunError(f"the Job server at {url} cannot be used: {reason}") from error
+        raise RunError(f"the Job server at {url} cannot be used: {reason or type(error).__name__}") from error
 
 
 def upload(loaded: LoadedConfig, folder: Path) -> None:

@@ -60,6 +60,9 @@ def inputs(config: Config, sources: Sources) -> Inputs | None:
     for position, reward in enumerate(config.rewards):
         if ":" not in reward.kind:
             check_kind(reward.kind, f"rewards.{position}.kind ({sources.of(f'rewards.{position}.kind')})")
+    if shapes.family != config.model.family:
+        named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
+        raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
     sizes.check(config.model, shapes.transformer, shapes.factor)
     tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
     facts = facts_of(config, sources, shapes, tier)

@@ -91,6 +91,7 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
     skeleton = family.skeleton(model, f"model.path ({sources.of('model.path')})")
     transformer, factor = family.settings(model)
     shapes = ModelShapes(
+        family=model.family,
         transformer=transformer,
         factor=factor,
         blocks=len(blocks(skeleton)),

@@ -288,11 +288,15 @@ def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]
 
 def _inside(path: Path, folder: Path) -> str:
     """`path` as the job will see it."""
-    if not path.resolve().is_relative_to(folder):
-        if name := named.as_argument(path):
-            return name
-        raise UserError(f"The configuration file {path} is outside of {folder}, which is what the job is given.")
-    return str(path.resolve().relative_to(folder))
+    place = path.resolve()
+    if place.is_relative_to(folder) and place.relative_to(folder).parts[0] not in at_once.NOT_UPLOADED:
+        return str(place.relative_to(folder))
+    if name := named.as_argument(path):
+        return name
+    raise UserError(
+        f"The configuration file {path} is not in what the job is given: {folder} without "
+        f"{', '.join(at_once.NOT_UPLOADED)}."
+    )
 
 
 def _check_system() -> None:

@@ -62,4 +62,4 @@ def as_argument(path: Path) -> str | None:
 
 
 def _is_name(path: Path) -> bool:
-    return len(path.parts) == 1 and not path.suffix and str(path) not in (".", "..") and not path.exists()
+    return len(path.parts) == 1 and not path.suffix and str(path) not in (".", "..") and not path.is_file()

@@ -29,6 +29,8 @@ class LinearShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShapes:
+    family: str
+    """``model.family`` of the checkpoint."""
     transformer: Mapping[str, Any]
     """Its ``config.json``, at least `SETTINGS`."""
     factor: int
@@ -53,6 +55,7 @@ class ModelShapes:
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(ranges)}" for key, ranges in entries.items())
         head = {
             "path": path,
+            "family": self.family,
             "transformer": {key: self.transformer[key] for key in SETTINGS if key in self.transformer},
             "factor": self.factor,
             "blocks": self.blocks,
@@ -74,6 +77,7 @@ def _shipped() -> dict[str, ModelShapes]:
 
 def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
     shapes = ModelShapes(
+        family=stored["family"],
         transformer=stored["transformer"],
         factor=stored["factor"],
         blocks=stored["blocks"],

@@ -35,7 +35,8 @@ class Compared:
         return [self.name, self.run.config.objective.kind, chosen, reward, *map(self._reached, SHARES)]
 
     def _reached(self, share: float) -> str:
-        """When it had this share of the reference's gain, and how many times sooner that was."""
+        """When it had this share of the reference's gain, and how many times less of the time, or of GPU-hours if both
+        have GPUs, that took."""
         target = self.reference.points[0].reward + share * self.reference.gain
         mine, other = self.curve.reaches(target), self.reference.reaches(target)
         if mine is None or self.reference.gain <= 0:
@@ -43,7 +44,10 @@ class Compared:
         when = f"{mine.updates:.1f} updates, {self.curve.time(mine.seconds)}"
         if self.curve is self.reference or other is None or not mine.seconds or not other.seconds:
             return when
-        return f"{when} ({other.seconds / mine.seconds:.2f} ×)"
+        ratio = other.seconds / mine.seconds
+        if self.curve.gpus and self.reference.gpus:
+            ratio *= self.reference.gpus / self.curve.gpus
+        return f"{when} ({ratio:.2f} ×)"
 
 
 def header() -> list[str]:

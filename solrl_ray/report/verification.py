@@ -12,6 +12,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.report.data import read_attestations, read_summary
 from solrl_ray.report.summary import SUMMARY_FILE, stamp
+from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.run_folder import RunFolder, Unreadable
 from solrl_ray.weight_sync.store import RevisionStore
@@ -47,10 +48,7 @@ def verify(path: Path) -> Iterator[Verified]:
         yield _tried(f"revisions/revision-{number:06d}", lambda n=number: f"{len(store.load(n).tensors)} tensors")  # type: ignore[misc]
     for file in sorted((path / "samples").glob("iteration-*/*.safetensors")):
         iteration = int(file.parent.name.removeprefix("iteration-"))
-        yield _tried(
-            str(file.relative_to(path)),
-            lambda i=iteration, f=file: f"{len(folder.load_group(i, f.stem).indices)} samples",  # type: ignore[misc]
-        )
+        yield _tried(str(file.relative_to(path)), lambda i=iteration, f=file: _samples(folder, i, f.stem))  # type: ignore[misc]
     if (path / SUMMARY_FILE).is_file():
         yield from _summary(path, config.run.iterations)
 
@@ -67,6 +65,14 @@ def _journal(journal: Journal) -> Verified:
     if damaged:
         return Verified(name, f"line {damaged[0]} is damaged, and the {damaged[1]} after it are left out")
     return Verified(name, "", f"{len(journal.entries())} entries")
+
+
+def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:
+    group = folder.load_group(iteration, prompt_id)
+    written = [e for e in folder.journal(iteration).entries() if e["kind"] == "regenerate" and e["prompt"] == prompt_id]
+    if any(entry["digest"] != group_digest(group) for entry in written):
+        raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} are not those of the journal")
+    return f"{len(group.indices)} samples"
 
 
 def _state(checkpoint: Path, updates: int) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.cli import at_once
+from solrl_ray.errors import RunError
 from tests.support.command_line import begin, refusal, solrl
 
 
@@ -118,6 +119,27 @@ def test_a_wrong_token_is_told_as_what_it_is(
     assert "it wants a token, and this user has none" in sentence(capsys, *submit)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     at_once.job_server(url)
+
+
+@pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])
+def test_an_address_that_is_none_is_told_in_a_sentence(address: str) -> None:
+    with pytest.raises(RunError, match=f"^the Job server at {address} cannot be used: "):
+        at_once.job_server(address)
+
+
+def test_who_answers_and_is_no_job_server_is_told_in_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def answer() -> None:
+            peer, _ = server.accept()
+            peer.recv(1000)
+            peer.sendall(b"no HTTP at all\r\n\r\n")
+            peer.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(RunError, match=f"^the Job server at {url} cannot be used: "):
+            at_once.job_server(url)
 
 
 @pytest.mark.parametrize(

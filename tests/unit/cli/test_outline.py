@@ -67,6 +67,12 @@ def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_pa
     assert "rewards.0.path (" in said
 
 
+def test_a_family_that_is_not_the_models_is_refused(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "black-forest-labs/FLUX.1-dev"
+    said = refusal(capsys, "plan", config_file, "--set", f"model.path={path}", "--set", "model.family=sd3")
+    assert said.startswith(f"model.family is 'sd3' (--set), but {path} is of family 'flux'."), said
+
+
 def test_a_plan_of_a_model_that_nobody_here_knows_is_refused_without_asking_the_network(
     config_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,13 @@ def test_a_file_without_an_ending_is_a_file(tmp_path: Path, monkeypatch: pytest.
     assert named.resolve([Path("demo")]) == [Path("demo")]
 
 
+def test_a_folder_of_a_configurations_name_is_not_taken_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()
+    assert stems("demo") == ["demo"]
+    assert named.resolve([Path("demo")])[0].is_file()
+
+
 def test_every_configuration_has_a_name_of_its_own() -> None:
     names = [path.stem for path in CONFIGS.glob("**/*.yaml")]
     assert len(set(names)) == len(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from solrl_ray.cli import main
 from solrl_ray.errors import UserError
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
-from solrl_ray.report.several import compare, table
+from solrl_ray.report.several import Compared, compare, table
 from tests.support.made_runs import BASE, FINAL, evaluation, write_run
 from tests.unit.report.test_report import Page
 
@@ -52,6 +53,14 @@ def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown.open == []
     assert shown.tags.count("svg") == 2
     assert "1.0 updates, 10.0 s (1.50 ×)" in shown.text
+
+
+def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
+    """Two GPU-hours instead of eight, though it takes twice the time."""
+    many = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 3600.0, 0.6, 0.0)), gpus=8.0)
+    one = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 7200.0, 0.6, 0.0)), gpus=1.0)
+    run: Any = None  # its name and settings are not looked at
+    assert Compared(run, "one", one, many)._reached(1.0) == "4.0 updates, 2 GPU-hours (4.00 ×)"
 
 
 def test_what_was_not_reached_is_left_open(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import torch
 
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.records import SampleGroup
 from solrl_ray.report.data import read_run
 from solrl_ray.report.summary import summarize, write_summary
 from solrl_ray.report.trace import Span, SpanWriter, read_spans
+from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.storage.journal import Journal
+from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync import container
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest
@@ -150,6 +153,23 @@ def test_a_run_whose_files_are_as_written_is_verified_and_each_damage_found(
         said = capsys.readouterr().out
         assert said.count("FAILS") == spoiled, said
         path.write_bytes(content)
+
+
+def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = SampleGroup(
+        iteration=0, revision=0, prompt_id="aa", indices=(1, 3), rewards=(0.1, 0.2), latents=torch.ones(2, 4)
+    )
+    folder = RunFolder(run)
+    folder.save_group(group)
+    folder.journal(0).append({"kind": "regenerate", "prompt": "aa", "digest": group_digest(group)})
+    assert solrl("verify", run) == 0
+    assert "2 samples" in capsys.readouterr().out
+    path = run / "samples" / "iteration-000000" / "aa.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert solrl("verify", run) == 1
+    assert "the samples of prompt aa in iteration 0 are not those of the journal" in capsys.readouterr().out
 
 
 def test_half_of_a_surrogate_pair_is_no_prompt(tmp_path: Path) -> None:
