@@ -60,13 +60,14 @@ demo: $(READY)
 	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
 	fi
 
-# Unit tests are computed by two processes. System and chaos tests share one session: one local Ray, and one undisturbed
-# run that the others must equal.
+# Two processes each. Each of those with system and chaos tests has a session of its own: one local Ray, and one
+# undisturbed run that the others must equal. Whoever has a GPU wants it alone.
 test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow and not faults
 test-faults: CHOSEN := faults and not slow
-test test-all: PARTS := "-n 2 --dist worksteal tests/unit" "-n 2 tests/simulated" "tests/gpu tests/system tests/chaos"
-test-faults: PARTS := "tests/system tests/chaos"
+SYSTEM := "-n 2 --dist loadfile tests/system tests/chaos"
+test test-all: PARTS := "-n 2 --dist worksteal tests/unit" "-n 2 tests/simulated" $(SYSTEM) "tests/gpu"
+test-faults: PARTS := $(SYSTEM)
 test test-faults test-all: $(READY)
 	@set -e; \
 	for part in $(PARTS); do \
