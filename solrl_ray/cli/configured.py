@@ -129,8 +129,9 @@ def try_own_rewards(config: Config, sources: Sources) -> None:
     from solrl_ray.rewards import trial
 
     keys = [f"rewards.{position}.kind" for position, _ in own]
+    prompts = trial.prompts_of(config, sources)
     trials = [
-        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution)
+        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution, prompts)
         for key, (_, reward) in zip(keys, own, strict=True)
     ]
     gpu = config.fleet.explorers.num_gpus > 0
