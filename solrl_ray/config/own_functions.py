@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,11 +47,13 @@ def attached(config: Config, sources: Sources | None = None, folders: Sequence[P
     Args:
         folders: run folders. Files whose digest is given are taken from one of them before the user's are looked at.
 
-    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down.
+    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down;
+    two functions that import modules of one name and different texts.
     """
     sources, codes = sources or Sources(), dict[str, OwnCode | None]()
     for function in of(config):
         codes[function.key] = function.code or _found(function, sources, folders)
+    _check_helpers(codes, sources)
     rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
     evaluation = _with(config.evaluation, codes.get("evaluation.reference"), "reference_code")
     return config.model_copy(update={"rewards": rewards, "evaluation": evaluation})
@@ -98,6 +101,20 @@ def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> 
             f"since it was written down; bring them back, or set {field} to '' for the present ones."
         )
     return code
+
+
+def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> None:
+    """Refuse what would import another's module for its own: a process has one module of a name."""
+    there = [(key, code) for key, code in codes.items() if code]
+    for (one, first), (other, second) in combinations(there, 2):
+        known = {file.module: file for file in first.files}
+        for file in second.files:
+            same = known.get(file.module, file)
+            if same.text != file.text and not file.module == first.entry == second.entry:  # entries are taken at once
+                raise UserError(
+                    f"{one} ({sources.of(one)}) and {other} ({sources.of(other)}) both have a module {file.module}, "
+                    f"but {same.path} and {file.path} differ, and a process has one module of a name; rename one."
+                )
 
 
 def _is_as_attached(function: OwnFunction) -> bool:

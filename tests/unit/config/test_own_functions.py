@@ -93,3 +93,21 @@ def test_a_digest_that_holds_is_no_obstacle(own: Path) -> None:
     assert again == once
     with pytest.raises(UserError, match=r"^rewards.0.code is 00… \(default\), but the files of mine/liked.py:f"):
         own_functions.attached(load([own], [OWN, "rewards.0.code='00'"]))
+
+
+def test_modules_of_one_name_and_different_texts_are_refused_unless_they_are_the_functions_own(
+    own: Path, tmp_path: Path
+) -> None:
+    both = "rewards=[{kind: 'mine/liked.py:f'}, {kind: 'other/liked.py:f'}]"
+    for folder, number in (("mine", 1), ("other", 2)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "liked.py").write_text(f"def f(images, prompts):\n    return [{number}.0]\n")
+    assert score(own_functions.attached(load([own], [both]))) == 3
+    for folder in ("mine", "other"):
+        (tmp_path / folder / "liked.py").write_text("import factor\ndef f(images, prompts):\n    return [factor.F]\n")
+        (tmp_path / folder / "factor.py").write_text("F = 1.0\n")
+    assert score(own_functions.attached(load([own], [both]))) == 2
+    (tmp_path / "other" / "factor.py").write_text("F = 2.0\n")
+    said = r"^rewards.0.kind \(default\) and rewards.1.kind \(default\) both have a module factor, but .*mine/factor.py"
+    with pytest.raises(UserError, match=said):
+        own_functions.attached(load([own], [both]))
