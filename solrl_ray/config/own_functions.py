@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -45,7 +46,7 @@ def attached(config: Config, sources: Sources | None = None, folders: Sequence[P
     """`config` with the files of its functions, and their digests.
 
     Args:
-        folders: run folders. Files whose digest is given are taken from one of them before the user's are looked at.
+        folders: run folders. Files whose digest is given are taken from one of them if the user's are others or gone.
 
     Raises UserError: a function whose file or module is not there, or has changed since its digest was written down;
     two functions that import modules of one name and different texts.
@@ -90,6 +91,10 @@ def carried(given: Config, was: Config) -> Config:
 def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> OwnCode | None:
     key = f"{function.key} ({sources.of(function.key)})"
     if function.digest:
+        with suppress(UserError):  # the user's own first: data that they read may lie beside them
+            code = own_code.find(function.spec, key)
+            if code and code.digest == function.digest:
+                return code
         stored = (own_code.read(function.digest, function.spec, folder / FOLDER) for folder in folders)
         if code := next(filter(None, stored), None):
             return code

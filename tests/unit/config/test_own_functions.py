@@ -111,3 +111,12 @@ def test_modules_of_one_name_and_different_texts_are_refused_unless_they_are_the
     said = r"^rewards.0.kind \(default\) and rewards.1.kind \(default\) both have a module factor, but .*mine/factor.py"
     with pytest.raises(UserError, match=said):
         own_functions.attached(load([own], [both]))
+
+
+def test_a_resumed_run_finds_the_data_that_lies_beside_files_that_did_not_change(own: Path, tmp_path: Path) -> None:
+    text = "from pathlib import Path\nW = float((Path(__file__).parent / 'w.txt').read_text())\n"
+    (tmp_path / "mine" / "liked.py").write_text(f"{text}\ndef f(images, prompts):\n    return [W]\n")
+    (tmp_path / "mine" / "w.txt").write_text("0.75")
+    folder = begun(own)
+    stored = load([folder.path / "config.yaml"])
+    assert score(own_functions.attached(stored, folders=[folder.path])) == 0.75
