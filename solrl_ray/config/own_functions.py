@@ -42,18 +42,21 @@ def of(config: Config) -> Iterator[OwnFunction]:
         yield OwnFunction("evaluation.reference", evaluation.reference, evaluation.reference_code, evaluation._own)
 
 
-def attached(config: Config, sources: Sources | None = None, folders: Sequence[Path] = ()) -> Config:
+def attached(
+    config: Config, sources: Sources | None = None, folders: Sequence[Path] = (), *, resumed: bool = False
+) -> Config:
     """`config` with the files of its functions, and their digests.
 
     Args:
         folders: run folders. Files whose digest is given are taken from one of them if the user's are others or gone.
+        resumed: a digest is the run's, whatever is given for it; see `carried`.
 
     Raises UserError: a function whose file or module is not there, or has changed since its digest was written down;
     two functions that import modules of one name and different texts.
     """
     sources, codes = sources or Sources(), dict[str, OwnCode | None]()
     for function in of(config):
-        codes[function.key] = function.code or _found(function, sources, folders)
+        codes[function.key] = function.code or _found(function, sources, folders, resumed)
     _check_helpers(codes, sources)
     rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
     evaluation = _with(config.evaluation, codes.get("evaluation.reference"), "reference_code")
@@ -88,7 +91,7 @@ def carried(given: Config, was: Config) -> Config:
     return given.model_copy(update={"rewards": rewards, "evaluation": evaluation})
 
 
-def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> OwnCode | None:
+def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path], resumed: bool) -> OwnCode | None:
     key = f"{function.key} ({sources.of(function.key)})"
     if function.digest:
         with suppress(UserError):  # the user's own first: data that they read may lie beside them
@@ -101,9 +104,10 @@ def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> 
     code = own_code.find(function.spec, key)
     if function.digest and (code is None or code.digest != function.digest):
         field = function.key.replace(".kind", ".code").replace(".reference", ".reference_code")
+        other = "" if resumed else f", or set {field} to '' for the present ones"
         raise UserError(
             f"{field} is {function.digest[:12]}… ({sources.of(field)}), but the files of {function.spec} have changed "
-            f"since it was written down; bring them back, or set {field} to '' for the present ones."
+            f"since it was written down; bring them back{other}."
         )
     return code
 

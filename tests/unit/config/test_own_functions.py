@@ -73,7 +73,8 @@ def test_files_that_changed_since_their_digest_was_written_down_are_refused(
     (folder.path / "code").rename(tmp_path / "gone")
     said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
     assert "the files of mine/liked.py:f have changed since it was written down" in said
-    assert "set rewards.0.code to '' for the present ones" in said
+    assert "bring them back" in said
+    assert "set rewards.0.code" not in said  # the run's digest would be put back
 
 
 def test_a_plan_runs_nothing_of_the_users_and_a_dry_run_does(
@@ -91,7 +92,7 @@ def test_a_digest_that_holds_is_no_obstacle(own: Path) -> None:
     once = own_functions.attached(load([own], [OWN]))
     again = own_functions.attached(load([own], [OWN, f"rewards.0.code={once.rewards[0].code}"]))
     assert again == once
-    with pytest.raises(UserError, match=r"^rewards.0.code is 00… \(default\), but the files of mine/liked.py:f"):
+    with pytest.raises(UserError, match=r"^rewards.0.code is 00… .*, or set rewards.0.code to '' for the present ones"):
         own_functions.attached(load([own], [OWN, "rewards.0.code='00'"]))
 
 
