@@ -199,7 +199,7 @@ def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[Sour
         if module in found:
             continue
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             tree = ast.parse(text, str(path))
         except SyntaxError as error:
             raise UserError(f"{said}, but {path}, line {error.lineno}, is not Python: {error.msg}.") from None

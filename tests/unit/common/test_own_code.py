@@ -133,3 +133,14 @@ def test_what_cannot_be_found_is_told_by_its_key(here: Path, spec: str, message:
     (here / "bytes.py").write_bytes(b"x = '\xff'\n")
     with pytest.raises(UserError, match=message):
         own_code.find(spec, "kind")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(here: Path) -> None:
+    (here / "my_marked.py").write_bytes(b"\xef\xbb\xbfdef f():\n    return 7\n")
+    code = own_code.find("my_marked.py:f", "kind")
+    assert code is not None
+    assert own_code.load(code).f() == 7
+    own_code.write(code, here / "code")
+    stored = here / "code" / code.digest / "my_marked.py"
+    stored.write_bytes(b"\xef\xbb\xbf" + stored.read_bytes())
+    assert own_code.read(code.digest, "my_marked.py:f", here / "code") is not None
