@@ -171,12 +171,10 @@ def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
     Raises UserError with the user's traceback if one will not do there.
     """
     explorer = config.fleet.explorers
-    trials = [
-        trial.Trial(f"rewards.{position}.kind", reward, config.model.resolution)
-        for position, reward in enumerate(config.rewards)
-        if ":" in reward.kind
-    ]
-    if trials and (explorer.num_gpus or elsewhere):
+    own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
+    if own and (explorer.num_gpus or elsewhere):
+        prompts = trial.prompts_of(config)
+        trials = [trial.Trial(key, reward, config.model.resolution, prompts) for key, reward in own.items()]
         options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
         tried = ray.remote(**options)(trial.here).remote(trials, str(device_of(explorer.num_gpus)))
         wait.get(tried, what="the trial of the rewards on a worker", seconds=config.fleet.deadlines.start)

@@ -34,8 +34,8 @@ def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] 
     return _attached(loaded, folders)
 
 
-def _attached(loaded: LoadedConfig, folders: Sequence[Path]) -> LoadedConfig:
-    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources, folders))
+def _attached(loaded: LoadedConfig, folders: Sequence[Path], *, resumed: bool = False) -> LoadedConfig:
+    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources, folders, resumed=resumed))
 
 
 def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> LoadedConfig | None:
@@ -84,7 +84,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
     checks.check(loaded.config, loaded.sources)
-    loaded = _attached(loaded, [folder])
+    loaded = _attached(loaded, [folder], resumed=True)
     continuation.check(loaded.config, was, folder, loaded.sources)
     for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:
         print(f"note: {note}", file=sys.stderr)
@@ -129,8 +129,9 @@ def try_own_rewards(config: Config, sources: Sources) -> None:
     from solrl_ray.rewards import trial
 
     keys = [f"rewards.{position}.kind" for position, _ in own]
+    prompts = trial.prompts_of(config, sources)
     trials = [
-        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution)
+        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution, prompts)
         for key, (_, reward) in zip(keys, own, strict=True)
     ]
     gpu = config.fleet.explorers.num_gpus > 0

@@ -114,26 +114,28 @@ def load(code: OwnCode) -> ModuleType:
 
 
 def write(code: OwnCode, folder: Path) -> None:
-    """Store the files below `folder`, in a folder named by their digest."""
-    target = folder / code.digest
-    if not target.exists():
-        replace_folder(target, {file.name: file.text.encode() for file in code.files})
+    """Store the files below `folder`, in a folder named by their digest, unless they are there unharmed."""
+    target, contents = folder / code.digest, {file.name: file.text.encode() for file in code.files}
+    try:
+        whole = all((target / name).read_bytes() == content for name, content in contents.items())
+    except OSError:
+        whole = False
+    if not whole:
+        replace_folder(target, contents)
 
 
 def read(digest: str, spec: str, folder: Path) -> OwnCode | None:
-    """What `write` stored; None if it is not there, or its bytes are others."""
+    """What `write` stored; None if it is not there, or its bytes are others.
+
+    Found as `find` does: a file that is imported under two names is stored once.
+    """
     target, place = folder / digest, spec.rpartition(":")[0]
-    files = []
+    file = target / PurePosixPath(place).name if names_file(place) else _file_of(target, place)
     try:
-        for path in sorted(target.rglob("*.py")):
-            name = path.relative_to(target).as_posix()
-            its_own = names_file(place) and name == PurePosixPath(place).name
-            module = _entry(place) if its_own else name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            files.append(SourceFile(module, str(path), name, path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError):
+        code = OwnCode(_entry(place), _with_imports(target, _entry(place), file, "")) if file else None
+    except UserError:
         return None
-    code = OwnCode(_entry(place), tuple(sorted(files, key=lambda each: each.name)))
-    return code if files and code.digest == digest else None
+    return code if code and code.digest == digest else None
 
 
 class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: its bases' signatures differ
@@ -197,7 +199,7 @@ def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[Sour
         if module in found:
             continue
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             tree = ast.parse(text, str(path))
         except SyntaxError as error:
             raise UserError(f"{said}, but {path}, line {error.lineno}, is not Python: {error.msg}.") from None

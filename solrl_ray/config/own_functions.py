@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,17 +42,22 @@ def of(config: Config) -> Iterator[OwnFunction]:
         yield OwnFunction("evaluation.reference", evaluation.reference, evaluation.reference_code, evaluation._own)
 
 
-def attached(config: Config, sources: Sources | None = None, folders: Sequence[Path] = ()) -> Config:
+def attached(
+    config: Config, sources: Sources | None = None, folders: Sequence[Path] = (), *, resumed: bool = False
+) -> Config:
     """`config` with the files of its functions, and their digests.
 
     Args:
-        folders: run folders. Files whose digest is given are taken from one of them before the user's are looked at.
+        folders: run folders. Files whose digest is given are taken from one of them if the user's are others or gone.
+        resumed: a digest is the run's, whatever is given for it; see `carried`.
 
-    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down.
+    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down;
+    two functions that import modules of one name and different texts.
     """
     sources, codes = sources or Sources(), dict[str, OwnCode | None]()
     for function in of(config):
-        codes[function.key] = function.code or _found(function, sources, folders)
+        codes[function.key] = function.code or _found(function, sources, folders, resumed)
+    _check_helpers(codes, sources)
     rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
     evaluation = _with(config.evaluation, codes.get("evaluation.reference"), "reference_code")
     return config.model_copy(update={"rewards": rewards, "evaluation": evaluation})
@@ -84,20 +91,39 @@ def carried(given: Config, was: Config) -> Config:
     return given.model_copy(update={"rewards": rewards, "evaluation": evaluation})
 
 
-def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> OwnCode | None:
+def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path], resumed: bool) -> OwnCode | None:
     key = f"{function.key} ({sources.of(function.key)})"
     if function.digest:
+        with suppress(UserError):  # the user's own first: data that they read may lie beside them
+            code = own_code.find(function.spec, key)
+            if code and code.digest == function.digest:
+                return code
         stored = (own_code.read(function.digest, function.spec, folder / FOLDER) for folder in folders)
         if code := next(filter(None, stored), None):
             return code
     code = own_code.find(function.spec, key)
     if function.digest and (code is None or code.digest != function.digest):
         field = function.key.replace(".kind", ".code").replace(".reference", ".reference_code")
+        other = "" if resumed else f", or set {field} to '' for the present ones"
         raise UserError(
             f"{field} is {function.digest[:12]}… ({sources.of(field)}), but the files of {function.spec} have changed "
-            f"since it was written down; bring them back, or set {field} to '' for the present ones."
+            f"since it was written down; bring them back{other}."
         )
     return code
+
+
+def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> None:
+    """Refuse what would import another's module for its own: a process has one module of a name."""
+    there = [(key, code) for key, code in codes.items() if code]
+    for (one, first), (other, second) in combinations(there, 2):
+        known = {file.module: file for file in first.files}
+        for file in second.files:
+            same = known.get(file.module, file)
+            if same.text != file.text and not file.module == first.entry == second.entry:  # entries are taken at once
+                raise UserError(
+                    f"{one} ({sources.of(one)}) and {other} ({sources.of(other)}) both have a module {file.module}, "
+                    f"but {same.path} and {file.path} differ, and a process has one module of a name; rename one."
+                )
 
 
 def _is_as_attached(function: OwnFunction) -> bool:

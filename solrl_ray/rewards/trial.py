@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 
 import solrl_ray
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.schema import Config, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.rewards.callables import CallableReward
-
-PROMPTS = ("a red square", "two blue circles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,20 @@ class Trial:
     config: RewardConfig
     resolution: int
     """Height and width of the pictures that it will see, pixels."""
+    prompts: tuple[str, str]
+    """One for each picture: the run's own, because a reward may understand no others."""
+
+
+def prompts_of(config: Config, sources: Sources | None = None) -> tuple[str, str]:
+    """The first two held-out prompts, or the only one and the first to train on.
+
+    Raises `UserError`: a file of prompts cannot be read.
+    """
+    sources, found = sources or Sources(), list[str]()
+    for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
+        if len(found) < 2:
+            found += [each.text for each in read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")]
+    return found[0], found[1]
 
 
 def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
@@ -95,7 +109,7 @@ def _score(trial: Trial, device: str) -> None:
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
     size = trial.resolution
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    reward.score(images, PROMPTS)
+    reward.score(images, trial.prompts)
 
 
 def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:

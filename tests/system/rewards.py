@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import torch
 
-from solrl_ray.rewards import trial
-
 
 def nan(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
     return torch.full((len(prompts),), 0.0 if tried(prompts) else torch.nan)
@@ -29,4 +27,5 @@ def fails(images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
 
 
 def tried(prompts: Sequence[str]) -> bool:
-    return tuple(prompts) == trial.PROMPTS
+    """A trial has two prompts; in a run, all pictures of a call are of one."""
+    return len(set(prompts)) > 1

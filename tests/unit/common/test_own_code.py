@@ -95,7 +95,26 @@ def test_files_are_stored_by_their_digest_and_read_back(here: Path) -> None:
         assert [file.module for file in stored.files] == [file.module for file in code.files]
         (here / "code" / code.digest / code.files[-1].name).write_text("altered = 1\n")
         assert own_code.read(code.digest, spec, here / "code") is None
+        own_code.write(code, here / "code")
+        assert own_code.read(code.digest, spec, here / "code") is not None
     assert own_code.read("0" * 64, "my_scores:f", here / "code") is None
+
+
+def test_a_file_that_its_helper_imports_by_its_name_is_read_back_under_both_names(here: Path) -> None:
+    write(
+        here,
+        my_red="RED = 3\n\ndef f():\n    import near_red\n    return near_red.RED\n",
+        near_red="from my_red import RED",
+    )
+    code = own_code.find("my_red.py:f", "kind")
+    assert code is not None
+    own_code.write(code, here / "code")
+    for path in here.glob("*.py"):
+        path.unlink()
+    stored = own_code.read(code.digest, "my_red.py:f", here / "code")
+    assert stored is not None
+    assert {file.module for file in stored.files} == {"own_my_red", "my_red", "near_red"}
+    assert own_code.load(stored).f() == 3
 
 
 @pytest.mark.parametrize(
@@ -114,3 +133,14 @@ def test_what_cannot_be_found_is_told_by_its_key(here: Path, spec: str, message:
     (here / "bytes.py").write_bytes(b"x = '\xff'\n")
     with pytest.raises(UserError, match=message):
         own_code.find(spec, "kind")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(here: Path) -> None:
+    (here / "my_marked.py").write_bytes(b"\xef\xbb\xbfdef f():\n    return 7\n")
+    code = own_code.find("my_marked.py:f", "kind")
+    assert code is not None
+    assert own_code.load(code).f() == 7
+    own_code.write(code, here / "code")
+    stored = here / "code" / code.digest / "my_marked.py"
+    stored.write_bytes(b"\xef\xbb\xbf" + stored.read_bytes())
+    assert own_code.read(code.digest, "my_marked.py:f", here / "code") is not None

@@ -73,7 +73,8 @@ def test_files_that_changed_since_their_digest_was_written_down_are_refused(
     (folder.path / "code").rename(tmp_path / "gone")
     said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
     assert "the files of mine/liked.py:f have changed since it was written down" in said
-    assert "set rewards.0.code to '' for the present ones" in said
+    assert "bring them back" in said
+    assert "set rewards.0.code" not in said  # the run's digest would be put back
 
 
 def test_a_plan_runs_nothing_of_the_users_and_a_dry_run_does(
@@ -91,5 +92,32 @@ def test_a_digest_that_holds_is_no_obstacle(own: Path) -> None:
     once = own_functions.attached(load([own], [OWN]))
     again = own_functions.attached(load([own], [OWN, f"rewards.0.code={once.rewards[0].code}"]))
     assert again == once
-    with pytest.raises(UserError, match=r"^rewards.0.code is 00… \(default\), but the files of mine/liked.py:f"):
+    with pytest.raises(UserError, match=r"^rewards.0.code is 00… .*, or set rewards.0.code to '' for the present ones"):
         own_functions.attached(load([own], [OWN, "rewards.0.code='00'"]))
+
+
+def test_modules_of_one_name_and_different_texts_are_refused_unless_they_are_the_functions_own(
+    own: Path, tmp_path: Path
+) -> None:
+    both = "rewards=[{kind: 'mine/liked.py:f'}, {kind: 'other/liked.py:f'}]"
+    for folder, number in (("mine", 1), ("other", 2)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "liked.py").write_text(f"def f(images, prompts):\n    return [{number}.0]\n")
+    assert score(own_functions.attached(load([own], [both]))) == 3
+    for folder in ("mine", "other"):
+        (tmp_path / folder / "liked.py").write_text("import factor\ndef f(images, prompts):\n    return [factor.F]\n")
+        (tmp_path / folder / "factor.py").write_text("F = 1.0\n")
+    assert score(own_functions.attached(load([own], [both]))) == 2
+    (tmp_path / "other" / "factor.py").write_text("F = 2.0\n")
+    said = r"^rewards.0.kind \(default\) and rewards.1.kind \(default\) both have a module factor, but .*mine/factor.py"
+    with pytest.raises(UserError, match=said):
+        own_functions.attached(load([own], [both]))
+
+
+def test_a_resumed_run_finds_the_data_that_lies_beside_files_that_did_not_change(own: Path, tmp_path: Path) -> None:
+    text = "from pathlib import Path\nW = float((Path(__file__).parent / 'w.txt').read_text())\n"
+    (tmp_path / "mine" / "liked.py").write_text(f"{text}\ndef f(images, prompts):\n    return [W]\n")
+    (tmp_path / "mine" / "w.txt").write_text("0.75")
+    folder = begun(own)
+    stored = load([folder.path / "config.yaml"])
+    assert score(own_functions.attached(stored, folders=[folder.path])) == 0.75

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from solrl_ray.config.loading import Sources, load
 from tests.support.small import CONFIGS
 
 EXAMPLES = CONFIGS.parent / "examples"
+SHIPPED = [path for path in sorted(CONFIGS.glob("rewards/*.yaml")) if re.search(r"kind: *\S+:\S", path.read_text())]
 
 
 def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +23,14 @@ def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPa
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [override]))
     assert Path(config.rewards[0].kind.rpartition(":")[0]) == source.relative_to(EXAMPLES.parent)
     configured.try_own_rewards(config, Sources())
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_the_demo(path: Path) -> None:
+    config = own_functions.attached(load([CONFIGS / "demo.yaml", path]))
+    assert any(":" in reward.kind for reward in config.rewards)
+    configured.try_own_rewards(config, Sources())
+
+
+def test_there_is_such_a_part() -> None:
+    assert SHIPPED

@@ -62,7 +62,7 @@ def of(tmp_path: Path) -> Trials:
 
     def make(function: str) -> list[trial.Trial]:
         config = RewardConfig(kind=f"{tmp_path}/own_rewards.py:{function}")
-        return [trial.Trial("rewards.0.kind (my.yaml)", config, 16)]
+        return [trial.Trial("rewards.0.kind (my.yaml)", config, 16, ("a red square", "two blue circles"))]
 
     return make
 
