@@ -69,6 +69,8 @@ class SigmaSchedule(Section):
     """``flux``: mu at `max_tokens` image tokens."""
     base_tokens: Positive = 256
     max_tokens: Positive = 4096
+    terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """``flux``: noise level of the last step's start, to which the grid is stretched; null: it is not."""
 
 
 class Decoding(Section):

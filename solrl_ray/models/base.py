@@ -170,7 +170,7 @@ class DiffusionModel(ABC):
         """Estimates of what the blocks of `transformer`, which may be a skeleton, keep of one sample for a backward
         pass: bytes if they compute all again (their inputs, and one block's activations when its turn comes), and if
         they compute nothing again."""
-        width = math.prod(int(self._transformer_config[key]) for key in ("num_attention_heads", "attention_head_dim"))
+        width = self._width(self._transformer_config)
         tokens = self.image_tokens + self.text_tokens
         count = len(blocks(transformer))
         inputs = count * tokens * width * self.dtype.itemsize
@@ -266,6 +266,11 @@ class DiffusionModel(ABC):
     @abstractmethod
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
+
+    @classmethod
+    def _width(cls, transformer_config: Mapping[str, Any]) -> int:
+        """Channels of a token inside the transformer."""
+        return math.prod(int(transformer_config[key]) for key in ("num_attention_heads", "attention_head_dim"))
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         """Latents as the decoder's images of cells [B, C, H, W], still normalised."""
