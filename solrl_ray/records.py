@@ -11,7 +11,7 @@ machine and after a restart:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,8 @@ class UnitResult:
     """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
     samples_digest: str = ""
     """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.iteration_state.group_digest`)."""
+    reward_costs: Mapping[str, int] | None = None
+    """What reward servers and judges were asked for it: see `IterationMetrics.reward_costs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,12 @@ REGISTERED = {
     "hpsv2": "hpsv2:HPSv2",
     "hpsv2_v20": "hpsv2:HPSv20",
     "imagereward": "imagereward:ImageReward",
+    "judge": "judge:Judge",
     "pickscore": "clip:PickScore",
     "remote": "remote:RemoteReward",
 }
 """Rewards by the name they have in a configuration: module and class, imported when they are used."""
-OPTIONS = ("path", "base", "preprocessing", "remote")
+OPTIONS = ("path", "base", "preprocessing", "remote", "judge")
 """Fields that only some rewards read."""
 
 

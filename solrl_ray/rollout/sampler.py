@@ -8,8 +8,8 @@ takes that of the full trajectory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class Sampled:
     """float32 [n], on the CPU."""
     trajectory: Trajectory | None = None
     """Of a sampler that records; on the CPU."""
+    reward_costs: Mapping[str, int] = field(default_factory=dict)
+    """What the rewards cost (`Reward.take_costs`)."""
 
 
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
@@ -118,6 +120,7 @@ class Sampler:
             images=images,
             rewards=rewards,
             trajectory=Trajectory(states=states, first_step=start) if self._record else None,
+            reward_costs=self._reward.take_costs(),
         )
 
     def _micro_batches(self, unit: WorkUnit) -> Iterator[WorkUnit]:

@@ -208,3 +208,56 @@ def test_an_audit_that_answers_nonsense_is_refused() -> None:
     found = audit_result(state, rewards=(0.7, float("nan")))
     with pytest.raises(ValueError, match="regenerator-0 answered unit audit/4/"):
         state.record_audit(found)
+
+
+ONCE = replace(PLAN, reproducible=False)
+
+
+def rescored(unit: WorkUnit) -> UnitResult:
+    """The same unit by a reward that says something else this time."""
+    again = result(unit, "explorer-1")
+    return replace(again, rewards=tuple(reward + 1 for reward in again.rewards))
+
+
+def test_where_scores_may_differ_the_first_one_counts_and_another_one_is_no_violation() -> None:
+    repeating, once = IterationState(PLAN), IterationState(ONCE)
+    for state, expected in ((repeating, Outcome.VIOLATION), (once, Outcome.DUPLICATE)):
+        for unit in PLAN.pool_units():
+            state.record(result(unit))
+            assert state.record(rescored(unit)) == (expected, None)
+    assert once.counts().violations == 0
+    assert once.counts().duplicates == len(PLAN.pool_units())
+    assert once.ordered_selections() == repeating.ordered_selections()
+
+
+def test_where_scores_may_differ_samples_may_not() -> None:
+    state = IterationState(ONCE)
+    for unit in ONCE.pool_units():
+        state.record(result(unit))
+    first = group(state.selections["beef"])
+    assert state.record_group(first) is Outcome.ACCEPTED
+    other_scores = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
+    assert state.record_group(other_scores) is Outcome.DUPLICATE
+    assert state.record_group(group(state.selections["beef"], shift=1.0)) is Outcome.VIOLATION
+
+
+def test_where_scores_may_differ_a_lost_group_is_made_again_to_the_same_samples() -> None:
+    state = IterationState(ONCE)
+    for unit in ONCE.pool_units():
+        state.record(result(unit))
+    first = group(state.selections["beef"])
+    state.record_group(first)
+    state.lose_group("beef")
+    again = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
+    assert state.record_group(again) is Outcome.RESTORED
+    assert state.holds(again)
+
+
+def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() -> None:
+    state = IterationState(replace(ONCE, one_stage=True, keep=2))
+    for unit in state.plan.pool_units():
+        state.record(result(unit))
+    selection = state.selections["beef"]
+    made = group(selection)
+    again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))
+    assert state.with_first_scores(again).rewards == tuple(c.reward for c in selection.chosen)
