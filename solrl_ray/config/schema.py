@@ -173,7 +173,7 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``remote``, ``judge``) or a callable ``module:function``."""
+    ``ocr``, ``remote``, ``judge``) or a callable ``module:function``."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""

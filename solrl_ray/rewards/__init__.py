@@ -22,10 +22,13 @@ REGISTERED = {
     "hpsv2_v20": "hpsv2:HPSv20",
     "imagereward": "imagereward:ImageReward",
     "judge": "judge:Judge",
+    "ocr": "ocr:Ocr",
     "pickscore": "clip:PickScore",
     "remote": "remote:RemoteReward",
 }
 """Rewards by the name they have in a configuration: module and class, imported when they are used."""
+EXTRAS = {"ocr": "ocr"}
+"""The package's extra that has a reward's library, if it is not ``rewards``."""
 OPTIONS = ("path", "base", "preprocessing", "remote", "judge")
 """Fields that only some rewards read."""
 
@@ -93,9 +96,10 @@ def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
         return found
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
+        extra = EXTRAS.get(config.kind, "rewards")
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
-            "install the extra of this package, in its clone: pip install -e '.[rewards]'"
+            f"install the extra of this package, in its clone: pip install -e '.[{extra}]'"
         ) from error
 
 
