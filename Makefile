@@ -1,4 +1,4 @@
-# make demo · make test · make test-faults · make test-all · make simulate · make chaos · make parity · make lint · make format · make lock · make clean
+# make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test test-faults test-all simulate chaos parity lint format lock upgrade clean
+.PHONY: help install demo test test-faults test-all simulate fuzz chaos parity lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-faults  the rest of the failure table (docs/reliability.md), about six more; continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/reliability.md)"
+	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
@@ -75,6 +76,11 @@ test test-faults test-all: $(READY)
 	done
 
 SEEDS ?= 0..10000
+MUTATIONS ?= 1000000
+FUZZ_SEED ?= 1
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --mutations $(MUTATIONS) --seed $(FUZZ_SEED)
+
 simulate: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulated.campaign $(SEEDS)
 

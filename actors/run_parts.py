@@ -143,12 +143,13 @@ class RunParts:
             prompt_ids=tuple(prompt.id for prompt in prompts),
             pool=config.rollout.pool,
             keep=config.rollout.keep,
-            micro_batch=pool_sampling(config).micro_batch,
+            unit=pool_sampling(config).unit,
             one_stage=is_one_stage(config),
             kinds=kinds_of_prompts(config),
             audit=audit_plan(config),
             fallback_level=level,
             steps=self.fallback.steps(level),
+            prune=self.fallback.pruning(level),
             reproducible=not unreproducible_rewards(config),
         )
 

@@ -80,8 +80,8 @@ Z_IMAGE: dict[str, Any] = {
     "n_heads": 30,
     "n_kv_heads": 30,
     "cap_feat_dim": 2560,
-    "axes_dims": (32, 48, 48),
-    "axes_lens": (1536, 512, 512),
+    "axes_dims": [32, 48, 48],
+    "axes_lens": [1536, 512, 512],
 }
 
 

@@ -156,7 +156,7 @@ def _plan(iteration: int, prompts: int, micro_batch: int) -> IterationPlan:
         prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
         pool=POOL,
         keep=KEEP,
-        micro_batch=micro_batch,
+        unit=micro_batch,
     )
 
 

@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
+from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
 from solrl_ray.simulator.forecast import forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
@@ -158,17 +158,16 @@ def curve(folder: Path) -> dict[str, Any] | None:
     if not RunFolder(folder).begun:
         return None
     run = read_run(folder)
-    points = [evaluated for evaluated in run.evaluations if evaluated.policy in ("base", "ema")]
+    points = Curve.of(run).points
     if len(points) < 2:
         return None
-    seconds = np.cumsum([0.0, *(iteration.seconds["total"] for iteration in run.iterations)])
     words = folder / "words" / "evaluation.json"
     judged = json.loads(words.read_text())["cells"] if words.is_file() else []
     return {
-        "iterations": [point.iteration for point in points],
-        "reward": [point.reward_mean for point in points],
-        "stderr": [point.reward_stderr for point in points],
-        "seconds": [float(seconds[point.iteration]) for point in points],
+        "iterations": [point.updates for point in points],
+        "seconds": [point.seconds for point in points],
+        "reward": [point.reward for point in points],
+        "stderr": [point.stderr for point in points],
         "words": {cell["policy"]: cell["mean"] for cell in judged} or None,
         "conditions": run.attestations[0].device if run.attestations else "",
     }
@@ -185,12 +184,11 @@ def judge(jobs: Sequence[Job]) -> None:
 
 
 def reached(run: Mapping[str, Any], reward: float) -> float:
-    """Iterations until a held-out reward, between two evaluations on a straight line; infinite if never."""
-    points = list(zip(run["iterations"], run["reward"], strict=True))
-    for (before, low), (after, high) in pairwise(points):
-        if high >= reward > low:
-            return float(before + (after - before) * (reward - low) / (high - low))
-    return float("inf")
+    """Iterations until a held-out reward; infinite if never."""
+    names = ("iterations", "seconds", "reward", "stderr")
+    points = tuple(Point(*values) for values in zip(*(run[name] for name in names), strict=True))
+    found = Curve(points, gpus=0.0).reaches(reward)
+    return found.updates if found else float("inf")
 
 
 def comparisons(results: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -266,7 +266,7 @@ def scenario(explorers: int, stage: float, costs: Orchestration, work: Work = SH
         prompts=work.prompts,
         pool=work.units * MICRO_BATCH,
         keep=KEEP,
-        micro_batch=MICRO_BATCH,
+        unit=MICRO_BATCH,
         explorers=explorers,
         regenerators=explorers,
         stages=Stages(explore=stage, regenerate=stage, update=stage),

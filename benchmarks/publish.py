@@ -31,8 +31,9 @@ from torch import nn
 
 from solrl_ray.config.schema import Lora, Publish
 from solrl_ray.quantization.capability import device_name
-from solrl_ray.quantization.formats import FORMAT_OF_TIER, frozen_amax, pack
+from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.planning import FORMAT_OF_TIER
 from solrl_ray.quantization.scope import LAYERS
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest

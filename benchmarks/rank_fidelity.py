@@ -1,38 +1,48 @@
 """How well do cheap previews rank, by tier, steps, solver, decoder, layers left unquantised, and age of the policy?
 
     python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo] [--only sync]
+    python benchmarks/rank_fidelity.py --only pruned --prompts 32 --seeds 96 --keep 24 --work FOLDER
 
 Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
 steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
 folder: policies are then its last two checkpoints, and a stale preview is one by the older of them, beside the full
 sample of the newer. Small decoders are distilled from the testbed's VAE first (`small_decoder.py`). Sync modes are
 measured by what an explorer holds that was sent the newest policy so.
+
+``--only pruned`` is a table of its own, by tier, `after`, `keep` and unit (`pruned_previews.py`). It takes most of an
+hour on one core: given again with the same ``--work``, it goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import torch
+from pruned_previews import figures, print_table
 from small_decoder import distil
 from torch import nn
 
 from actors.workers.sampling_worker import base_to_keep, make_room
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
+from solrl_ray.config.previews import Prune
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import PoolSampling
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.scope import UNQUANTIZED_TIERS, quantize_
-from solrl_ray.records import PromptEmbedding, WorkUnit
+from solrl_ray.records import PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, audit
+from solrl_ray.rollout.pruning import survivors
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, Publications
@@ -44,6 +54,8 @@ RESULTS = Path(__file__).parent / "results"
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
 STEPS = (2, 3, 4, 6, 8, 10)
 DECODERS = (16, 8)
+MICRO_BATCH = 12
+"""Of pruned previews: 36 and 48 seeds fill whole ones."""
 SKIPPED = {
     "query and key as well": ["to_q", "to_k", "add_q_proj", "add_k_proj"],
     "the text stream as well": [".add_", "to_add_out", "ff_context"],
@@ -68,6 +80,23 @@ class Case:
     """Channels of a small decoder; 0: the VAE."""
     sync: str = ""
     """The mode of publishing by which the policy comes; empty: merged before the model is quantised."""
+    micro_batch: int = 0
+    """0: the whole pool."""
+    unit: int = 0
+    """Seeds that are pruned together; 0: the whole pool."""
+    after: int = 0
+    keep: int = 0
+    """Of the whole pool; 0: it is not pruned."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """What previews say of pools of seeds, all [prompts, seeds]."""
+
+    proxies: np.ndarray
+    """Of a seed that was dropped its early score."""
+    finished: np.ndarray
+    """Whether a seed was not dropped."""
 
 
 def cases(policies: int) -> Iterator[Case]:
@@ -95,8 +124,9 @@ def cases(policies: int) -> Iterator[Case]:
 class Bench:
     """Rewards of pools of seeds on the first held-out prompts."""
 
-    def __init__(self, config: Config, prompts: int, seeds: int, policies: list[Factors]) -> None:
-        self._config, self._seeds, self._policies = config, seeds, policies
+    def __init__(self, config: Config, prompts: int, seeds: int, policies: list[Factors], work: Path | None) -> None:
+        """`work`: folder in which what was sampled is kept."""
+        self._config, self._seeds, self._policies, self._work = config, seeds, policies, work
         self._reward = rewards.load(config.rewards, "cpu")
         self._prompts = read_prompts(config.prompts.heldout)[:prompts]
         encoded = models.load(config.model, "cpu").encode([prompt.text for prompt in self._prompts])
@@ -104,17 +134,32 @@ class Bench:
             PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest="")
             for prompt, tensors in zip(self._prompts, encoded, strict=True)
         ]
-        self._known: dict[Case, np.ndarray] = {}
+        self._known: dict[Case, Pools] = {}
         self._folder = tempfile.TemporaryDirectory()
 
     def pool(self, case: Case) -> np.ndarray:
-        """Rewards [prompts, seeds]; each pool is one micro-batch."""
+        """Rewards [prompts, seeds] of previews that are not pruned."""
+        return self.pools(case).proxies
+
+    def pools(self, case: Case) -> Pools:
         key = replace(case, group="", name="")
         if key not in self._known:
-            self._known[key] = self._sample(key)
+            self._known[key] = self._stored(key) if self._work else self._sample(key)
         return self._known[key]
 
-    def _sample(self, case: Case) -> np.ndarray:
+    def _stored(self, case: Case) -> Pools:
+        """As kept in a file, or sampled and kept."""
+        assert self._work is not None
+        of = [asdict(case), len(self._prompts), self._seeds, len(self._policies), torch.__version__]
+        file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npz"
+        if not file.exists():
+            pools = self._sample(case)
+            self._work.mkdir(parents=True, exist_ok=True)
+            np.savez(file, proxies=pools.proxies, finished=pools.finished)
+        kept = np.load(file)
+        return Pools(kept["proxies"], kept["finished"])
+
+    def _sample(self, case: Case) -> Pools:
         model_section = self._config.model
         if case.tier == "bf16":
             model_section = model_section.model_copy(update={"dtype": "bfloat16"})
@@ -136,14 +181,22 @@ class Bench:
             quantize_(model.transformer, case.tier, scope, without_kernels=True)
         rollout = self._config.rollout.model_copy(update={"solver": case.solver})
         config = self._config.model_copy(update={"rollout": rollout, "model": model_section})
-        sampler = Sampler(config, model, self._reward, steps=case.steps, micro_batch=self._seeds)
-        rows = []
-        for prompt, embedding in zip(self._prompts, self._embeddings, strict=True):
-            unit = WorkUnit(
-                stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=tuple(range(self._seeds))
-            )
-            rows.append(sampler(unit, prompt, embedding).rewards.numpy())
-        return np.stack(rows).astype(np.float64)
+        sampler = Sampler(config, model, self._reward, steps=case.steps, micro_batch=case.micro_batch or self._seeds)
+        size = case.unit or self._seeds
+        prune = Pruning(after=case.after, keep=case.keep * size // self._seeds) if case.keep else None
+        proxies = np.zeros((len(self._prompts), self._seeds))
+        finished = np.full(proxies.shape, prune is None)
+        for row, (prompt, embedding) in enumerate(zip(self._prompts, self._embeddings, strict=True)):
+            for first in range(0, self._seeds, size):
+                indices = tuple(range(first, first + size))
+                unit = WorkUnit(
+                    stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=indices, prune=prune
+                )
+                previewed = sampler.preview(unit, prompt, embedding)
+                proxies[row, first : first + size] = previewed.rewards.numpy()
+                if prune:
+                    finished[row, [first + i for i in survivors(previewed.early.tolist(), prune.keep)]] = True
+        return Pools(proxies, finished)
 
     def _small_decoder(self, channels: int) -> str:
         folder = Path(self._folder.name) / str(channels)
@@ -202,6 +255,45 @@ def measure(bench: Bench, policies: int, keep: int, only: str = "") -> list[dict
     return rows
 
 
+def measure_pruned(bench: Bench, seeds: int, keep: int) -> list[dict[str, object]]:
+    """Pruned previews beside those of the same tier that are all finished."""
+    full = bench.pool(Case(group="", name="", tier="float32", steps=10, micro_batch=MICRO_BATCH))
+    rows: list[dict[str, object]] = []
+    for tier in ("float32", "nvfp4-emulated"):
+        plain = Case(group="pruned", name="all finished", tier=tier, micro_batch=MICRO_BATCH)
+        whole = bench.pools(plain)
+        rows.append(of_pruned(plain, whole, whole, full, keep))
+        for after, share, units in itertools.product((1, 2, 3), (0.375, 0.5), (1, 2)):
+            finished = round(share * seeds)
+            case = replace(
+                plain, name=f"after {after} keep {finished}", after=after, keep=finished, unit=seeds // units
+            )
+            rows.append(of_pruned(case, bench.pools(case), whole, full, keep))
+    print_table(rows)
+    return rows
+
+
+def of_pruned(case: Case, pools: Pools, whole: Pools, full: np.ndarray, keep: int) -> dict[str, object]:
+    size = full.shape[1]
+    sampling = PoolSampling(
+        tier=case.tier,
+        steps=case.steps,
+        micro_batch=case.micro_batch,
+        pool=size,
+        unit=case.unit or size,
+        prune=Prune(after=case.after, keep=case.keep) if case.keep else None,
+    )
+    found = figures(pools.proxies, pools.finished, whole.proxies, full, keep)
+    return {
+        "tier": case.tier,
+        "preview": case.name,
+        "unit": sampling.unit,
+        "steps": sampling.units * sampling.forwards * case.micro_batch / (size * case.steps),
+        "decoded": sampling.units * sampling.decodings * case.micro_batch / size,
+        **found,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=6)
@@ -210,14 +302,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="one of the groups, written to a file of its own")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--run", type=Path, help="folder of a finished run, for its last two policies")
+    parser.add_argument("--work", type=Path, help="folder of what was sampled, from which a stopped benchmark goes on")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     config = load([ROOT / "configs" / "demo.yaml"])
     checkpoints = sorted((arguments.run / "checkpoints").iterdir())[-2:] if arguments.run else []
     policies = [LearnerState.load(folder).old for folder in checkpoints]
-    bench = Bench(config, arguments.prompts, arguments.seeds, policies)
-    rows = measure(bench, len(policies), arguments.keep, arguments.only)
+    bench = Bench(config, arguments.prompts, arguments.seeds, policies, arguments.work)
+    if arguments.only == "pruned":
+        rows = measure_pruned(bench, arguments.seeds, arguments.keep)
+    else:
+        rows = measure(bench, len(policies), arguments.keep, arguments.only)
     result = {
         "model": config.model.path,
         "policies": [folder.name for folder in checkpoints] or ["base"],

@@ -39,7 +39,8 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder
-from solrl_ray.prompts.prompt_set import embedding_digest, read_prompts
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit

@@ -213,7 +213,7 @@ def short_stages(explorers: int) -> Scenario:
         prompts=max(8, 2 * explorers),
         pool=8,
         keep=4,
-        micro_batch=4,
+        unit=4,
         explorers=explorers,
         regenerators=explorers,
         stages=Stages(explore=1.0, regenerate=1.0, update=1.0),
@@ -224,7 +224,7 @@ def short_stages(explorers: int) -> Scenario:
 def published_size(explorers: int) -> Scenario:
     """The same with as many units an explorer as `orchestration.PUBLISHED` has for four: 12 prompts in 4 units."""
     short = short_stages(explorers)
-    return replace(short, prompts=12 * explorers, pool=4 * short.micro_batch)
+    return replace(short, prompts=12 * explorers, pool=4 * short.unit)
 
 
 def controller_parts() -> Rows:
@@ -248,7 +248,7 @@ def selector_plan(prompts: int, micro_batch: int) -> tuple[IterationPlan, list[U
         prompt_ids=tuple(f"{number:016x}" for number in range(prompts)),
         pool=96,
         keep=24,
-        micro_batch=micro_batch,
+        unit=micro_batch,
     )
     rewards = {
         prompt: uniform(Address(run_seed=0, purpose="reward", prompt_id=prompt), (96,)).tolist()

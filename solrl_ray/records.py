@@ -52,9 +52,20 @@ class PromptEmbedding(Portable):
     """SHA-256 over names, dtypes, shapes and bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """Of a unit of previews: all members take the first steps, and only those that look extreme then go on."""
+
+    after: int
+    """Solver steps after which the estimates of x0 are scored."""
+    keep: int
+    """How many members go on: even, half of them the best by these early scores and half the worst."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkUnit:
-    """One fixed micro-batch of one prompt. Its members are ``indices``; a score is a function of the unit alone."""
+    """A fixed set of seeds of one prompt: one call, one answer. Its members are ``indices``, which are sampled in
+    micro-batches of one shape; a score is a function of the unit alone."""
 
     stage: str
     """What the worker is asked for, and the name of its method: ``explore`` or, of a strategy that learns from the
@@ -68,6 +79,8 @@ class WorkUnit:
     """Whose revision it is: the sampling policy's, or in evaluations another one's; ``real`` of real pictures."""
     steps: int | None = None
     """Solver steps, if not those that its stage is configured with: of a preview on a level of the fallback ladder."""
+    prune: Pruning | None = None
+    """Of a preview, if not all members are sampled to the end."""
 
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
         """By position, which takes a third of the time of a dataclass's own way: an iteration may have 100,000."""
@@ -79,6 +92,7 @@ class WorkUnit:
             self.indices,
             self.policy,
             self.steps,
+            self.prune,
         )
 
     @property
@@ -95,6 +109,7 @@ def _work_unit(
     indices: tuple[int, ...],
     policy: str,
     steps: int | None,
+    prune: Pruning | None,
 ) -> WorkUnit:
     return WorkUnit(
         stage=stage,
@@ -104,6 +119,7 @@ def _work_unit(
         indices=indices,
         policy=policy,
         steps=steps,
+        prune=prune,
     )
 
 
@@ -114,12 +130,15 @@ class UnitResult:
 
     unit: WorkUnit
     rewards: tuple[float, ...]
+    """Of a pruned unit: its early score for a member that was dropped (`rollout.pruning.dropped`)."""
     worker: str
     score_class: str
     """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""
     seconds: float
     started: float = 0.0
     """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
+    early: tuple[float, ...] = ()
+    """Of a pruned unit: the score of each member's estimate of x0, by which it was decided who goes on."""
     samples_digest: str = ""
     """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.iteration_state.group_digest`)."""
     reward_costs: Mapping[str, int] | None = None

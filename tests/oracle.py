@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import reduce
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -65,10 +64,10 @@ class OracleResult:
     """Both per iteration, by prompt id; full-precision rewards in the order of the selection."""
 
 
-def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> OracleResult:
+def run(config: Config, *, iterations: int, levels: Sequence[Config] = ()) -> OracleResult:
     """Train for `iterations` and say what was selected and what was learned.
 
-    `previews`: how each iteration draws them, if not as configured.
+    `levels`: the configurations by which each iteration draws its previews, if not `config`.
     """
     base = models.load(config.model, "cpu", components={"text", "transformer", "vae"})
     score = rewards.load(config.rewards, "cpu").score
@@ -80,7 +79,8 @@ def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> Ora
         order = permutation(address(config, "prompts", iteration), len(prompts))
         chosen = [prompts[i] for i in order[: rollout.prompts]]
         embeddings = embed(base, chosen)
-        preview = previews[iteration] if previews else rollout.explore
+        drawing = levels[iteration] if levels else config
+        preview = drawing.rollout.explore
         quantised = preview.precision == "nvfp4-emulated"
         weights = (before if rollout.max_staleness else learner.old, quantised), (learner.old, False)
         explorer, regenerator = (sampling_model(config, base, factors, quant) for factors, quant in weights)
@@ -89,7 +89,7 @@ def run(config: Config, *, iterations: int, previews: Sequence[Any] = ()) -> Ora
             torch.set_num_threads(config.fleet.explorers.threads)
             pool = [address(config, "initial-noise", iteration, (prompt.id, i)) for i in range(rollout.pool)]
             embedding = embeddings[prompt.id]
-            _, proxy = draw(config, preview, explorer, score, prompt.text, embedding, pool)
+            proxy = explore(drawing, explorer, score, prompt.text, embedding, pool)
             selections[prompt.id] = select(iteration, prompt.id, proxy, rollout.keep)
             torch.set_num_threads(config.fleet.regenerators.threads)
             kept = [candidate.index for candidate in selections[prompt.id].chosen]
@@ -139,32 +139,74 @@ def noise_levels(config: Config, model: DiffusionModel, steps: int) -> list[floa
 def draw(
     config: Config, stage: Any, model: DiffusionModel, score: Any, text: str, embedding: Any, seeds: Any
 ) -> tuple[list[Tensor], list[float]]:
-    """Clean latents and rewards, in micro-batches; the last one is filled by repetition."""
-    latents, values, size = [], [], stage.micro_batch
-    batch = model.batch_embeddings([embedding] * size)
-    grid = noise_levels(config, model, stage.steps)
-    filled = seeds + seeds[-1:] * (-len(seeds) % size)
-    for start in range(0, len(filled), size):
-        z = previous = initial_noise(filled[start : start + size], model.latent_shape)
-        for k, (s, s_next) in enumerate(pairwise(grid)):
-            v = model.velocity(z, s, batch)
+    """Clean latents and rewards."""
+    noise = list(initial_noise(seeds, model.latent_shape))
+    latents, _ = steps(config, stage, model, embedding, noise, noise, range(stage.steps))
+    return latents, scores(stage, model, score, text, latents)
+
+
+@torch.no_grad()
+def explore(
+    config: Config, model: DiffusionModel, score: Any, text: str, embedding: Any, seeds: Any
+) -> dict[int, float]:
+    """Rewards by index of the previews that are finished."""
+    stage, prune = config.rollout.explore, config.rollout.preview.prune
+    if prune is None:
+        return dict(enumerate(draw(config, stage, model, score, text, embedding, seeds)[1]))
+    unit, found = config.rollout.preview.unit or len(seeds), {}
+    keep = prune.keep * unit // len(seeds)
+    for first in range(0, len(seeds), unit):
+        z = list(initial_noise(seeds[first : first + unit], model.latent_shape))
+        z, estimates = steps(config, stage, model, embedding, z, z, range(prune.after))
+        early = scores(stage, model, score, text, estimates)
+        ranked = sorted(range(unit), key=lambda i: (-early[i], i))
+        kept = sorted(ranked[: keep // 2] + ranked[-keep // 2 :])
+        rest = range(prune.after, stage.steps)
+        ends, _ = steps(config, stage, model, embedding, [z[i] for i in kept], [estimates[i] for i in kept], rest)
+        found |= {first + i: r for i, r in zip(kept, scores(stage, model, score, text, ends), strict=True)}
+    return found
+
+
+def batches(rows: Sequence[Tensor], size: int) -> Iterator[Tensor]:
+    """Micro-batches; the last one is filled by repetition."""
+    filled = [*rows, *[rows[-1]] * (-len(rows) % size)]
+    return (torch.stack(filled[start : start + size]) for start in range(0, len(filled), size))
+
+
+def steps(
+    config: Config, stage: Any, model: DiffusionModel, embedding: Any, z: Any, previous: Any, which: range
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Latents after these steps, and the last one's estimates of x0; `previous` are those of the step before."""
+    latents, estimates, size = [], [], stage.micro_batch
+    batch, grid = model.batch_embeddings([embedding] * size), noise_levels(config, model, stage.steps)
+    for x, before in zip(batches(z, size), batches(previous, size), strict=True):
+        for k in which:
+            s, s_next = grid[k], grid[k + 1]
+            v = model.velocity(x, s, batch)
+            x0 = estimate = x - s * v
             if config.rollout.solver == "euler":
-                z = z + (s_next - s) * v
-                continue
-            x0 = estimate = z - s * v  # DPM-Solver++(2M); its first, second and last steps are Euler's
-            if 2 <= k < len(grid) - 2:
-                before, here, after = (math.log(1 - t) - math.log(t) for t in grid[k - 1 : k + 2])
-                estimate = x0 + (after - here) / (2 * (here - before)) * (x0 - previous)
-            z = s_next / s * z + (1 - s_next / s) * estimate
-            previous = x0
-        latents += list(z)
-        values += score(model.decode(z), [text] * size).tolist()
-    return latents[: len(seeds)], values[: len(seeds)]
+                x = x + (s_next - s) * v
+            else:  # DPM-Solver++(2M); its first, second and last steps are Euler's
+                if 2 <= k < len(grid) - 2:
+                    lower, here, after = (math.log(1 - t) - math.log(t) for t in grid[k - 1 : k + 2])
+                    estimate = x0 + (after - here) / (2 * (here - lower)) * (x0 - before)
+                x = s_next / s * x + (1 - s_next / s) * estimate
+            before = x0
+        latents += list(x)
+        estimates += list(before)
+    return latents[: len(z)], estimates[: len(z)]
 
 
-def select(iteration: int, prompt_id: str, proxy: Sequence[float], keep: int) -> Selection:
+def scores(stage: Any, model: DiffusionModel, score: Any, text: str, latents: Any) -> list[float]:
+    size, found = stage.micro_batch, []
+    for batch in batches(latents, size):
+        found += score(model.decode(batch), [text] * size).tolist()
+    return found[: len(latents)]
+
+
+def select(iteration: int, prompt_id: str, proxy: Mapping[int, float], keep: int) -> Selection:
     """The best in falling, the worst in rising order; of equal rewards the smaller index is the better."""
-    ranked = sorted(range(len(proxy)), key=lambda i: (-proxy[i], i))
+    ranked = sorted(proxy, key=lambda i: (-proxy[i], i))
     order = [Candidate(prompt_id=prompt_id, index=i, reward=proxy[i]) for i in ranked]
     sides = {"best": tuple(order[: keep // 2]), "worst": tuple(order[::-1][: keep - keep // 2])}
     return Selection(iteration=iteration, revision=iteration, prompt_id=prompt_id, **sides)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from ray.exceptions import RayError
 
 from actors.cluster import wait
 from solrl_ray.common import ray_auth
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import RunError
 
 KNOCK_SECONDS = 10.0
 
@@ -49,14 +48,9 @@ def join(address: str | None) -> Any:
     Raises UserError if it is the address of a dashboard; RunError if no Ray answers there, or it refuses this user's
     token.
     """
-    if address and address.startswith(("http://", "https://")):
-        raise UserError(
-            f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
-            "cluster's, such as head:6379."
-        )
     try:
         if address:
-            _knock(address)
+            ray_auth.knock(address, seconds=KNOCK_SECONDS)
         else:
             # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
             # samplers that work, then burn up to five times what they compute with.
@@ -69,10 +63,3 @@ def join(address: str | None) -> Any:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     return context
-
-
-def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at ``host:port``: Ray itself would ask for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +16,7 @@ from actors.client.controller_actor import ControllerActor
 from actors.cluster import capacity, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
-from actors.workers.devices import settle_tier
+from actors.workers.devices import device_of, settle_tier
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.schema import Config, Worker
@@ -26,6 +28,7 @@ from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
 from solrl_ray.report.page import build
+from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
 from solrl_ray.storage.resume import check_prompts
@@ -66,6 +69,7 @@ def train(
             over = resume and concluded(folder)
             if not over:
                 check_prompts(folder, config)
+                folder.note_start(sys.argv)
         except BaseException:
             folder.unlock()
             raise
@@ -113,6 +117,7 @@ def _work(
         stack.callback(vacate, namespace(path))
     capacity.await_resources(config)
     config = with_tier(config)
+    try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
     folder.unlock()  # the controller claims it: the process that writes
@@ -158,6 +163,23 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     probe = ray.remote(**options)(settle_tier)
     tested, what = probe.remote(config, explorer), "the test of what tiers the explorers' device has"
     return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
+
+
+def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
+    """Try the user's own rewards where an explorer will be: those that have a GPU, or are on another machine.
+
+    Raises UserError with the user's traceback if one will not do there.
+    """
+    explorer = config.fleet.explorers
+    trials = [
+        trial.Trial(f"rewards.{position}.kind", reward, config.model.resolution)
+        for position, reward in enumerate(config.rewards)
+        if ":" in reward.kind
+    ]
+    if trials and (explorer.num_gpus or elsewhere):
+        options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
+        tried = ray.remote(**options)(trial.here).remote(trials, str(device_of(explorer.num_gpus)))
+        wait.get(tried, what="the trial of the rewards on a worker", seconds=config.fleet.deadlines.start)
 
 
 def located(config: Config) -> Config:

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from actors.cluster import wait
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.errors import RunError
 
 KEPT_HOME = (".venv", "runs", ".git")
 """Never uploaded, whatever ``.gitignore`` and ``.rayignore`` say."""
@@ -55,8 +55,6 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
 
 
 def _client(address: str) -> JobSubmissionClient:
-    if not address.startswith(("http://", "https://")):
-        raise UserError(f"--address is {address!r}; it must be the dashboard's address, such as http://head:8265.")
     try:
         return JobSubmissionClient(address)
     except (ConnectionError, RuntimeError, RayError) as error:

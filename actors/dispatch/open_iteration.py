@@ -172,7 +172,7 @@ class OpenIteration(Owner):
     @property
     def candidates(self) -> int:
         """Whose rewards are in."""
-        return self.pool_size - self.plan.micro_batch * len(self._unexplored)
+        return self.pool_size - self.plan.unit * len(self._unexplored)
 
     @property
     def pool_size(self) -> int:

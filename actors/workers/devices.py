@@ -83,6 +83,6 @@ def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
         raise UserError("explorers ask for a GPU (num_gpus), but PyTorch finds none there; set it to 0 for CPUs")
     tier = capability.resolve(pool_sampling(config).tier, device, config.model.dtype)
     if tier not in UNQUANTIZED_TIERS:
-        levels = [preview.precision for preview in previews(config)[1:]]
+        levels = [preview.tier for preview in previews(config)[1:]]
         capability.check(dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)), device)
     return tier, capability.device_name(device)

@@ -75,8 +75,9 @@ class Explorer(SamplingWorker):
         return model, report, {}
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        """Score a micro-batch of candidates with exactly the unit's revision."""
-        return self._scored(self._sampler, unit, prompt, embedding)[0]
+        """Score a unit's candidates with exactly its revision; of a pruned one, twice."""
+        result, previewed = self._scored(self._sampler.preview, unit, prompt, embedding)
+        return replace(result, early=tuple(previewed.early.tolist()))
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         """As `explore`, with the samples as a second part, which stays on this node until somebody asks for it."""

@@ -14,7 +14,7 @@ from solrl_ray import models, rewards
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import PoolSampling, full_tier
+from solrl_ray.config.strategies import Sampling, full_tier
 from solrl_ray.evaluation.held_out import reference_pictures
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.scope import quantize_
@@ -60,7 +60,7 @@ class Regenerator(SamplingWorker):
             self._model,
             quantize_(self._model.transformer, tier, config.model.quantization),
             self._reward,
-            PoolSampling(tier=tier, steps=stage.steps, micro_batch=stage.micro_batch),
+            Sampling(tier=tier, steps=stage.steps, micro_batch=stage.micro_batch),
             threads=worker.threads,
             record=needs_trajectory(config),
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import nn
@@ -16,15 +16,16 @@ from actors.cluster import termination
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import PoolSampling, pool_sampling
+from solrl_ray.config.strategies import Sampling, pool_sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
 from solrl_ray.quantization import attestation
-from solrl_ray.quantization.scope import QuantizationReport, plan
+from solrl_ray.quantization.planning import plan
+from solrl_ray.quantization.scope import QuantizationReport
 from solrl_ray.records import Address, Attestation, Prompt, PromptEmbedding, Receipt, Refusal, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.rollout.sampler import Sampled, Sampler
+from solrl_ray.rollout.sampler import Previewed, Sampled, Sampler
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.branch import add_branches
@@ -34,6 +35,7 @@ from solrl_ray.weight_sync.publish import touched_linears
 from solrl_ray.weight_sync.receive import Receiver, quantized_bases
 
 PROBE_SIGMA = 0.5
+S = TypeVar("S", Sampled, Previewed)
 
 
 class SamplingWorker(Callee):
@@ -54,7 +56,7 @@ class SamplingWorker(Callee):
         model: DiffusionModel,
         report: QuantizationReport,
         reward: Reward,
-        sampling: PoolSampling,
+        sampling: Sampling,
         *,
         threads: int,
         record: bool,
@@ -147,9 +149,13 @@ class SamplingWorker(Callee):
         return tensors_digest({"velocity": velocity})
 
     def _scored(
-        self, sampler: Sampler, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding
-    ) -> tuple[UnitResult, Sampled]:
-        """A unit's rewards as they are reported, with the seconds that they took, and its samples.
+        self,
+        sampler: Callable[[WorkUnit, Prompt, PromptEmbedding], S],
+        unit: WorkUnit,
+        prompt: Prompt,
+        embedding: PromptEmbedding,
+    ) -> tuple[UnitResult, S]:
+        """A unit's rewards as they are reported, with the seconds that they took, and all that `sampler` made.
 
         Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM.
         """

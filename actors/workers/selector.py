@@ -148,9 +148,14 @@ class Selector(Callee):
         journal = self._folder.journal(plan.iteration)
         state = IterationState(plan)
         self._folder.sync_folders()
-        entries = journal.recover()
+        damaged, entries = journal.damaged(), journal.recover()  # which drops what does not hold
         header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""
+        if damaged:
+            message = (
+                f"line {damaged[0]} of {journal.path.name} is damaged; what it and the {damaged[1]} after it say of "
+                f"iteration {plan.iteration} is computed again"
+            )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
                 raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")

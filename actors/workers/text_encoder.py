@@ -10,7 +10,7 @@ from actors.cluster.rpc import Callee
 from solrl_ray import models
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.prompts.prompt_set import EmbeddingCache
+from solrl_ray.prompts.embedding_cache import EmbeddingCache
 from solrl_ray.records import Prompt, PromptEmbedding
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from solrl_ray.cli.options import parser
+from solrl_ray.config import named
 from solrl_ray.errors import RunError, UserError
 
 RUN_FAILED, BAD_INPUT, INTERRUPTED, UNREAD = 1, 2, 130, 141
@@ -39,6 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace()
     try:
         parser().parse_args(argv, arguments)
+        for option in ("config", "rewards"):
+            if given := getattr(arguments, option, None):
+                setattr(arguments, option, named.resolve(given))
         status = int(arguments.run_verb(arguments))
         sys.stdout.flush()  # not later, when nobody would catch what it raises
         return status

@@ -1,7 +1,6 @@
 """The parts that a run is put together from: one model, one rollout strategy, one method, one reward, and its machines.
 
-Parts are files that a user reads, copies and edits, so they are taken from a folder (``./configs``) and not from the
-package: what is listed is what the command line is given, a user's own parts among them.
+Those of the package are listed by the names that a command line takes; of a user's own folder, by their files.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from solrl_ray.config import named
 from solrl_ray.config.loading import INCLUDE, read_file
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
@@ -23,6 +23,7 @@ KINDS = ("models", "strategies", "methods", "rewards")
 """Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
 CLUSTERS = "clusters"
 """Folder of the files that give workers their GPUs, each for every run; a command names one last."""
+WORDS = {CLUSTERS: " (without one everything computes on CPUs)", named.RUNS: " (whole, with a part of each kind)"}
 EXAMPLE = "one_gpu"
 """The one in the command that `table` shows."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
@@ -47,8 +48,10 @@ class CatalogueEntry:
 
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
     """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
-    kinds = (*KINDS, CLUSTERS)
+    kinds = (*KINDS, CLUSTERS, named.RUNS)
     found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
+    if folder == named.folder():
+        found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)
     missing = [kind for kind in KINDS if not found[kind]]
     if missing:
         raise UserError(
@@ -72,22 +75,28 @@ def presence(checkpoint: str) -> str:
     return "in the cache"
 
 
-def table(folder: Path, width: int = 110) -> str:
-    """What `solrl list` prints: the parts, what they need, and how they compose."""
-    parts = read(folder)
+def table(folder: Path | None = None, width: int = 110) -> str:
+    """What `solrl list` prints: the parts, what they need, and how they compose. None: this package's."""
+    parts = read(folder or named.folder())
+
+    def shown(part: CatalogueEntry) -> str:
+        return str(part.path) if folder else part.path.stem
+
     lines: list[str] = []
     for kind, listed in parts.items():
-        lines.append(f"{kind} (without one everything computes on CPUs)" if kind == CLUSTERS else kind)
+        lines += [kind + WORDS.get(kind, "")] if listed else []
         for part in listed:
-            title = f"{part.title} (includes others: name it without a strategy)" if part.whole else part.title
-            lines += [f"  {part.path}", *textwrap.wrap(title, width, initial_indent=INDENT, subsequent_indent=INDENT)]
+            alone = part.whole and kind in KINDS
+            title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
+            lines += [f"  {shown(part)}", *textwrap.wrap(title, width, initial_indent=INDENT, subsequent_indent=INDENT)]
             lines += [f"{INDENT}{name}: {presence(name)}" for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
-        lines.append("")
-    example = [next(part.path for part in parts[kind] if not part.whole) for kind in KINDS]
-    example += [part.path for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
-    lines.append("One of each kind, in this order; what follows wins:")
-    lines.append(f"  solrl train {' '.join(map(str, example))} \\")
+        lines += [""] if listed else []
+    example = [next(part for part in parts[kind] if not part.whole) for kind in KINDS]
+    example += [part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
+    order = "in this order; what follows wins" if folder else "in any order; files of your own after them"
+    lines.append(f"One of each kind, {order}:")
+    lines.append(f"  solrl train {' '.join(map(shown, example))} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")
     return "\n".join(lines)
 

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks, continuation, strategies
+from solrl_ray.config import checks, continuation, own_functions, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe
-from solrl_ray.config.loading import LoadedConfig, load_with_sources
+from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from solrl_ray.cli.outline import Inputs
 
 
 def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
     """The checked configuration of a run that begins: CONFIG, --set and --from, or `options` as `load_with_sources`."""
     loaded = _given(arguments, options or {})
     if loaded is None:
-        raise UserError("No configuration file was given; name at least one, such as configs/demo.yaml.")
+        raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
     checks.check(loaded.config, loaded.sources)
-    return loaded
+    folders = [file.parent for file in arguments.config]
+    if init := getattr(arguments, "init", ""):
+        folders += [run] if (run := continuation.origin(Path(init))) else []
+    return _attached(loaded, folders)
+
+
+def _attached(loaded: LoadedConfig, folders: Sequence[Path]) -> LoadedConfig:
+    return replace(loaded, config=own_functions.attached(loaded.config, loaded.sources, folders))
 
 
 def _given(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]]) -> LoadedConfig | None:
@@ -73,8 +84,9 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
     checks.check(loaded.config, loaded.sources)
+    loaded = _attached(loaded, [folder])
     continuation.check(loaded.config, was, folder, loaded.sources)
-    for note in continuation.notes(loaded.config, was):
+    for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:
         print(f"note: {note}", file=sys.stderr)
     return loaded
 
@@ -84,12 +96,16 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
 
     `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it.
     """
-    # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
-    import_large("solrl_ray.cli.preflight")
-    from solrl_ray.cli import preflight
+    inputs = _outlined(loaded) if planning else None
+    if inputs is None:
+        if not planning:
+            try_own_rewards(loaded.config, loaded.sources)
+        # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be told at once.
+        import_large("solrl_ray.cli.preflight")
+        from solrl_ray.cli import preflight
 
-    inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
-    prompts = {"train_prompts": len(inputs.train), "heldout_prompts": len(inputs.heldout)}
+        inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
+    prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
     arithmetic = describe(loaded.config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     for note in inputs.notes:
@@ -97,3 +113,26 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
     for warning in strategies.warnings(loaded.config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic
+
+
+def _outlined(loaded: LoadedConfig) -> Inputs | None:
+    from solrl_ray.cli import outline
+
+    return outline.inputs(loaded.config, loaded.sources)
+
+
+def try_own_rewards(config: Config, sources: Sources) -> None:
+    """Try the user's own rewards on two pictures. Raises UserError, with their traceback, if one will not do."""
+    own = [(position, reward) for position, reward in enumerate(config.rewards) if ":" in reward.kind]
+    if not own:
+        return
+    from solrl_ray.rewards import trial
+
+    keys = [f"rewards.{position}.kind" for position, _ in own]
+    trials = [
+        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution)
+        for key, (_, reward) in zip(keys, own, strict=True)
+    ]
+    gpu = config.fleet.explorers.num_gpus > 0
+    if not trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start):
+        print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)

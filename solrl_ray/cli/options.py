@@ -30,12 +30,19 @@ def _shared(*names: str, **settings: Any) -> _Parser:
     return option
 
 
-CONFIG = _shared("config", nargs="*", type=Path, metavar="CONFIG", help="YAML files; later ones win")
+CONFIG = _shared(
+    "config",
+    nargs="*",
+    type=Path,
+    metavar="CONFIG",
+    help="names, as of `solrl list`; YAML files win",
+)
 SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64")
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
 PLAIN = _shared("--no-live", action="store_true", help="plain lines instead of the live view")
 RUN = _shared("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
+RUNS = _shared("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several are put side by side")
 LIVE_RUN = _shared("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
 
 
@@ -83,7 +90,9 @@ def _plan(commands: Any) -> None:
 def _list(commands: Any) -> None:
     words = "the parts that a run is put together from, and what is here of them"
     command = _add(commands, "list", verbs.list_parts, words)
-    command.add_argument("--configs", type=Path, default=Path("configs"), metavar="FOLDER", help="default: ./configs")
+    command.add_argument("--configs", type=Path, metavar="FOLDER", help="parts of your own; default: this package's")
+    words = "print a whole configuration, every key with its meaning, to start one's own from"
+    _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
 
 def _submit(commands: Any) -> None:
@@ -109,7 +118,11 @@ def _stored(commands: Any) -> None:
     """What is made from a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
-    _add(commands, "report", verbs.report, "build the report of a run folder again", RUN)
+    report = _add(
+        commands, "report", verbs.report, "build the report of a run folder again, or put runs side by side", RUNS
+    )
+    report.add_argument("--out", type=Path, metavar="FILE", help="of several runs; default: runs.html")
+    _add(commands, "verify", verbs.verify, "check that every file of a run folder is what was written", RUN)
 
 
 def _prompts(commands: Any) -> None:

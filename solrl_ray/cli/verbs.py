@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import solrl_ray
-from solrl_ray.cli.configured import begun, fresh, print_plan, resumed
+from solrl_ray.cli import at_once
+from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation
+from solrl_ray.config import checks, continuation, named, own_functions
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
 
@@ -24,10 +25,7 @@ def train(arguments: argparse.Namespace) -> int:
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
-    if arguments.dry_run and arguments.resume is None:
-        from solrl_ray.storage.run_folder import RunFolder
-
-        RunFolder.of(loaded.config).check_new(loaded.config)
+    at_once.check(loaded, address=_address(arguments), resumes=arguments.resume is not None)
     print_plan(loaded)
     if arguments.dry_run:
         return 0
@@ -73,14 +71,53 @@ def list_parts(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def report(arguments: argparse.Namespace) -> int:
-    """Build the report of a run folder again."""
-    folder: Path = arguments.run
-    continuation.stored(folder)
-    from solrl_ray.report.page import build
+def show_config(arguments: argparse.Namespace) -> int:
+    """Print what the named parts make together as YAML with comments."""
+    from solrl_ray.config.commented import to_commented_yaml
 
-    print(build(folder))
+    if not arguments.config:
+        raise UserError("No configuration was named; `solrl list` shows what there is.")
+    prompts = [f"prompts.{name}={name}.txt" for name in ("train", "heldout")]
+    try:
+        loaded = load_with_sources(arguments.config, arguments.set)
+    except UserError as error:
+        if "The key prompts is missing" not in str(error):
+            raise
+        loaded = load_with_sources(arguments.config, [*prompts, *arguments.set])
+    checks.check(loaded.config, loaded.sources)
+    print(to_commented_yaml(loaded, f"solrl config {' '.join(path.stem for path in arguments.config)}"), end="")
     return 0
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Build the report of a run folder again, or put several runs side by side."""
+    folders: list[Path] = arguments.runs
+    for folder in folders:
+        continuation.stored(folder)
+    if len(folders) == 1:
+        if arguments.out:
+            raise UserError("--out is for several runs; the report of one is written into its folder.")
+        from solrl_ray.report.page import build
+
+        print(build(folders[0]))
+        return 0
+    from solrl_ray.report import several
+
+    compared = several.compare(folders)
+    print(several.table(compared))
+    print(several.write(arguments.out or Path(several.PAGE_FILE), compared))
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Check every file of a run folder; status 1 if one is not what was written."""
+    from solrl_ray.report.verification import verify as verified
+
+    failed = 0
+    for found in verified(arguments.run):
+        failed += bool(found.problem)
+        print(f"{'FAILS' if found.problem else 'ok':<6} {found.name}: {found.problem or found.detail}", flush=True)
+    return int(failed > 0)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -111,6 +148,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
     state = asked.state_of(run, arguments.updates)  # before what takes longer to check
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
+    config = own_functions.attached(config, loaded.sources, [run])
+    try_own_rewards(config, loaded.sources)
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
@@ -148,6 +187,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
+        at_once.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
             raise UserError(
@@ -155,11 +195,12 @@ def submit(arguments: argparse.Namespace) -> int:
                 "the cluster keeps, because a submitted job's own folder is removed."
             )
     ray_auth.settle(local=False)
-    from actors.client import submit
-
     address = arguments.address or os.environ.get("RAY_API_SERVER_ADDRESS")
     if not address:
         raise UserError("--address is missing; it must be the dashboard's address, such as http://head:8265.")
+    at_once.job_server(address)
+    from actors.client import submit
+
     return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
 
 
@@ -248,6 +289,8 @@ def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]
 def _inside(path: Path, folder: Path) -> str:
     """`path` as the job will see it."""
     if not path.resolve().is_relative_to(folder):
+        if name := named.as_argument(path):
+            return name
         raise UserError(f"The configuration file {path} is outside of {folder}, which is what the job is given.")
     return str(path.resolve().relative_to(folder))
 

@@ -48,16 +48,17 @@ def read_json(path: Path, mend: str = "") -> Any:
     """What a JSON file holds. Raises UserError that names it, and says how to `mend` it, if it is damaged."""
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files; `folder` appears (or is replaced) when all of it is on the disk."""
+    """Write a folder of files, some in folders of their own; it appears (or is replaced) when all is on the disk."""
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
     make_folder(partial)
     for name, content in contents.items():
+        make_folder((partial / name).parent)
         write_synced(partial / name, content)
     sync_folder(partial)
     remove(folder)

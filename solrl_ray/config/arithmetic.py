@@ -63,6 +63,10 @@ class Arithmetic:
     explore_units: int
     """Units of the pools, whose candidates are previews or, in one stage, the samples themselves."""
     explore_forwards: int
+    dropped: int
+    """Candidates whose previews are not finished."""
+    padded_previews: int
+    """Previews that fill up the last micro-batches of pruned units and are thrown away."""
     samples: int
     regenerate_units: int
     regenerate_forwards: int
@@ -197,13 +201,15 @@ def describe(
     slots = learner.world_size * learner.micro_batch
     micro_batches = learner.updates * math.ceil(samples / learner.updates / slots)
     backwards = micro_batches * trained_timesteps(config)
-    explore_units = rollout.prompts * (rollout.pool // pool.micro_batch)
+    explore_units = rollout.prompts * pool.units
     return Arithmetic(
         config=config,
         facts=facts,
         candidates=rollout.prompts * rollout.pool,
         explore_units=explore_units,
-        explore_forwards=explore_units * pool.steps,
+        explore_forwards=explore_units * pool.forwards,
+        dropped=rollout.prompts * (rollout.pool - pool.kept),
+        padded_previews=explore_units * pool.padding,
         samples=samples,
         regenerate_units=regenerate_units,
         regenerate_forwards=regenerate_units * rollout.regenerate.steps,

@@ -7,39 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, preview_checks
+from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
 from solrl_ray.config.pools import key_of, pools, shares
-from solrl_ray.config.problems import show
-from solrl_ray.config.samplers import Cps, Ode
-from solrl_ray.config.schema import Config, ExploreConfig
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling, previews
+from solrl_ray.config.preview_checks import stochastic_preview
+from solrl_ray.config.samplers import Ode
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
-
-
-def value_of(config: Config, key: str) -> Any:
-    """The value of a dotted key; a whole number picks an entry of a list. None if this kind of section lacks it."""
-    value: Any = config
-    for name in key.split("."):
-        value = value[int(name)] if isinstance(value, list | tuple) else getattr(value, name, None)
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One broken rule: the key to mend and what would be right."""
-
-    key: str
-    right: str
-
-    def sentence(self, config: Config, sources: Sources) -> str:
-        value = show(value_of(config, self.key))
-        return f"{self.key} is {value} ({sources.of(self.key)}); it must be {self.right}."
 
 
 def _names(config: Config) -> Iterator[Problem]:
@@ -95,7 +73,7 @@ def _sampler(config: Config) -> Iterator[Problem]:
     if regenerate.steps < 2:
         yield Problem("rollout.regenerate.steps", f"at least 2 with rollout.sampler.kind {sampler.kind}")
     if not is_one_stage(config):
-        yield from _stochastic_preview(config, "rollout.explore.steps", explore.steps)
+        yield from stochastic_preview(config, "rollout.explore.steps", explore.steps)
     if sampler.window is not None:
         low, high = sampler.window.range
         if not low < high < regenerate.steps:
@@ -106,23 +84,6 @@ def _sampler(config: Config) -> Iterator[Problem]:
             )
         elif sampler.window.size > high - low:
             yield Problem("rollout.sampler.window.size", f"at most {high - low}, the length of its range")
-
-
-def _stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
-    """What is wrong with that many steps of a preview by a stochastic sampler."""
-    sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
-    if not isinstance(sampler, Ode) and steps > most:
-        yield Problem(
-            key,
-            f"at most rollout.regenerate.steps, which is {most}: with a stochastic sampler a preview takes some of the "
-            "full trajectory's noise levels",
-        )
-    if isinstance(sampler, Cps) and steps != most:
-        yield Problem(
-            key,
-            f"equal to rollout.regenerate.steps, which is {most}: the noise of cps is no Brownian path, so fewer steps "
-            "would lead elsewhere and could not rank",
-        )
 
 
 def needs_trajectory(config: Config) -> bool:
@@ -174,68 +135,12 @@ def staleness_problems(config: Config) -> Iterator[Problem]:
         )
 
 
-def _fidelity(config: Config) -> Iterator[Problem]:
-    rollout, fidelity = config.rollout, config.fidelity
-    if not fidelity.audit_prompts:
-        return
-    if is_one_stage(config):
-        yield Problem(
-            "fidelity.audit_prompts", f"0, because rollout.strategy {rollout.strategy} has no previews to audit"
-        )
-    if fidelity.audit_prompts > rollout.prompts:
-        yield Problem("fidelity.audit_prompts", f"at most rollout.prompts, which is {rollout.prompts}")
-    unselected = rollout.pool - rollout.keep
-    if unselected < 2:
-        yield Problem("fidelity.audit_prompts", f"0, because {unselected} of a pool's seeds stay unselected")
-    elif not 2 <= fidelity.audit_seeds <= unselected:
-        yield Problem(
-            "fidelity.audit_seeds",
-            f"at least 2, for pairs are compared, and at most the {unselected} seeds of a pool that stay unselected",
-        )
-
-
-def _fallback(config: Config) -> Iterator[Problem]:
-    fidelity, drawn = config.fidelity, previews(config)
-    if fidelity.floor is None:
-        if fidelity.fallback:
-            yield Problem("fidelity.floor", "a number between -1 and 1, below which fidelity.fallback is climbed")
-        return
-    if is_one_stage(config):
-        yield Problem("fidelity.floor", f"empty, because rollout.strategy {config.rollout.strategy} has no previews")
-    if not fidelity.fallback:
-        yield Problem("fidelity.fallback", "a list of at least one level, such as [{steps: 8}, {precision: bf16}]")
-    for number, (before, after) in enumerate(pairwise(drawn)):
-        yield from _fallback_level(config, f"fidelity.fallback.{number}", before, after)
-
-
-_LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
-"""How precise tiers are; ``auto`` may become any quantised one."""
-
-
-def _fallback_level(config: Config, key: str, before: ExploreConfig, after: ExploreConfig) -> Iterator[Problem]:
-    """What is wrong with a fallback level that leads from one way to draw previews to another."""
-    rise = _LEVELS[after.precision] - _LEVELS[before.precision]
-    full = full_tier(config.model)
-    if after == before:
-        yield Problem(
-            f"{key}.steps", f"more than {before.steps}, unless precision rises: an empty level changes nothing"
-        )
-    elif after.precision in UNQUANTIZED_TIERS and after.precision != full:
-        yield Problem(f"{key}.precision", f"a quantised tier, or {full}, because model.dtype is {config.model.dtype}")
-    elif after.precision in UNQUANTIZED_TIERS and config.publish.base == "pack":
-        yield Problem(f"{key}.precision", "a quantised tier, because with publish.base pack explorers hold no other")
-    elif after.precision != before.precision and (rise <= 0 or after.precision == "auto"):
-        yield Problem(f"{key}.precision", f"a higher tier than {before.precision}, which previews have before it")
-    elif rise <= 0 and after.steps <= before.steps:
-        yield Problem(f"{key}.steps", f"more than {before.steps}, which previews have before it")
-    yield from _stochastic_preview(config, f"{key}.steps", after.steps)
-
-
 def _rewards(config: Config) -> Iterator[Problem]:
     for position, reward in enumerate(config.rewards):
-        module, colon, function = reward.kind.partition(":")
-        if not reward.kind or (colon and not (module and function)):
-            yield Problem(f"rewards.{position}.kind", "a registered reward or a callable module:function")
+        module, colon, function = reward.kind.rpartition(":")
+        if not reward.kind or (colon and not (module and function)) or reward.kind.endswith(".py"):
+            right = "a registered reward, or a function as module:function or file.py:function"
+            yield Problem(f"rewards.{position}.kind", right)
     if all(reward.weight == 0 for reward in config.rewards):
         yield Problem("rewards.0.weight", "other than 0 for at least one reward")
 
@@ -244,8 +149,8 @@ def _evaluation(config: Config) -> Iterator[Problem]:
     evaluation = config.evaluation
     if evaluation.pictures > evaluation.prompts:
         yield Problem("evaluation.pictures", f"at most evaluation.prompts, which is {evaluation.prompts}")
-    if evaluation.reference and len([part for part in evaluation.reference.split(":") if part]) != 2:
-        yield Problem("evaluation.reference", "a callable module:function")
+    if evaluation.reference and not all(evaluation.reference.rpartition(":")):
+        yield Problem("evaluation.reference", "a function as module:function or file.py:function")
 
 
 def _publish(config: Config) -> Iterator[Problem]:
@@ -311,12 +216,13 @@ def _compile(config: Config) -> Iterator[Problem]:
 _RULES = (
     _names,
     _rollout,
+    preview_checks.units_and_pruning,
     _strategy,
     staleness_problems,
     _sampler,
     _objective,
-    _fidelity,
-    _fallback,
+    preview_checks.audit,
+    preview_checks.fallback,
     _rewards,
     _evaluation,
     _publish,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
-from solrl_ray.config import compiled_learner
-from solrl_ray.config.checks import value_of
+from solrl_ray.config import compiled_learner, own_functions
+from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.problems import listed, show
 from solrl_ray.config.schema import Config
@@ -15,7 +15,7 @@ from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
-FORMAT_FILE, FORMAT = "format", 3
+FORMAT_FILE, FORMAT = "format", 4
 """Name and content of the file that says how a run folder is to be read. The number rises when a name or a meaning in
 it changes; a folder without the file is of format 1."""
 
@@ -36,7 +36,7 @@ def stored(run_folder: Path) -> Config:
 def check_format(run_folder: Path) -> None:
     """Raises UserError if a run folder was written by a version that names things otherwise."""
     file = run_folder / FORMAT_FILE
-    found = file.read_text().strip() if file.is_file() else "1"
+    found = file.read_bytes().decode(errors="replace").strip() if file.is_file() else "1"
     if found != str(FORMAT):
         raise UserError(
             f"{run_folder} is a run folder of format {found}, and this version reads format {FORMAT}; "
@@ -89,7 +89,7 @@ _SPLITS_SUMS = (
 
 def carried(given: Config, was: Config) -> Config:
     """`given` with what the run wrote down itself when it began."""
-    given = compiled_learner.carried(given, was)
+    given = own_functions.carried(compiled_learner.carried(given, was), was)
     if given.run.init_digest:
         return given
     return given.model_copy(update={"run": given.run.model_copy(update={"init_digest": was.run.init_digest})})

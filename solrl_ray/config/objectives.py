@@ -71,7 +71,7 @@ class AwmConfig(Section):
     power: Share = 0.25
     """p of ``ghuber``."""
     timesteps: Positive = 6
-    """Noise levels per sample, one from each of as many equal slices of the schedule."""
+    """Noise levels per sample, one from each of as many slices of the schedule, of whole steps and nearly equal."""
     timestep_fraction: Share = 0.9
     """The slices cover this leading share of the full schedule's steps."""
     skip_first: bool = False

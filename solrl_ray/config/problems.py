@@ -38,8 +38,8 @@ _MEANT = {"fleet.learners.count": "learner.world_size"}
 """Keys that one would expect to be there → what has their meaning."""
 
 _PROVIDED = {
-    "model": "name a file of configs/models, too",
-    "rewards": "name a file of configs/rewards, too",
+    "model": "name a model, too (`solrl list` shows them)",
+    "rewards": "name a reward, too (`solrl list` shows them)",
     "prompts": "set prompts.train and prompts.heldout to files of prompts",
 }
 """Keys that every run needs → where they come from."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
+from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
+from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
 
@@ -173,7 +175,9 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``ocr``, ``remote``, ``judge``) or a callable ``module:function``."""
+    ``ocr``, ``remote``, ``judge``) or a function of one's own, ``module:function`` or ``file.py:function``."""
+    code: str = ""
+    """SHA-256 of the files of one's own function: written down when the run begins; if given, it must hold."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
@@ -191,13 +195,15 @@ class RewardConfig(Section):
     reproducible: bool | None = None
     """Whether it always gives the same picture the same score; null: all do but ``judge``. If one of them does not, a
     unit's first score counts, late units are not given to a second worker, and digests of equal runs may differ."""
+    _own: OwnCode | None = PrivateAttr(default=None)
+    """The files themselves, on their way to workers; see `config.own_functions`."""
 
 
 class ExploreConfig(Section):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
-    """Images of one work unit: divides `rollout.pool`."""
+    """Images of one forward: divides `rollout.pool`."""
     precision: Precision = "nvfp4-emulated"
     """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
 
@@ -229,6 +235,7 @@ class RolloutConfig(Section):
     """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
     sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
+    preview: PreviewConfig = PreviewConfig()
     regenerate: RegenerateConfig = RegenerateConfig()
 
 
@@ -239,6 +246,8 @@ class FallbackLevel(Section):
     """Solver steps of a preview from here on."""
     precision: Precision | None = None
     """Tier of the explorers from here on; they start anew for it."""
+    prune: Prune | None = None
+    """Previews are pruned so from here on: later, or with more seeds that go on; ``{}``: not at all."""
 
 
 class Fidelity(Section):
@@ -248,7 +257,8 @@ class Fidelity(Section):
     audit_prompts: Natural = 0
     """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
     audit_seeds: int = 4
-    """Unselected seeds of each of them."""
+    """Unselected seeds of each of them. Of pools that are pruned: so many that were dropped, and so many that went on
+    and were not selected, or all of these if there are fewer."""
     measure: Literal["spearman", "kendall"] = "spearman"
     """What `floor` is held against: of whole pools if they are audited, else of the regenerated seeds."""
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
@@ -256,8 +266,8 @@ class Fidelity(Section):
     patience: Positive = 3
     """Iterations in a row below `floor` before previews take the next level of `fallback`."""
     fallback: list[FallbackLevel] = []
-    """The levels of the fallback ladder, each with more steps or a higher tier than the one before: ``[{steps: 8},
-    {precision: bf16}]``."""
+    """The levels of the fallback ladder, each with more steps, less pruning or a higher tier than the one before:
+    ``[{prune: {}}, {steps: 8}, {precision: bf16}]``."""
 
 
 class OptimizerConfig(Section):
@@ -344,7 +354,7 @@ class Deadlines(Section):
     warm_up: Seconds = 900.0
     """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
     explore: Seconds = 120.0
-    """One unit of previews."""
+    """One micro-batch of previews; a unit of several has so many times that."""
     regenerate: Seconds = 300.0
     """Regeneration of one prompt."""
     update: Seconds = 1800.0
@@ -423,7 +433,11 @@ class EvaluationConfig(Section):
     """For what share of its time ``solrl eval`` may hold a live run up, which evaluates beside its updates; 0: it may
     not ask."""
     reference: str = ""
-    """Optional callable ``module:function`` that draws a real picture for a prompt, for `reward_real`."""
+    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt, for
+    `reward_real`."""
+    reference_code: str = ""
+    """As `rewards.0.code`, of `reference`."""
+    _own: OwnCode | None = PrivateAttr(default=None)
 
 
 class Compile(Section):

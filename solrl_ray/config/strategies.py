@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from solrl_ray.config.schema import Config, ExploreConfig, Model
+from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.schema import Config, Model
+from solrl_ray.records import Pruning
 
 _TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
 UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
@@ -20,14 +23,68 @@ UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSampling:
-    """How explorers sample the candidates of a pool."""
+class Sampling:
+    """How workers sample."""
 
     tier: str
     steps: int
     """Solver steps."""
     micro_batch: int
-    """Candidates of one work unit; divides the pool."""
+    """Samples of one forward; the last one of a unit is padded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSampling(Sampling):
+    """How explorers sample the candidates of a pool."""
+
+    pool: int
+    unit: int
+    """Candidates of one work unit; divides `pool`."""
+    prune: Prune | None = None
+    """As configured, of a whole pool; None if every candidate is sampled to the end."""
+
+    @property
+    def units(self) -> int:
+        """Of one pool."""
+        return self.pool // self.unit
+
+    @property
+    def kept(self) -> int:
+        """Candidates of one pool that are sampled to the end."""
+        return self.prune.keep if self.prune and self.prune.keep else self.pool
+
+    @property
+    def pruning(self) -> Pruning | None:
+        """Of one unit."""
+        if self.prune is None or self.prune.after is None:
+            return None
+        return Pruning(after=self.prune.after, keep=self.kept // self.units)
+
+    @property
+    def forwards(self) -> int:
+        """Calls of the transformer for one unit, each on a micro-batch."""
+        first = self._micro_batches(self.unit)
+        if self.pruning is None:
+            return first * self.steps
+        return first * self.pruning.after + self._finishing * (self.steps - self.pruning.after)
+
+    @property
+    def decodings(self) -> int:
+        """Micro-batches of one unit that are decoded and scored: of a pruned one, all once and the rest again."""
+        return self._micro_batches(self.unit) + self._finishing
+
+    @property
+    def padding(self) -> int:
+        """Previews that fill up the last micro-batch of a pruned unit's second part and are thrown away."""
+        return self._finishing * self.micro_batch - self.pruning.keep if self.pruning else 0
+
+    @property
+    def _finishing(self) -> int:
+        """Micro-batches of a pruned unit's second part."""
+        return self._micro_batches(self.pruning.keep) if self.pruning else 0
+
+    def _micro_batches(self, candidates: int) -> int:
+        return math.ceil(candidates / self.micro_batch)
 
 
 def full_tier(model: Model) -> str:
@@ -42,26 +99,63 @@ def is_one_stage(config: Config) -> bool:
 
 def pool_sampling(config: Config) -> PoolSampling:
     """Previews if the chosen seeds are sampled again, else the samples themselves."""
-    rollout = config.rollout
+    rollout, full = config.rollout, config.rollout.regenerate
     if not is_one_stage(config):
-        preview = rollout.explore
-        return PoolSampling(tier=preview.precision, steps=preview.steps, micro_batch=preview.micro_batch)
+        return previews(config)[0]
     tier = rollout.explore.precision if rollout.strategy == "quantized" else full_tier(config.model)
-    return PoolSampling(tier=tier, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch)
+    return PoolSampling(
+        tier=tier, steps=full.steps, micro_batch=full.micro_batch, pool=rollout.pool, unit=full.micro_batch
+    )
 
 
-def previews(config: Config) -> tuple[ExploreConfig, ...]:
-    """How previews are drawn on each level of the fallback ladder: as configured first, then changed level by level."""
-    drawn = [config.rollout.explore]
-    for fallback_level in config.fidelity.fallback:
-        drawn.append(drawn[-1].model_copy(update=fallback_level.model_dump(exclude_none=True)))
+def pool_unit_seconds(config: Config) -> float:
+    """The longest that a unit of a pool may take, seconds: it grows with the unit."""
+    deadlines, sampling = config.fleet.deadlines, pool_sampling(config)
+    return deadlines.regenerate if is_one_stage(config) else deadlines.explore * sampling.unit / sampling.micro_batch
+
+
+def previews(config: Config) -> tuple[PoolSampling, ...]:
+    """How previews are drawn on each level of the fallback ladder: as configured first, then changed level by level.
+
+    The unit is the same on all levels.
+    """
+    rollout, first = config.rollout, config.rollout.explore
+    prune = _unless_empty(rollout.preview.prune)
+    whole = rollout.pool if prune else first.micro_batch
+    drawn = [
+        PoolSampling(
+            tier=first.precision,
+            steps=first.steps,
+            micro_batch=first.micro_batch,
+            pool=rollout.pool,
+            unit=rollout.preview.unit or whole,
+            prune=prune,
+        )
+    ]
+    for level in config.fidelity.fallback:
+        before = drawn[-1]
+        drawn.append(
+            replace(
+                before,
+                tier=level.precision or before.tier,
+                steps=level.steps or before.steps,
+                prune=before.prune if level.prune is None else _unless_empty(level.prune),
+            )
+        )
     return tuple(drawn)
+
+
+def _unless_empty(prune: Prune | None) -> Prune | None:
+    return None if prune == Prune() else prune
 
 
 def at_fallback_level(config: Config, fallback_level: int) -> Config:
     """The configuration as explorers of that fallback level are to know it."""
-    rollout = config.rollout.model_copy(update={"explore": previews(config)[fallback_level]})
-    return config.model_copy(update={"rollout": rollout})
+    rollout, drawn = config.rollout, previews(config)[fallback_level]
+    explore = rollout.explore.model_copy(update={"steps": drawn.steps, "precision": drawn.tier})
+    unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level does not prune any more
+    preview = PreviewConfig(unit=unit, prune=drawn.prune)
+    return config.model_copy(update={"rollout": rollout.model_copy(update={"explore": explore, "preview": preview})})
 
 
 def unreproducible_rewards(config: Config) -> tuple[str, ...]:

@@ -102,6 +102,6 @@ def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.
 
     Raises UserError if `evaluation.reference` cannot be imported.
     """
-    draw = import_callable(config.evaluation.reference, "evaluation.reference")
+    draw = import_callable(config.evaluation.reference, "evaluation.reference", config.evaluation._own)
     pictures = [torch.as_tensor(draw(prompt.text, a)) for a in addresses(unit, config.run.seed)]
     return torch.stack(pictures).float()

@@ -122,8 +122,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} holds no complete learner state: there is no state.json in it")
     try:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise UserError(f"{path} is damaged: it does not say which files belong to it")
     if manifest.get("format") != FORMAT or set(manifest.get("files", ())) != set(_FILES):
         raise UserError(f"{path} is of format {manifest.get('format')!r}; this version reads {FORMAT!r}")
     if manifest.pop("sha256", None) != _manifest_digest(manifest):

@@ -64,7 +64,8 @@ class IterationMetrics:
     """Share of samples and passes whose ratio was outside of the clip range. With one optimiser step: 0."""
     audit: dict[str, float] = field(default_factory=dict)
     """Whole-pool fidelity (`rollout.audit.audit`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
-    ``worst_beats`` and ``regret``, each with ``…_low`` and ``…_high`` of its 95 % interval. Empty without an audit."""
+    ``worst_beats``, ``regret`` and, of pruned previews, ``contrast_lost``, each with ``…_low`` and ``…_high`` of its
+    95 % interval. Empty without an audit."""
     spearman_by_kind: dict[str, float] = field(default_factory=dict)
     """Of the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty
     without others."""
@@ -79,6 +80,10 @@ class IterationMetrics:
     preview_steps: int | None = None
     """Solver steps of the previews, and the tier of the explorers, on that fallback level. None without previews."""
     preview_precision: str | None = None
+    dropped: int = 0
+    """Candidates whose previews were not finished, because their early scores were neither among the best nor among the
+    worst."""
+    expected_dropped: int = 0
     reward_costs: dict[str, int] = field(default_factory=dict)
     """Of reward servers and judges: ``requests``, ``retries`` among them, scores that were ``remembered``, and
     ``prompt_tokens`` and ``completion_tokens`` of judges. Empty without any."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-
-import torch
+from typing import TYPE_CHECKING
 
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
-from solrl_ray.models.base import COMPONENTS, DiffusionModel, check_components
 
-__all__ = ["DiffusionModel", "family", "load"]
+if TYPE_CHECKING:  # takes seconds, and who only asks where a checkpoint is does without
+    import torch
+
+    from solrl_ray.models.base import DiffusionModel
+
+__all__ = ["family", "load"]
 
 FAMILIES = {
     "flux": "solrl_ray.models.flux:Flux",
@@ -39,10 +42,13 @@ def family(config: Model) -> type[DiffusionModel]:
     return found
 
 
-def load(config: Model, device: torch.device | str, *, components: Collection[str] = COMPONENTS) -> DiffusionModel:
-    """Load the wanted components (``text``, ``transformer``, ``vae``, ``preview_decoder``) onto `device`.
+def load(config: Model, device: torch.device | str, *, components: Collection[str] | None = None) -> DiffusionModel:
+    """Load the wanted components onto `device`, of ``text``, ``transformer``, ``vae``, ``preview_decoder``; None: the
+    first three.
 
     Raises `UserError` naming the key (``model.path`` as a rule) if the checkpoint is not there, incomplete or of
     another family, or if sizes do not fit it.
     """
-    return family(config).load(config, device, check_components(components))
+    from solrl_ray.models.base import COMPONENTS, check_components
+
+    return family(config).load(config, device, check_components(COMPONENTS if components is None else components))

@@ -6,7 +6,6 @@ its transformer is called with, and how its latents go into the autoencoder. All
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
+from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.records import PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
@@ -68,15 +68,9 @@ class DiffusionModel(ABC):
     """Text encoders, parts of the checkpoint."""
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
     """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
-    LONGEST: ClassVar[int]
-    """Largest `model.max_sequence_length` that the stock pipeline takes."""
-    PATCH: ClassVar[int]
-    """Latent cells a side of one image token."""
+    SIZES: ClassVar[FamilySizes]
     TRAINS_ON_CUDNN: ClassVar[bool] = False
     """Whether cuDNN's attention has been seen to train it; see `models.attention`."""
-    KEPT_VALUES: ClassVar[tuple[float, float]]
-    """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
-    blocks, of eager ones. Measured; for estimates of memory."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -96,11 +90,12 @@ class DiffusionModel(ABC):
         self.device = torch.device(device)
         self.dtype = DTYPES[config.dtype]
         self._modules = {name: freeze(module) for name, module in modules.items()}
-        self._cells = config.resolution // decoders.factor(vae_config)
-        """Latent cells a side."""
-        self._grid = self._cells // self.PATCH
+        self._factor = decoders.factor(vae_config)
+        """Pixels a latent cell and side."""
+        self._grid = config.resolution // self._factor // self.SIZES.patch
         """Image tokens a side."""
-        self.image_tokens = self._grid**2
+        self.image_tokens = self.SIZES.image_tokens(config, self._factor)
+        self.latent_shape = self.SIZES.latent_shape(config, transformer_config, self._factor)
         self._transformer_config = transformer_config
         self._set_up(transformer_config)
 
@@ -109,7 +104,7 @@ class DiffusionModel(ABC):
         """Load `components`; see `models.load`."""
         checkpoint = cls._open(config)
         transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
-        cls._check(config, transformer_config, vae_config)
+        cls.SIZES.check(config, transformer_config, decoders.factor(vae_config))
         load_preview = decoders.preview_loader(config, vae_config, cls.DECODERS)
         dtype = DTYPES[config.dtype]
         modules: dict[Component, nn.Module] = {}
@@ -135,6 +130,19 @@ class DiffusionModel(ABC):
         with torch.device("meta"):
             transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
         return cls.adapt_(transformer)
+
+    @classmethod
+    def settings(cls, config: Model) -> tuple[dict[str, Any], int]:
+        """The transformer's ``config.json``, and pixels a latent cell and side; reads nothing else.
+
+        Raises `UserError` as `load` does for sizes that do not fit.
+        """
+        checkpoint = cls._open(config)
+        transformer_config, vae_config = checkpoint.settings("transformer"), checkpoint.settings("vae")
+        factor = decoders.factor(vae_config)
+        cls.SIZES.check(config, transformer_config, factor)
+        decoders.preview_loader(config, vae_config, cls.DECODERS)
+        return transformer_config, factor
 
     @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
@@ -167,20 +175,10 @@ class DiffusionModel(ABC):
         self._modules["transformer"] = freeze(transformer)
 
     def activation_bytes(self, transformer: nn.Module, *, compiled: bool) -> tuple[int, int]:
-        """Estimates of what the blocks of `transformer`, which may be a skeleton, keep of one sample for a backward
-        pass: bytes if they compute all again (their inputs, and one block's activations when its turn comes), and if
-        they compute nothing again."""
-        width = self._width(self._transformer_config)
-        tokens = self.image_tokens + self.text_tokens
+        """`FamilySizes.activation_bytes` of `transformer`, which may be a skeleton."""
         count = len(blocks(transformer))
-        inputs = count * tokens * width * self.dtype.itemsize
-        most = round(self.KEPT_VALUES[0 if compiled else 1] * inputs)
-        return inputs + most // max(1, count), most
-
-    @property
-    def text_tokens(self) -> int:
-        """Text tokens in the sequence that the blocks transform beside the image's."""
-        return self.config.max_sequence_length
+        settings = self._transformer_config
+        return self.SIZES.activation_bytes(self.config, settings, self._factor, blocks=count, compiled=compiled)
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
@@ -255,9 +253,8 @@ class DiffusionModel(ABC):
 
     # What a family says of itself
 
-    @abstractmethod
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        """Set `latent_shape` and whatever `_velocity` needs."""
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:  # noqa: B027
+        """Set what `_velocity` needs besides, if anything."""
 
     @abstractmethod
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
@@ -266,11 +263,6 @@ class DiffusionModel(ABC):
     @abstractmethod
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         """Call the transformer: latents in `dtype`, sigmas float32 [B], every embedding tensor [B, ...]."""
-
-    @classmethod
-    def _width(cls, transformer_config: Mapping[str, Any]) -> int:
-        """Channels of a token inside the transformer."""
-        return math.prod(int(transformer_config[key]) for key in ("num_attention_heads", "attention_head_dim"))
 
     def _unpacked(self, latents: Tensor) -> Tensor:
         """Latents as the decoder's images of cells [B, C, H, W], still normalised."""
@@ -285,18 +277,6 @@ class DiffusionModel(ABC):
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
         """Change the stock transformer in place, without changing what it computes, and return it."""
         return transformer
-
-    @classmethod
-    def _check(cls, config: Model, transformer_config: Mapping[str, Any], vae_config: Mapping[str, Any]) -> None:
-        """Raise `UserError` for sizes that the checkpoint cannot do."""
-        step = decoders.factor(vae_config) * cls.PATCH
-        if config.resolution % step:
-            raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
-        if config.max_sequence_length > cls.LONGEST:
-            raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, "
-                f"but model.family {cls.FAMILY!r} takes at most {cls.LONGEST}."
-            )
 
     @classmethod
     def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:

@@ -10,6 +10,7 @@ from diffusers import AutoencoderKL, AutoencoderTiny, FluxPipeline, FluxTransfor
 from torch import Tensor
 from torch.nn import functional
 
+from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
 
 
@@ -17,7 +18,8 @@ class Flux(DiffusionModel):
     """Latents are packed as in `FluxPipeline`: [B, tokens, channels], a token is a 2x2 patch, row by row.
 
     Text: CLIP (pooled, 77 tokens) and T5 (sequence). The transformer takes sigma itself as timestep, rounded to
-    its own dtype as in the stock pipeline, and the guidance embedding where the checkpoint has one.
+    its own dtype as in Sol-RL's own sampler, and the guidance embedding where the checkpoint has one. The stock
+    pipeline rounds 1000 sigma and divides then, which in bfloat16 are other values.
     """
 
     FAMILY = "flux"
@@ -25,12 +27,9 @@ class Flux(DiffusionModel):
     TRANSFORMER = FluxTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder", "text_encoder_2")
-    LONGEST = 512
-    PATCH = 2
-    KEPT_VALUES = (13.0, 16.4)
+    SIZES = sizes.FLUX
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))
         self._guided = bool(transformer_config.get("guidance_embeds", False))
         side = torch.arange(self._grid, dtype=torch.float32)
         self._image_ids = torch.cartesian_prod(torch.zeros(1), side, side).to(self.device)  # (0, row, column)
@@ -65,6 +64,6 @@ class Flux(DiffusionModel):
 
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
-    shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.PATCH)
+    shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.SIZES.patch)
     # Columns last, as everywhere: with channels last the decoder's convolutions round otherwise.
     return shuffled.contiguous(memory_format=torch.contiguous_format)

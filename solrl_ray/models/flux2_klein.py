@@ -10,6 +10,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from torch import Tensor
 from torch.nn import functional
 
+from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
 
 
@@ -26,12 +27,9 @@ class Flux2Klein(DiffusionModel):
     TRANSFORMER = Flux2Transformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLFlux2": AutoencoderKLFlux2}
     ENCODERS = ("text_encoder",)
-    LONGEST = 512
-    PATCH = 2
-    KEPT_VALUES = (13.0, 16.4)  # as of FLUX.1: not measured
+    SIZES = sizes.FLUX2_KLEIN
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))
         one, side = torch.arange(1), torch.arange(self._grid)
         self._image_ids = torch.cartesian_prod(one, side, side, one).to(self.device)
 
@@ -62,7 +60,7 @@ class Flux2Klein(DiffusionModel):
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
         mean, variance = decoder.bn.running_mean.float(), decoder.bn.running_var.float()
         deviation = torch.sqrt(variance + decoder.config["batch_norm_eps"])
-        return functional.pixel_shuffle(latents * deviation[:, None, None] + mean[:, None, None], self.PATCH)
+        return functional.pixel_shuffle(latents * deviation[:, None, None] + mean[:, None, None], self.SIZES.patch)
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransf
 from torch import Tensor, nn
 from torch.nn import functional
 
-from solrl_ray.models import attention
+from solrl_ray.models import attention, sizes
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.flux import unpack
 
@@ -29,12 +29,7 @@ class QwenImage(DiffusionModel):
     TRANSFORMER = QwenImageTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLQwenImage": AutoencoderKLQwenImage}
     ENCODERS = ("text_encoder",)
-    LONGEST = 1024
-    PATCH = 2
-    KEPT_VALUES = (14.4, 22.5)  # as of SD3.5, whose blocks have two streams as well: not measured
-
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (self.image_tokens, int(transformer_config["in_channels"]))
+    SIZES = sizes.QWEN_IMAGE
 
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
         """``prompt_embeds`` [1, max_sequence_length, width], ``prompt_embeds_mask`` [1, max_sequence_length]."""

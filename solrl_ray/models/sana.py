@@ -10,7 +10,7 @@ from diffusers import AutoencoderDC, AutoencoderTiny, SanaPipeline, SanaTransfor
 from diffusers.models.transformers.sana_transformer import GLUMBConv
 from torch import Tensor, nn
 
-from solrl_ray.models import attention
+from solrl_ray.models import attention, sizes
 from solrl_ray.models.base import DiffusionModel
 
 TIMESTEPS = 1000
@@ -35,18 +35,10 @@ class Sana(DiffusionModel):
     TRANSFORMER = SanaTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderDC": AutoencoderDC, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder",)
-    LONGEST = 300
-    PATCH = 1
+    SIZES = sizes.SANA
     TRAINS_ON_CUDNN = True
-    KEPT_VALUES = (29.6, 37.5)
-
-    @property
-    def text_tokens(self) -> int:
-        """Text is attended to and not transformed."""
-        return 0
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)
         self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
 
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:

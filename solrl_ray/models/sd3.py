@@ -10,12 +10,9 @@ from diffusers import AutoencoderKL, AutoencoderTiny, SD3Transformer2DModel, Sta
 from torch import Tensor
 from torch.nn import functional
 
-from solrl_ray.config.schema import Model
-from solrl_ray.errors import UserError
-from solrl_ray.models import decoders
+from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
 
-CLIP_TOKENS = 77
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with: its timestep is sigma times this."""
 
@@ -34,17 +31,10 @@ class StableDiffusion3(DiffusionModel):
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3")
     OPTIONAL = frozenset({"text_encoder_3"})
-    LONGEST = 512
-    PATCH = 2
+    SIZES = sizes.SD3
     TRAINS_ON_CUDNN = True
-    KEPT_VALUES = (14.4, 22.5)
-
-    @property
-    def text_tokens(self) -> int:
-        return CLIP_TOKENS + self.config.max_sequence_length
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)
         self._text_width = int(transformer_config["joint_attention_dim"])
 
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
@@ -79,12 +69,3 @@ class StableDiffusion3(DiffusionModel):
             return_dict=False,
         )[0]
         return velocity
-
-    @classmethod
-    def _check(cls, config: Model, transformer_config: Mapping[str, Any], vae_config: Mapping[str, Any]) -> None:
-        super()._check(config, transformer_config, vae_config)
-        largest = int(transformer_config["pos_embed_max_size"]) * cls.PATCH * decoders.factor(vae_config)
-        if config.resolution > largest:
-            raise UserError(
-                f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
-            )

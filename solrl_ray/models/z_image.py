@@ -11,13 +11,11 @@ from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from torch import Tensor, nn
 from torch.nn import functional
 
-from solrl_ray.config.schema import Model
-from solrl_ray.errors import UserError
-from solrl_ray.models import decoders
+from solrl_ray.models import sizes
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.qwen_image import fixed_length
 
-ALIGNMENT = 32
+ALIGNMENT = sizes.Z_IMAGE.text_multiple
 """The transformer was trained on images and texts that were filled up to a multiple of so many tokens, with pads that
 are attended to."""
 PATCHES = "2-1"
@@ -38,26 +36,17 @@ class ZImage(DiffusionModel):
     TRANSFORMER = ZImageTransformer2DModel
     DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKL": AutoencoderKL, "AutoencoderTiny": AutoencoderTiny}
     ENCODERS = ("text_encoder",)
-    LONGEST = 512  # the stock call's default; it names no limit
-    PATCH = 2
-    KEPT_VALUES = (13.0, 16.4)  # as of FLUX.1: not measured
-
-    @property
-    def text_tokens(self) -> int:
-        return aligned(self.config.max_sequence_length)
-
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        self.latent_shape = (int(transformer_config["in_channels"]), self._cells, self._cells)
+    SIZES = sizes.Z_IMAGE
 
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, text_tokens, width], ``prompt_embeds_mask`` [1, text_tokens]."""
+        """``prompt_embeds`` [1, tokens, width], ``prompt_embeds_mask`` [1, tokens]: `FamilySizes.text_tokens`."""
         (sequence,), _ = pipeline.encode_prompt(
             text,
             device=self.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.max_sequence_length,
         )
-        return fixed_length(sequence[None], self.text_tokens)
+        return fixed_length(sequence[None], self.SIZES.text_tokens(self.config))
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         answer: Tensor = self.transformer(
@@ -73,27 +62,6 @@ class ZImage(DiffusionModel):
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
         transformer.__class__ = FixedTextTransformer  # the same modules and weights, with another forward
         return transformer
-
-    @classmethod
-    def _width(cls, transformer_config: Mapping[str, Any]) -> int:
-        return int(transformer_config["dim"])
-
-    @classmethod
-    def _check(cls, config: Model, transformer_config: Mapping[str, Any], vae_config: Mapping[str, Any]) -> None:
-        super()._check(config, transformer_config, vae_config)
-        frames, rows, columns = transformer_config["axes_lens"]
-        largest = min(rows, columns) * cls.PATCH * decoders.factor(vae_config)
-        if config.resolution > largest:
-            raise UserError(
-                f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
-            )
-        # A text's tokens take the positions from 1 on, the image the one after them.
-        longest = (frames - 2) // ALIGNMENT * ALIGNMENT
-        if config.max_sequence_length > longest:
-            raise UserError(
-                f"model.max_sequence_length is {config.max_sequence_length}, "
-                f"but the positions of {config.path} end at {longest}."
-            )
 
     @classmethod
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
@@ -135,7 +103,7 @@ class FixedTextTransformer(ZImageTransformer2DModel):
         own = encoder_hidden_states_mask.bool()
         lengths = aligned(own.sum(dim=1))
         attended = torch.arange(own.shape[1], device=own.device) < lengths[:, None]
-        rows, columns = (side // ZImage.PATCH for side in hidden_states.shape[2:])
+        rows, columns = (side // ZImage.SIZES.patch for side in hidden_states.shape[2:])
         image_positions, text_positions = self._positions(lengths, own.shape[1], rows, columns)
 
         image = self.all_x_embedder[PATCHES](patches(hidden_states))
@@ -186,13 +154,13 @@ def aligned(tokens: Any) -> Any:
 
 def patches(latents: Tensor) -> Tensor:
     """Latents [B, C, 2 rows, 2 columns] as tokens [B, rows * columns, 4C], channels last inside a token."""
-    size = ZImage.PATCH
+    size = ZImage.SIZES.patch
     cells = latents.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # [B, C, rows, 2, columns, 2]
     return cells.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatched(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """What `patches` did, undone."""
-    size = ZImage.PATCH
+    size = ZImage.SIZES.patch
     cells = tokens.unflatten(2, (size, size, -1)).unflatten(1, (rows, columns))  # [B, rows, columns, 2, 2, C]
     return cells.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)

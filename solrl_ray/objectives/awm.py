@@ -32,7 +32,7 @@ class Awm(ForwardProcess):
         self.references = (*base, "anchor") if config.anchor.weight != 0 else base
 
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """One step out of each of equal slices, rising, as released."""
+        """One step out of each slice, rising, as released."""
         config = self._config
         end = share_of(len(self._grid), config.timestep_fraction)
         return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
@@ -51,12 +51,16 @@ class Awm(ForwardProcess):
 
 
 def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
-    """One step out of each of `count` equal slices of first … end - 1, rising: int64 [count]."""
+    """One step out of each of `count` slices of first … end - 1, rising: int64 [count].
+
+    Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
+    down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
+    """
     if not 1 <= count <= end - first:
         raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
-    inside = noise.uniform(address, (count,))
-    drawn = np.floor((np.arange(count) + inside) * ((end - first) / count)).astype(np.int64)
-    return first + np.minimum(drawn, end - first - 1)  # what is just below the end may round up to it
+    bounds = first + np.arange(count + 1) * (end - first) // count
+    inside = np.floor(noise.uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
+    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # what is just below a bound may round up to it
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
-
-import torch
+from typing import TYPE_CHECKING
 
 from solrl_ray.errors import UserError
+
+if TYPE_CHECKING:  # takes seconds, and of a CPU everything is known without
+    import torch
+
+    Device = torch.device | str
 
 FP8_CAPABILITY = (8, 9)
 NVFP4_CAPABILITY = (10, 0)
@@ -15,7 +19,7 @@ QUANTIZED_TIERS = ("nvfp4", "fp8", "nvfp4-emulated")
 """From the fastest to the slowest."""
 
 
-def lacks(tier: str, device: torch.device) -> str:
+def lacks(tier: str, device: Device) -> str:
     """Why `device` cannot run `tier`; empty if it can."""
     if tier == "fp8" and _capability(device) < FP8_CAPABILITY:
         return "fp8 needs a card of compute capability 8.9 or newer"
@@ -26,7 +30,7 @@ def lacks(tier: str, device: torch.device) -> str:
     return ""
 
 
-def check(tiers: Iterable[str], device: torch.device) -> None:
+def check(tiers: Iterable[str], device: Device) -> None:
     """Raises UserError if `device` cannot run one of `tiers`, with the tiers that it can run."""
     for tier in tiers:
         reason = lacks(tier, device)
@@ -38,12 +42,12 @@ def check(tiers: Iterable[str], device: torch.device) -> None:
             )
 
 
-def available(device: torch.device) -> list[str]:
+def available(device: Device) -> list[str]:
     """The quantised tiers that `device` can run."""
     return [tier for tier in QUANTIZED_TIERS if not lacks(tier, device)]
 
 
-def resolve(tier: str, device: torch.device, dtype: str) -> str:
+def resolve(tier: str, device: Device, dtype: str) -> str:
     """What `auto` means: the fastest tier that the device has kernels for.
 
     That is ``nvfp4``, else ``fp8``, else the model's own arithmetic (`dtype`): the emulation is slower than that
@@ -55,13 +59,19 @@ def resolve(tier: str, device: torch.device, dtype: str) -> str:
     return fast[0] if fast else {"bfloat16": "bf16", "float32": "float32"}[dtype]
 
 
-def device_name(device: torch.device) -> str:
+def device_name(device: Device) -> str:
     """``NVIDIA H200 (sm_90)``, or the kind of another device."""
-    if device.type != "cuda":
+    if not str(device).startswith("cuda"):
         return str(device)
+    import torch
+
     major, minor = torch.cuda.get_device_capability(device)
     return f"{torch.cuda.get_device_name(device)} (sm_{major}{minor})"
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+def _capability(device: Device) -> tuple[int, int]:
+    if not str(device).startswith("cuda"):
+        return 0, 0
+    import torch
+
+    return torch.cuda.get_device_capability(device)

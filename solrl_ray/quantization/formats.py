@@ -11,16 +11,12 @@ All arithmetic is elementwise and exactly rounded, so that a weight has the same
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from solrl_ray.quantization import fp8, nvfp4
+from solrl_ray.quantization.planning import Format
 
-Format = Literal["nvfp4", "fp8-row"]
-FORMAT_OF_TIER: dict[str, Format] = {"nvfp4": "nvfp4", "nvfp4-emulated": "nvfp4", "fp8": "fp8-row"}
-"""In what a tier's layers hold their weights. A tier that is not here quantises nothing."""
 TENSORS: dict[Format, tuple[str, ...]] = {"nvfp4": ("packed", "scales", "amax"), "fp8-row": ("codes", "scale")}
 """Names of a format's tensors; the first has a row for each output."""
 HEADROOM = 1.5
@@ -62,14 +58,6 @@ def pack(format: Format, weight: Tensor, amax: float | None = None) -> dict[str,
         raise ValueError(f"cannot quantise a weight whose amax is {float(rows.abs().max())}")
     codes, scale = fp8.quantize_rows(rows)
     return {"codes": codes.view(torch.uint8), "scale": scale.squeeze(1)}
-
-
-def packed_bytes(format: Format, rows: int, columns: int) -> int:
-    """Bytes of a packed weight [rows, columns]: codes and scales, without NVFP4's one amax."""
-    if format == "fp8-row":
-        return rows * columns + 4 * rows
-    padded = -(-columns // nvfp4.K_MULTIPLE) * nvfp4.K_MULTIPLE
-    return rows * padded // 2 + rows * padded // nvfp4.BLOCK
 
 
 def quantize_weight(weight: Tensor, amax: float | None) -> nvfp4.NVFP4Tensor:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from solrl_ray.quantization.activations import ActivationQuantizer
-from solrl_ray.quantization.formats import TENSORS, Format, frozen_amax, pack
+from solrl_ray.quantization.formats import TENSORS, frozen_amax, pack
+from solrl_ray.quantization.planning import Format
 
 
 class QuantizedLinear(nn.Module, ABC):

@@ -20,11 +20,9 @@ from typing import Literal
 import numpy as np
 import torch
 
+from solrl_ray.quantization.planning import BLOCK, K_MULTIPLE
+
 VARIANT = "te-1d"
-BLOCK = 16
-"""Elements that share a block scale, along K."""
-K_MULTIPLE = 32
-"""FP4 matrix products want K in multiples of this; shorter rows are padded with zeros, which add nothing."""
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 GLOBAL_RANGE = E2M1_MAX * E4M3_MAX

@@ -16,6 +16,7 @@ from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.planning import Plan, plan
 from solrl_ray.quantization.transformer_engine import EngineNVFP4Linear
 
 LAYERS: dict[str, type[QuantizedLinear]] = {
@@ -25,18 +26,6 @@ LAYERS: dict[str, type[QuantizedLinear]] = {
 }
 TIERS = (*UNQUANTIZED_TIERS, *LAYERS)
 """The tiers that this version runs."""
-DIVISORS = {"fp8": (16, 16), "nvfp4": (32, 16)}
-"""Tier → what in_features and out_features must be multiples of, for its matrix product; the emulation pads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What becomes of each linear of a model."""
-
-    tiers: dict[str, str]
-    """Path of each linear that is quantised → its tier, in module order."""
-    skipped: dict[str, str]
-    """Path of each linear that stays as it is → why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,51 +104,6 @@ def quantize_(
     for name, layer_tier in planned.tiers.items():
         model.set_submodule(name, LAYERS[layer_tier].from_linear(linears[name], quantizer))
     return QuantizationReport.of(tier, planned, linears)
-
-
-def plan(linears: Mapping[str, nn.Linear], tier: str, scope: QuantizationScope) -> Plan:
-    """Which of a model's linears are quantised, and how, when its explorers run `tier`. Pure; touches no weight."""
-    tiers: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    for name, linear in linears.items():
-        own, reason = _tier_of(name, linear, tier, scope)
-        if reason:
-            skipped[name] = reason
-        else:
-            tiers[name] = own
-    return Plan(tiers, skipped)
-
-
-def _tier_of(name: str, linear: nn.Linear, tier: str, scope: QuantizationScope) -> tuple[str, str]:
-    """The tier of one linear, and why it is not quantised; that is empty if it is."""
-    if tier in UNQUANTIZED_TIERS:
-        return tier, f"tier {tier} quantises nothing"
-    for part in scope.skip:
-        if _matches(name, part):
-            return "", f"path matches {part!r}"
-    largest = max(linear.in_features, linear.out_features)
-    if largest <= scope.min_features:
-        return "", f"max(in, out) features {largest} <= min_features {scope.min_features}"
-    own, what = tier, f"tier {tier}"
-    for part, other in scope.tiers.items():
-        if _matches(name, part):
-            own, what = other, f"path matches {part!r}, whose tier {other}"
-            break
-    if own in UNQUANTIZED_TIERS:
-        return own, f"{what} quantises nothing"
-    inputs, outputs = DIVISORS.get(own, (1, 1))
-    if linear.in_features % inputs or linear.out_features % outputs:
-        shape = f"{linear.in_features} -> {linear.out_features}"
-        return own, f"{shape} does not divide by {inputs} -> {outputs}, which {own} needs"
-    return own, ""
-
-
-def _matches(name: str, part: str) -> bool:
-    """Whether a part of a module path is in `name`; after ``^`` it must be at its start.
-
-    That is how FLUX's final ``proj_out`` is told from the ``proj_out`` of each single block.
-    """
-    return name.startswith(part[1:]) if part.startswith("^") else part in name
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:

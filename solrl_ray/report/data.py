@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from solrl_ray.common.checked_json import parse
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, read_json
 from solrl_ray.config.continuation import FILE, check_format
@@ -16,7 +17,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progr
 from solrl_ray.records import Attestation
 from solrl_ray.report.grids import PictureKey, picture_paths
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
-from solrl_ray.storage.run_folder import RunFolder
+from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
 
@@ -30,6 +31,8 @@ class RunData:
     folder: Path
     config: Config
     config_text: str
+    starts: tuple[Start, ...]
+    """When it was begun and resumed."""
     iterations: tuple[IterationMetrics, ...]
     """In iteration order; an iteration that was done again after a resume counts as it was done last."""
     evaluations: tuple[EvaluationMetrics, ...]
@@ -68,6 +71,7 @@ def read_run(folder: Path) -> RunData:
         folder=folder,
         config=config,
         config_text=(folder / FILE).read_text(),
+        starts=places.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,
         attestations=read_attestations(folder / ATTESTATIONS_FILE),
@@ -120,7 +124,10 @@ def read_summary(folder: Path) -> Summary:
     path, mend = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
-    return _record(Summary, read_json(path, mend), f"{path} ({mend})")
+    try:
+        return _record(Summary, parse(path.read_bytes()), f"{path} ({mend})")
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}; {mend}.") from error
 
 
 def read_attestations(path: Path) -> tuple[Attestation, ...]:

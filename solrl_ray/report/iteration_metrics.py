@@ -84,7 +84,9 @@ def iteration_metrics(
         weights_wait=weights_wait,
         fallback_level=fallback_level,
         preview_steps=preview.steps if preview else None,
-        preview_precision=preview.precision if preview else None,
+        preview_precision=preview.tier if preview else None,
+        dropped=counts.dropped,
+        expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
         **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
     )
 

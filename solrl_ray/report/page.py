@@ -8,7 +8,9 @@ from typing import Any
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.metrics.records import added
+from solrl_ray.models import paths
 from solrl_ray.report import plots, tables
+from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import write_page
@@ -46,11 +48,16 @@ def _values(data: RunData) -> dict[str, Any]:
     gain = None if base is None or final is None else paired_gain(base, final)
     closed = base and final and real and gap_closed(base.reward_mean, final.reward_mean, real.reward_mean)
     workers = worker_times(config, iterations)
+    curve = Curve.of(data)
     versions = data.summary.versions if data.summary else {}
     return {
         "run": data,
         "name": config.run.name,
         "line": _line(config),
+        "starts": data.starts,
+        "devices": sorted({attestation.device for attestation in data.attestations}),
+        "base_model": str(paths.resolve(config.model.path)),
+        "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,
         "strategy": config.rollout.strategy,
@@ -63,9 +70,11 @@ def _values(data: RunData) -> dict[str, Any]:
         "gain": gain,
         "closed": closed,
         "gallery": Gallery.of_run(data),
-        "plots": _drawn(data, gain, workers),
+        "targets": _targets(curve),
+        "plots": _drawn(data, curve, gain, workers),
         "spearman": finite_mean([record.spearman for record in iterations]),
         "audited": any(record.audit for record in iterations),
+        "pruned": any(record.dropped for record in iterations),
         "fidelity": tables.fidelity(data),
         "fallback_after": in_a_row(config.fidelity.patience),
         "workers": workers,
@@ -77,7 +86,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "differing": [
             record.iteration
             for record in iterations
-            if (record.candidates, record.samples) != (record.expected_candidates, record.expected_samples)
+            if (record.candidates, record.dropped, record.samples)
+            != (record.expected_candidates, record.expected_dropped, record.expected_samples)
         ],
         "attested": tables.attested(data),
         "tiers": tables.TIERS,
@@ -97,23 +107,36 @@ def _line(config: Config) -> str:
     sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"
     if not is_one_stage(config):
         samples = f"samples {rollout.regenerate.steps} steps in {config.model.dtype}"
-        sampled = f"previews {pool.steps} steps in {pool.tier}, {samples}"
+        pruned = f", {pool.kept} of {pool.pool} beyond step {pool.pruning.after}" if pool.pruning else ""
+        sampled = f"previews {pool.steps} steps in {pool.tier}{pruned}, {samples}"
     return (
         f"{config.model.path} · reward {rewards} · rollout {rollout.strategy}: {rollout.prompts} prompts an iteration, "
         f"{chosen} · {sampled} · run seed {config.run.seed}"
     )
 
 
-def _drawn(data: RunData, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
+def _targets(curve: Curve) -> list[tuple[str, str, str]]:
+    """When the policy had which share of its gain: share, updates, time. Empty if it gained nothing."""
+    if curve.gain <= 0:
+        return []
+    found = [(share, curve.reaches(curve.points[0].reward + share * curve.gain)) for share in SHARES]
+    return [(f"{share:.0%}", f"{at.updates:.1f}", curve.time(at.seconds)) for share, at in found if at]
+
+
+def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
     """Name → SVG of what there is to plot."""
     drawn = {}
     if any(record.policy in ("base", "ema") for record in data.evaluations):
         drawn["heldout"] = plots.heldout_reward(data.evaluations)
+    if len(curve.points) > 1:
+        of_run = {data.config.run.name: curve}
+        drawn["hours"] = plots.rewards_by_gpu_hours(of_run) if curve.gpus else plots.rewards_by_hours(of_run)
     if gain is not None and len(gain.differences) > 1:
         drawn["gains"] = plots.prompt_gains(gain)
     if data.iterations:
         previews = not is_one_stage(data.config)
         drawn["training"] = plots.training_reward(data.iterations, previews=previews)
+        drawn["loss"] = plots.loss(data.iterations)
         drawn["distance"] = plots.reference_distance(data.iterations)
         drawn["gradient"] = plots.gradient_norm(data.iterations)
         if previews:

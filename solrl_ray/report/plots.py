@@ -9,10 +9,11 @@ import functools
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.report.curve import Curve
 from solrl_ray.report.summary import PairedGain
 from solrl_ray.report.timing import SEGMENTS, WorkerTime, wall_segments
 
@@ -162,11 +163,44 @@ def _real_level(axes: Axes, level: float, low: float, high: float) -> None:
     axes.text(0.99, 0.98, text, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=color)
 
 
+@_plot("updates", "Held-out reward of runs over updates", "policy updates", "reward, held-out prompts", columns=2)
+def rewards_by_updates(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    """Held-out reward of several runs over updates."""
+    _curves(axes, {name: (curve, [point.updates for point in curve.points]) for name, curve in curves.items()})
+
+
+@_plot("hours", "Held-out reward of runs over time", "hours of iterations", "reward, held-out prompts", columns=2)
+def rewards_by_hours(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    """The same over the time of their iterations."""
+    _curves(axes, {name: (curve, [point.seconds / 3600 for point in curve.points]) for name, curve in curves.items()})
+
+
+@_plot("hours", "Held-out reward of runs over GPU-hours", "GPU-hours", "reward, held-out prompts", columns=2)
+def rewards_by_gpu_hours(axes: Axes, curves: Mapping[str, Curve]) -> None:
+    """The same over the time of their iterations, times their GPUs."""
+    by_time = {name: [curve.gpus * point.seconds / 3600 for point in curve.points] for name, curve in curves.items()}
+    _curves(axes, {name: (curve, by_time[name]) for name, curve in curves.items()})
+
+
+def _curves(axes: Axes, curves: Mapping[str, tuple[Curve, list[float]]]) -> None:
+    """Each run's rewards at its places on the x axis, with a band of one standard error over prompts."""
+    colors = [COLORS[name] for name in ("blue", "orange", "green", "vermillion", "purple", "sky", "grey")]
+    for number, (name, (curve, places)) in enumerate(curves.items()):
+        color, marker = colors[number % len(colors)], "os^Dvx"[number % 6]
+        rewards = [point.reward for point in curve.points]
+        low, high = ([p.reward + sign * p.stderr for p in curve.points] for sign in (-1, 1))
+        axes.plot(places, rewards, color=color, marker=marker, label=name)
+        axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
+
+
 @_plot("training", "Training reward per iteration", "iteration", "reward, training prompts", size=NARROW, columns=2)
 def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previews: bool) -> None:
     """Rewards measured in training: of the samples that are learned from, and of the whole pool as it was ranked."""
     trained, pool = ("regenerated seeds", "pool, by previews") if previews else ("trained on", "whole pool")
     _line(axes, iterations, "reward_mean", "blue", label=trained)
+    numbers, means = [record.iteration for record in iterations], [record.reward_mean for record in iterations]
+    errors = [record.reward_std / math.sqrt(max(1, record.samples)) for record in iterations]
+    axes.errorbar(numbers, means, yerr=errors, linestyle="none", color=COLORS["blue"], elinewidth=0.9, capsize=2)
     _line(axes, iterations, "proxy_reward_mean", "orange", "s", label=pool, linewidth=1.2)
 
 
@@ -204,6 +238,13 @@ def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 def reference_distance(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
     """Distance from the reference policy."""
     _line(axes, iterations, "kl", "purple")
+
+
+@_plot("loss", "Loss per iteration", "iteration", "loss", size=NARROW, columns=2)
+def loss(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
+    """What the learner minimises, and the policy's part of it."""
+    _line(axes, iterations, "loss", "blue", label="all")
+    _line(axes, iterations, "policy_loss", "orange", "s", label="policy", linewidth=1.2)
 
 
 @_plot("gradient", "Gradient norm per iteration", "iteration", "gradient norm", size=NARROW)

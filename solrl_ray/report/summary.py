@@ -7,17 +7,20 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 
 SUMMARY_FILE = "summary.json"
+COVERED = ("metrics.jsonl", "spans.jsonl", "lora/pytorch_lora_weights.safetensors")
+"""Files whose digests a summary has."""
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
 
 
@@ -64,6 +67,9 @@ class Summary:
     warnings: list[str] = field(default_factory=list)
     """What a reader of these numbers must know first."""
     versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, int | str]] = field(default_factory=dict)
+    """What was there when the summary was written: file → its first ``bytes`` and their ``sha256``. Metrics and spans
+    may have grown since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +196,14 @@ def summarize(
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:
-    """Writes ``summary.json`` into a run folder, complete or not at all; returns its path."""
+    """Writes ``summary.json`` into a run folder, with its checksum and the digests of other files; returns its path."""
     path = folder / SUMMARY_FILE
-    replace_file(path, (json.dumps(asdict(summary), indent=2) + "\n").encode())
+    summary = replace(summary, files={name: stamp(folder / name) for name in COVERED if (folder / name).is_file()})
+    replace_file(path, (json.dumps(with_checksum(asdict(summary)), indent=2) + "\n").encode())
     return path
+
+
+def stamp(path: Path, size: int | None = None) -> dict[str, int | str]:
+    """Of a file's first `size` bytes, or all of it: how many they are, and their SHA-256."""
+    content = path.read_bytes()[:size]
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -29,6 +29,9 @@ _AUDITED = {
     "best beat": "best_beats",
     "worst beat": "worst_beats",
     "regret": "regret",
+    "contrast lost by pruning, at most": "contrast_lost",
+    "its interval, from": "contrast_lost_low",
+    "its interval, to": "contrast_lost_high",
 }
 """Name in the report → key in `IterationMetrics.audit`."""
 

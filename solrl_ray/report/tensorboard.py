@@ -44,6 +44,7 @@ SCALARS = {
     "learning/ratio_deviation": "ratio_deviation",
     "learning/clip_fraction": "clip_fraction",
     "counts/candidates": "candidates",
+    "counts/dropped": "dropped",
     "counts/samples": "samples",
     "counts/requeued_units": "requeued_units",
     "counts/duplicate_results": "duplicate_results",

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from pydantic import TypeAdapter
+
 from solrl_ray.errors import UserError
 
 FILE = "spans.jsonl"
@@ -43,6 +45,9 @@ class Span:
         return self.started + self.seconds
 
 
+_SPAN = TypeAdapter(Span)
+
+
 class SpanWriter:
     """Appends spans; each is with the operating system on return, which is enough for a timeline."""
 
@@ -59,7 +64,7 @@ class SpanWriter:
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """All spans of a run, by start. A line that a killed process cut short is left out.
+    """All spans of a run, by start. A line that was cut short or damaged is left out.
 
     Raises UserError: the run has no spans.
     """
@@ -70,9 +75,9 @@ def read_spans(folder: Path) -> list[Span]:
             "an upload, which leaves it out."
         )
     spans = []
-    for line in path.read_text().splitlines():
-        with suppress(json.JSONDecodeError, TypeError):
-            spans.append(Span(**json.loads(line)))
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError, RecursionError):  # cut short, or damaged: a timeline does without it
+            spans.append(_SPAN.validate_json(line))
     return sorted(spans, key=lambda span: (span.started, span.name))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solrl_ray.common.lazy_imports import import_large
+from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import MissingCheckpoint, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
@@ -15,20 +16,6 @@ from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
 __all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
 
-REGISTERED = {
-    "aesthetic": "aesthetic:Aesthetic",
-    "clipscore": "clip:CLIPScore",
-    "hpsv2": "hpsv2:HPSv2",
-    "hpsv2_v20": "hpsv2:HPSv20",
-    "imagereward": "imagereward:ImageReward",
-    "judge": "judge:Judge",
-    "ocr": "ocr:Ocr",
-    "pickscore": "clip:PickScore",
-    "remote": "remote:RemoteReward",
-}
-"""Rewards by the name they have in a configuration: module and class, imported when they are used."""
-EXTRAS = {"ocr": "ocr"}
-"""The package's extra that has a reward's library, if it is not ``rewards``."""
 OPTIONS = ("path", "base", "preprocessing", "remote", "judge")
 """Fields that only some rewards read."""
 
@@ -86,11 +73,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
 
 
 def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    if config.kind not in REGISTERED:
-        raise UserError(
-            f"{keys('kind')} is {config.kind!r}, which is neither a registered reward "
-            f"({', '.join(sorted(REGISTERED))}) nor of the form 'module:function'."
-        )
+    check_kind(config.kind, keys("kind"))
     module, _, name = REGISTERED[config.kind].partition(":")
     try:
         found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)

@@ -1,60 +1,104 @@
-"""Functions of the user's own, named in the configuration as ``module:function``."""
+"""Functions of the user's own, named in the configuration as ``module:function`` or ``file.py:function``."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from solrl_ray.common import own_code
+from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys
 
 
-def import_callable(spec: str, key: str) -> Callable[..., Any]:
-    """Import ``module:function``.
+def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callable[..., Any]:
+    """Import a function.
+
+    Args:
+        spec: ``module:function`` or ``file.py:function``.
+        key: how a message names what says so.
+        code: its files; None: they are looked for in the present folder and on Python's path.
 
     Raises `UserError` naming `key` if the module or the function in it is not there, or it cannot be called.
     """
-    module_name, _, function_name = spec.partition(":")
-    if not module_name or not function_name:
-        raise UserError(f"{key} is {spec!r}, which is not of the form 'module:function'.")
+    place, name = own_code.split(spec, key)
+    code = code or own_code.find(spec, key)
     try:
-        module = import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{key} is {spec!r}, but the module {module_name} cannot be imported: {error}") from error
-    function = getattr(module, function_name, None)
+        module: ModuleType = own_code.load(code) if code else import_module(place)
+    except Exception as error:  # whatever the user's file raises
+        what = f"the {'file' if own_code.names_file(place) else 'module'} {place} cannot be imported"
+        said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"{key} is {spec!r}, but {what}: {said}{where(error, code)}") from error
+    function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"{key} is {spec!r}, but {module_name} has no function {function_name}.")
+        raise UserError(f"{key} is {spec!r}, but {place} has no function {name}.")
     return function
 
 
+def where(error: BaseException, code: OwnCode | None) -> str:
+    """The last place in the user's files that `error` came through, to be added to a sentence; empty if in none."""
+    files = {file.path for file in code.files} if code else set()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
 class CallableReward(CheckpointReward):
-    """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; a tensor [B] back."""
+    """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; B numbers back, as a tensor, an array or
+    a list."""
 
     options = frozenset()
 
-    def __init__(self, name: str, function: Callable[[Tensor, list[str]], Tensor], device: torch.device | str) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Tensor, list[str]], Any],
+        device: torch.device | str,
+        code: OwnCode | None = None,
+    ) -> None:
         super().__init__(name)
         self._function = function
         self._device = device
+        self._code = code
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
-        import_callable(config.kind, keys("kind"))
+        """Nothing of it is executed here: `rewards.trial` does that in a process of its own."""
+        if config._own is None:
+            own_code.find(config.kind, keys("kind"))
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> CallableReward:
-        return cls(name, import_callable(config.kind, keys("kind")), device)
+        code = config._own or own_code.find(config.kind, keys("kind"))
+        return cls(name, import_callable(config.kind, keys("kind"), code), device, code)
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         try:
             values = self._function(images.to(self._device, torch.float32), list(prompts))
         except Exception as error:  # whatever the user's function raises: say whose it is, keep the cause
-            raise RewardError(f"Reward {self.name} failed with {type(error).__name__}: {error}") from error
-        if not isinstance(values, Tensor):
-            raise RewardError(f"Reward {self.name} returned a {type(values).__name__}, not a tensor.")
+            raise RewardError(
+                f"Reward {self.name} failed with {type(error).__name__}: {error}{where(error, self._code)}"
+            ) from error
+        return self._as_tensor(values)
+
+    def _as_tensor(self, values: Any) -> Tensor:
+        if isinstance(values, list | tuple):
+            try:
+                values = torch.tensor([float(value) for value in values], dtype=torch.float32)
+            except (TypeError, ValueError) as error:
+                raise RewardError(f"Reward {self.name} returned a list with what is no number: {error}.") from error
+        elif isinstance(values, np.ndarray) and np.isrealobj(values) and values.dtype.kind in "fiu":
+            values = torch.from_numpy(values.astype(np.float32))
+        if not isinstance(values, Tensor) or values.is_complex():
+            what = f"a tensor of {values.dtype}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+            raise RewardError(
+                f"Reward {self.name} returned {what}; right would be one number an image, as a tensor or a list."
+            )
         return values

@@ -5,8 +5,9 @@ The published rewards were trained and are evaluated on images that Pillow has r
 in fixed point. Weights, pixels and their sums are whole numbers below 2^53, so float64 products are exact in every
 order of summation: this arithmetic has no rounding error that could differ between devices.
 
-Pillow 13 filters the columns first where the height shrinks much more than the width. Rewards keep the aspect
-ratio, for which every version filters the rows first, as here.
+The rows are filtered first here, as every version does with the square images of this project's models. Pillow 13
+filters the columns of very tall ones first, whose bytes are then others: seen of images four times as tall as wide, and
+not of those twice as tall.
 """
 
 from __future__ import annotations

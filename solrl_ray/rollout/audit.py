@@ -1,15 +1,25 @@
 """The audit: rank fidelity on whole pools, estimated from a few unselected seeds that are regenerated as well.
 
 The regenerated seeds of a prompt are the extremes of its proxy rewards, so figures on them alone flatter the proxy. A
-pool has two strata: the K selected seeds, all of whose full-precision rewards are known, and the N - K others, of
-which m are drawn at random without replacement. A seed of the first has inclusion probability 1, one of the second
-m / (N - K), and two of the second m (m - 1) / ((N - K) (N - K - 1)). Weighting by the reciprocals (Horvitz and
-Thompson, JASA 47, 1952) makes every sum over seeds or pairs of seeds unbiased. Spearman's rho is such a sum too::
+pool has strata: the K selected seeds, all of whose full-precision rewards are known, and the n others, of which m are
+drawn at random without replacement. Where previews are pruned, the others are two strata, each with an n and an m of
+its own: those that went on, and those that were dropped. A selected seed has inclusion probability 1, another one
+m / n, and two of one stratum m (m - 1) / (n (n - 1)); strata are drawn independently. Weighting by the reciprocals
+(Horvitz and Thompson, JASA 47, 1952) makes every sum over seeds or pairs of seeds unbiased. Spearman's rho is such a
+sum too::
 
     rho = sum_i x_i y_i / norm = sum_{i<j} (x_i - x_j) sign(r_i - r_j) / (2 norm)
 
 with centred ranks x of the proxy, which are known of all seeds, and centred ranks y_i = sum_j sign(r_i - r_j) / 2 of
 the full rewards r, which are not.
+
+What pruning cost is such a sum as well, over the dropped seeds d: what the best K/2 of those that went on have least
+is t, and no choice that had d too would gain more than max(0, r_d - t) of its sum. So the mean contrast that can be
+lost is at most
+
+    sum_d max(0, r_d - t) / (K/2),    and the same of the worst with all signs turned,
+
+with equality if no more than one dropped seed belongs to either side.
 """
 
 from __future__ import annotations
@@ -36,7 +46,7 @@ class AuditPlan:
     prompts: int
     """Prompts of the iteration whose pools are audited."""
     seeds: int
-    """Unselected seeds of each that are regenerated as well."""
+    """Unselected seeds of each stratum of such a pool that are regenerated as well, or all if there are fewer."""
 
     def prompt_ids(self, iteration: int, prompt_ids: Sequence[str]) -> tuple[str, ...]:
         """The audited ones of an iteration's prompts, in their order: an addressed draw."""
@@ -44,12 +54,16 @@ class AuditPlan:
         drawn = set(permutation(address, len(prompt_ids))[: self.prompts].tolist())
         return tuple(prompt_id for place, prompt_id in enumerate(prompt_ids) if place in drawn)
 
-    def indices(self, iteration: int, prompt_id: str, pool: int, chosen: Sequence[int]) -> tuple[int, ...]:
-        """The audited seeds of a pool, rising: an addressed draw, without replacement, from those not `chosen`."""
+    def indices(
+        self, iteration: int, prompt_id: str, pool: int, chosen: Sequence[int], dropped: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """The audited seeds of a pool, rising: an addressed draw, without replacement, from those not `chosen`; of
+        `dropped` ones and of the rest so many each."""
         address = Address(run_seed=self.run_seed, purpose="audit", iteration=iteration, prompt_id=prompt_id)
-        taken = set(chosen)
+        taken, out = set(chosen), set(dropped)
         others = [index for index in permutation(address, pool).tolist() if index not in taken]
-        return tuple(sorted(others[: self.seeds]))
+        rest = [index for index in others if index not in out]
+        return tuple(sorted(rest[: self.seeds] + [index for index in others if index in out][: self.seeds]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +71,7 @@ class AuditedPool:
     """One prompt's pool, as far as it is known."""
 
     proxies: tuple[float, ...]
-    """Proxy reward of every seed of the pool."""
+    """Proxy reward of every seed of the pool: of one that was dropped its early score."""
     chosen: tuple[int, ...]
     """Selected seeds: the best, then as many worst."""
     chosen_rewards: tuple[float, ...]
@@ -65,6 +79,8 @@ class AuditedPool:
     audited: tuple[int, ...]
     """Seeds drawn from the others."""
     audited_rewards: tuple[float, ...]
+    dropped: tuple[int, ...] = ()
+    """Seeds whose previews were not finished: none of them is chosen."""
 
 
 def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
@@ -79,14 +95,17 @@ def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
         pool's other seeds that a seed chosen as best truly beats (ties count half; by chance 0.5), and ``worst_beats``
         of one chosen as worst; ``regret``, the reward contrast lost by choosing with the proxy: mean of the truly best
         minus mean of the truly worst, less that of the chosen ones (not a sum over seeds: consistent, not unbiased).
-        Of several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
+        Of pruned pools also ``contrast_lost``: how much of the contrast at most was lost because the best or worst were
+        dropped. Of several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
 
     Raises:
-        ValueError: no pool, a pool of which fewer than two unselected seeds are known while there are more, numbers
-            that do not fit together, or a reward that is not finite.
+        ValueError: no pool, some pools pruned and others not, a pool of which fewer than two seeds of a stratum are
+            known while there are more, numbers that do not fit together, or a reward that is not finite.
     """
     if not pools:
         raise ValueError("an audit needs at least one pool")
+    if len({bool(pool.dropped) for pool in pools}) > 1:
+        raise ValueError("pools that are pruned and pools that are not have no common figures")
     figures = [_figures(pool) for pool in pools]
     columns = np.array([list(figure.values()) for figure in figures], dtype=np.float64)
     means = dict(zip(figures[0], columns.mean(axis=0).tolist(), strict=True))
@@ -99,7 +118,8 @@ def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
 
 
 def _figures(pool: AuditedPool) -> dict[str, float]:
-    size, kept, others, drawn = _sizes(pool)
+    weights, pairs = _weights(pool)
+    size, kept = len(pool.proxies), len(pool.chosen)
     seen = np.array(pool.chosen + pool.audited)
     proxies = np.array(pool.proxies, dtype=np.float64)
     rewards = np.array(pool.chosen_rewards + pool.audited_rewards, dtype=np.float64)
@@ -107,11 +127,6 @@ def _figures(pool: AuditedPool) -> dict[str, float]:
         raise ValueError("rewards must be finite")
     ranks = np.sign(proxies[:, None] - proxies[None, :]).sum(axis=1) / 2  # centred
     above = np.sign(rewards[:, None] - rewards[None, :])
-    one = others / drawn if drawn else 0.0
-    two = one * (others - 1) / (drawn - 1) if drawn > 1 else 0.0
-    weights = np.where(np.arange(len(seen)) < kept, 1.0, one)
-    pairs = weights[:, None] * weights[None, :]
-    pairs[kept:, kept:] = two
     chosen_proxies, chosen_ranks = proxies[seen], ranks[seen]
     covariance = (pairs * (chosen_ranks[:, None] - chosen_ranks[None, :]) * above).sum() / 4
     agreement = (pairs * np.sign(chosen_proxies[:, None] - chosen_proxies[None, :]) * above).sum() / 2
@@ -124,25 +139,56 @@ def _figures(pool: AuditedPool) -> dict[str, float]:
     side = kept // 2
     ideal = _mean_of_top(rewards, weights, side) + _mean_of_top(-rewards, weights, kept - side)
     attained = rewards[:side].mean() - rewards[side:kept].mean()
-    return {
+    figures = {
         "spearman": float(covariance) / rho_norm if rho_norm else 0.0,
         "kendall": float(agreement) / tau_norm if tau_norm else 0.0,
         "best_beats": float(beats[:side].mean()),
         "worst_beats": float(beats[side:].mean()),
         "regret": float(ideal - attained),
     }
+    if pool.dropped:
+        out = np.isin(seen, pool.dropped)
+        lost = _most_gained(rewards, weights, out, side) + _most_gained(-rewards, weights, out, kept - side)
+        figures["contrast_lost"] = lost
+    return figures
 
 
-def _sizes(pool: AuditedPool) -> tuple[int, int, int, int]:
-    """Seeds of the pool, selected ones, the others, and those of the others whose reward is known."""
-    size, kept, drawn = len(pool.proxies), len(pool.chosen), len(pool.audited)
-    seen = set(pool.chosen) | set(pool.audited)
-    fits = kept >= 2 and len(seen) == kept + drawn and seen <= set(range(size))
-    if not fits or len(pool.chosen_rewards) != kept or len(pool.audited_rewards) != drawn:
-        raise ValueError(f"a pool of {size} with {kept} selected and {drawn} audited seeds does not fit its rewards")
-    if drawn < min(2, size - kept):
-        raise ValueError(f"{drawn} audited of {size - kept} unselected seeds say nothing about pairs; at least 2 do")
-    return size, kept, size - kept, drawn
+def _weights(pool: AuditedPool) -> tuple[Values, Values]:
+    """Reciprocal inclusion probabilities of the seeds whose rewards are known, chosen ones first, and of their pairs.
+
+    Raises ValueError if the pool's numbers do not fit together.
+    """
+    size, kept, out = len(pool.proxies), len(pool.chosen), set(pool.dropped)
+    seen = pool.chosen + pool.audited
+    fits = kept >= 2 and len(set(seen)) == len(seen) and not out & set(pool.chosen)
+    fits = fits and set(seen) | out <= set(range(size))
+    if not fits or len(pool.chosen_rewards) != kept or len(pool.audited_rewards) != len(pool.audited):
+        raise ValueError(
+            f"a pool of {size} with {kept} selected and {len(pool.audited)} audited seeds does not fit its rewards"
+        )
+    weights, pairs = np.ones(len(seen)), np.zeros((len(seen), len(seen)))
+    stratum = np.array([0] * kept + [2 if index in out else 1 for index in pool.audited])
+    others = {1: size - kept - len(out), 2: len(out)}
+    for number, there in others.items():
+        drawn = int((stratum == number).sum())
+        if drawn < min(2, there):
+            kind = ("unselected", "dropped")[number - 1]
+            raise ValueError(f"{drawn} audited of {there} {kind} seeds say nothing about pairs; at least 2 do")
+        weights[stratum == number] = there / drawn if drawn else 0.0
+    pairs[:] = weights[:, None] * weights[None, :]
+    for number, there in others.items():
+        inside = stratum == number
+        drawn = int(inside.sum())
+        pairs[np.ix_(inside, inside)] = there / drawn * (there - 1) / (drawn - 1) if drawn > 1 else 0.0
+    return weights, pairs
+
+
+def _most_gained(values: Values, weights: Values, out: NDArray[np.bool_], side: int) -> float:
+    """By how much at most the mean of the `side` highest seeds would rise if those that were dropped (`out`) could be
+    among them."""
+    order = np.argsort(-values[~out], kind="stable")
+    least = values[~out][order][np.searchsorted(np.cumsum(weights[~out][order]), side - 1e-9)]
+    return float((weights[out] * np.maximum(0.0, values[out] - least)).sum() / side)
 
 
 def _mean_of_top(values: Values, weights: Values, mass: int) -> float:

@@ -1,4 +1,4 @@
-"""The fallback ladder: previews that rank too badly for too long get more steps, then a higher tier.
+"""The fallback ladder: previews that rank too badly for too long get less pruning, more steps, then a higher tier.
 
 ::
 
@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import at_fallback_level, previews
+from solrl_ray.config.strategies import PoolSampling, at_fallback_level, is_one_stage, previews
 from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.records import Pruning
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,10 @@ class FallbackLadder:
         """Solver steps of a preview on `level`; None on level 0, whose units need not say so."""
         return previews(self._config)[level].steps if level else None
 
+    def pruning(self, level: int) -> Pruning | None:
+        """Of each unit of previews on `level`; None if all are finished, or none are drawn."""
+        return None if is_one_stage(self._config) else previews(self._config)[level].pruning
+
     def config(self, level: int) -> Config:
         """The configuration of explorers on `level`."""
         return at_fallback_level(self._config, level)
@@ -85,10 +90,10 @@ class FallbackLadder:
         before = self.standing(iteration - 1, records)
         name, times = fidelity.measure.capitalize(), in_a_row(fidelity.patience)
         if standing.level > before.level:
-            preview = previews(self._config)[standing.level]
+            first, preview = (previews(self._config)[level] for level in (0, standing.level))
             return (
                 f"rank fidelity: {name} was below {fidelity.floor:g} in {times}; from iteration {iteration + 1} on "
-                f"previews take {preview.steps} steps in {preview.precision} "
+                f"previews take {preview.steps} steps in {preview.tier}{_pruned(preview) if first.prune else ''} "
                 f"(fallback level {standing.level} of {len(fidelity.fallback)})"
             )
         if standing != before and standing.low == fidelity.patience:
@@ -97,3 +102,9 @@ class FallbackLadder:
                 "fidelity.fallback has no further one"
             )
         return ""
+
+
+def _pruned(preview: PoolSampling) -> str:
+    """``, pruned after 3 steps to 48 seeds``."""
+    prune = preview.prune
+    return f", pruned after {prune.after} steps to {prune.keep} seeds" if prune else ", none of them pruned"

@@ -4,6 +4,9 @@ A unit's indices are addressed noise; solver, decoder and reward follow. The for
 `micro_batch`: a short last one repeats its last member, whose surplus results are dropped. So a score is a function
 of its unit alone (design law 3). With a stochastic sampler the noise of every step is addressed too, and a preview
 takes that of the full trajectory.
+
+A pruned unit stays such a function: who goes on is decided by its own early scores, and those who do are put together
+anew, in the order of their indices, into micro-batches of the same shape.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from solrl_ray.config.samplers import Ode, SamplerConfig, Stochastic
+from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.schema import Config
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, Trajectory, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
-from solrl_ray.sampling import sde
+from solrl_ray.rollout.pruning import survivors
+from solrl_ray.sampling import sde, solvers
 from solrl_ray.sampling.noise import initial_noise, uniform
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import Velocity, integrate
+from solrl_ray.sampling.solvers import State
 
 ODE = Ode()
 WARM_UP_SIGMA = 0.5
@@ -42,6 +46,24 @@ class Sampled:
     """Of a sampler that records; on the CPU."""
     reward_costs: Mapping[str, int] = field(default_factory=dict)
     """What the rewards cost (`Reward.take_costs`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previewed:
+    """What a unit of previews came to, in the order of its indices. Its images and latents are not kept."""
+
+    rewards: Tensor
+    """float32 [n], on the CPU; of a member that was dropped its early score."""
+    early: Tensor
+    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; of one that is not pruned [0]."""
+    reward_costs: Mapping[str, int]
+    """As of `Sampled`, of both scorings."""
+
+
+def _estimate(state: State) -> Tensor:
+    """Of x0, after at least one step."""
+    assert state.x0 is not None
+    return state.x0
 
 
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
@@ -107,10 +129,13 @@ class Sampler:
     # Not inference mode: its tensors lack the version counter by which q, k and v share a quantised input.
     @torch.no_grad()
     def __call__(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Sampled:
-        """Raises RewardError if the reward fails, ValueError if the embedding is of another prompt."""
-        if not unit.prompt_id == prompt.id == embedding.prompt_id:
-            raise ValueError(f"unit {unit.id} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}")
-        batch = self._model.batch_embeddings([embedding] * self._micro_batch)
+        """Sample a unit; previews may be pruned, samples may not.
+
+        Raises RewardError if the reward fails, ValueError if the unit is pruned or the embedding is of another prompt.
+        """
+        if unit.prune is not None:
+            raise ValueError(f"unit {unit.id} is pruned, which only previews can be")
+        batch = self._batch(unit, prompt, embedding)
         parts = [self._one(part, prompt, batch) for part in self._micro_batches(unit)]
         count = len(unit.indices)
         latents, images, rewards, states = (torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True))
@@ -123,6 +148,42 @@ class Sampler:
             reward_costs=self._reward.take_costs(),
         )
 
+    @torch.no_grad()
+    def preview(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> Previewed:
+        """Score a unit, which may be pruned. Raises RewardError and ValueError as `__call__`."""
+        batch, count = self._batch(unit, prompt, embedding), len(unit.indices)
+        if unit.prune is None:
+            rewards = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
+            scores = torch.cat(rewards)[:count]
+            return Previewed(rewards=scores, early=torch.empty(0), reward_costs=self._reward.take_costs())
+        begun = [
+            self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
+        ]
+        early = torch.cat([self._decode_and_score(_estimate(state), prompt)[1] for state in begun])[:count]
+        kept = survivors(early.tolist(), unit.prune.keep)
+        final = self._finish(unit, solvers.together(begun), kept, prompt, batch)
+        scores = early.index_copy(0, torch.tensor(kept), final)
+        return Previewed(rewards=scores, early=early, reward_costs=self._reward.take_costs())
+
+    def _finish(
+        self, unit: WorkUnit, state: State, kept: Sequence[int], prompt: Prompt, batch: dict[str, Tensor]
+    ) -> Tensor:
+        """Rewards of the members at the positions `kept`, which go on from `state` in micro-batches of their own."""
+        assert unit.prune is not None
+        place = {unit.indices[position]: position for position in kept}
+        scores = []
+        for part in self._micro_batches(replace(unit, indices=tuple(place))):
+            rows = torch.tensor([place[index] for index in part.indices], device=state.latents.device)
+            end, _ = self._advance(part, state.rows(rows), batch, first=unit.prune.after)
+            scores.append(self._decode_and_score(end.latents, prompt)[1])
+        return torch.cat(scores)[: len(kept)]
+
+    def _batch(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> dict[str, Tensor]:
+        """A micro-batch's embeddings."""
+        if not unit.prompt_id == prompt.id == embedding.prompt_id:
+            raise ValueError(f"unit {unit.id} came with prompt {prompt.id} and the embedding of {embedding.prompt_id}")
+        return self._model.batch_embeddings([embedding] * self._micro_batch)
+
     def _micro_batches(self, unit: WorkUnit) -> Iterator[WorkUnit]:
         """The unit in parts of the forward's shape."""
         for start in range(0, len(unit.indices), self._micro_batch):
@@ -131,31 +192,38 @@ class Sampler:
 
     def _one(self, part: WorkUnit, prompt: Prompt, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """(latents, images, rewards, recorded states); the states are empty if none are recorded."""
+        state, states = self._advance(part, self._noise(part), batch)
+        images, rewards = self._decode_and_score(state.latents, prompt)
+        kept = torch.stack([each.float().cpu() for each in states], dim=1) if states else torch.empty(len(rewards), 0)
+        return state.latents.float(), images.float(), rewards, kept
+
+    def _noise(self, part: WorkUnit) -> State:
         noise = initial_noise(addresses(part, self._run_seed, self._sampler), self._model.latent_shape)
-        noise = noise.to(self._model.device)
+        return State(noise.to(self._model.device))
 
-        def velocity(state: Tensor, sigma: float) -> Tensor:
-            return self._model.velocity(state, sigma, batch)
-
-        states: Sequence[Tensor] = ()
-        if isinstance(self._sampler, Ode):
-            latents = integrate(velocity, noise, self._sigmas(part), self._solver)
-        else:
-            latents, states = self._stochastic(self._sampler, velocity, noise, part)
+    def _decode_and_score(self, latents: Tensor, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Images, and their rewards: float32 on the CPU."""
         images = self._model.decode(latents)
-        rewards = self._reward.score(images, [prompt.text] * len(images))
-        kept = torch.stack([state.float().cpu() for state in states], dim=1) if states else torch.empty(len(latents), 0)
-        return latents.float(), images.float(), rewards.float().cpu(), kept
+        return images, self._reward.score(images, [prompt.text] * len(images)).float().cpu()
 
-    def _stochastic(
-        self, sampler: Stochastic, velocity: Velocity, noise: Tensor, part: WorkUnit
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Clean latents, and the states before and after each recorded transition."""
-        start = window_start(sampler, part, self._run_seed)
-        steps = sde.plan(sampler, self._sigmas(part).tolist(), part.steps or self._steps, start)
+    def _advance(
+        self, part: WorkUnit, state: State, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
+    ) -> tuple[State, Sequence[Tensor]]:
+        """The steps ``first … end - 1`` of a micro-batch, by default all; and the states before and after each
+        recorded transition."""
+
+        def velocity(latents: Tensor, sigma: float) -> Tensor:
+            return self._model.velocity(latents, sigma, batch)
+
+        total = part.steps or self._steps
+        if isinstance(self._sampler, Ode):
+            sigmas, end = self._sigmas(part), total if end is None else end
+            return solvers.advance(velocity, state, sigmas, self._solver, first=first, end=end), ()
+        start = window_start(self._sampler, part, self._run_seed)
+        steps = sde.plan(self._sampler, self._sigmas(part).tolist(), total, start)[first:end]
         increments = {index: self._increment(part, index) for step in steps for index, _ in step.increments}
-        recorded = range(start, start + sampler.recorded(self._steps) + 1) if self._record else ()
-        return sde.integrate(velocity, noise, steps, increments, keep=recorded)
+        recorded = range(start, start + self._sampler.recorded(self._steps) + 1) if self._record else ()
+        return sde.integrate(velocity, state, steps, increments, keep=recorded)
 
     def _sigmas(self, part: WorkUnit) -> Tensor:
         """Noise levels. With a stochastic sampler a preview's are part of the full grid, else each has the published

@@ -11,13 +11,25 @@ import ctypes
 import hashlib
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from solrl_ray.records import Candidate, Selection
 
 
+def extremes(rewards: Sequence[float], keep: int) -> tuple[list[int], list[int]]:
+    """Positions of the best floor(K / 2), in falling order, and of the worst ceil(K / 2), in rising order.
+
+    Raises:
+        ValueError: K is below 2 or above the number of rewards.
+    """
+    if not 2 <= keep <= len(rewards):
+        raise ValueError(f"keep must lie between 2 and the {len(rewards)} rewards, got {keep}")
+    order = sorted(range(len(rewards)), key=lambda position: (-rewards[position], position))
+    return order[: keep // 2], order[::-1][: keep - keep // 2]
+
+
 class PromptSelection:
-    """The best floor(K / 2) and worst ceil(K / 2) of one prompt's pool: ``add() × pool``, then ``select()``."""
+    """The best floor(K / 2) and worst ceil(K / 2) of a prompt's pool: ``add()`` or ``drop()`` × pool, ``select()``."""
 
     def __init__(self, pool: int, keep: int, *, prompt_id: str) -> None:
         """
@@ -35,6 +47,7 @@ class PromptSelection:
         self.prompt_id = prompt_id
         self._keep = keep
         self._rewards: dict[int, float] = {}
+        self._dropped: set[int] = set()
 
     def add(self, index: int, reward: float) -> None:
         """Takes the proxy reward of one seed, rounded to float32.
@@ -42,32 +55,51 @@ class PromptSelection:
         Raises:
             ValueError: the reward is not finite, the index is outside of the pool, or it was added before.
         """
-        if not 0 <= index < self.pool:
-            raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
-        if index in self._rewards:
-            raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
+        self._check_new(index)
         value = ctypes.c_float(reward).value  # too large becomes infinite
         if not math.isfinite(value):
             raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
         self._rewards[index] = value
 
+    def drop(self, index: int) -> None:
+        """Notes that a seed's preview was not finished: it is not chosen.
+
+        Raises:
+            ValueError: the index is outside of the pool, or was added or dropped before.
+        """
+        self._check_new(index)
+        self._dropped.add(index)
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Seeds that were dropped, rising."""
+        return tuple(sorted(self._dropped))
+
     @property
     def complete(self) -> bool:
-        """Whether every seed of the pool has its reward."""
-        return len(self._rewards) == self.pool
+        """Whether every seed of the pool has its reward or was dropped."""
+        return len(self._rewards) + len(self._dropped) == self.pool
 
     def select(self) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
         """Best in falling and worst in rising order.
 
         Raises:
-            ValueError: the pool is not complete.
+            ValueError: the pool is not complete, or fewer than K of its seeds have rewards.
         """
         if not self.complete:
             raise ValueError(f"prompt {self.prompt_id} has {len(self._rewards)} of {self.pool} rewards")
-        order = sorted(self._rewards.items(), key=lambda item: (-item[1], item[0]))
-        ranked = [Candidate(prompt_id=self.prompt_id, index=index, reward=reward) for index, reward in order]
-        half = self._keep // 2
-        return tuple(ranked[:half]), tuple(ranked[::-1][: self._keep - half])
+        indices = sorted(self._rewards)
+        best, worst = extremes([self._rewards[index] for index in indices], self._keep)
+        return tuple(self._candidate(indices[i]) for i in best), tuple(self._candidate(indices[i]) for i in worst)
+
+    def _candidate(self, index: int) -> Candidate:
+        return Candidate(prompt_id=self.prompt_id, index=index, reward=self._rewards[index])
+
+    def _check_new(self, index: int) -> None:
+        if not 0 <= index < self.pool:
+            raise ValueError(f"index {index} of prompt {self.prompt_id} is outside of its pool of {self.pool}")
+        if index in self._rewards or index in self._dropped:
+            raise ValueError(f"index {index} of prompt {self.prompt_id} was added before")
 
 
 def selection_digest(selections: Iterable[Selection]) -> str:

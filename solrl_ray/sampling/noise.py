@@ -27,13 +27,15 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from solrl_ray.records import Address
+
+if TYPE_CHECKING:  # takes seconds, and who only draws numbers does without
+    import torch
 
 Words: TypeAlias = NDArray[np.uint64]
 """Unsigned 32-bit values held in uint64, so that a product of two of them is exact."""
@@ -79,6 +81,8 @@ def initial_noise(addresses: Sequence[Address], shape: tuple[int, ...]) -> torch
 
     Row i depends on ``addresses[i]`` alone and equals ``standard_normal(addresses[i], shape)``.
     """
+    import torch
+
     rows = _normals(addresses, math.prod(shape))
     return torch.from_numpy(rows.reshape(len(addresses), *shape))
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from solrl_ray.config.samplers import Cps, DanceSde, FlowSde, Stochastic
-from solrl_ray.sampling.solvers import Velocity
+from solrl_ray.sampling.solvers import State, Velocity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,32 +157,33 @@ def _noisy_steps(sampler: Stochastic, full: int, start: int) -> range:
 
 def integrate(
     velocity: Velocity,
-    noise: Tensor,
+    state: State,
     steps: Sequence[Step],
     increments: Mapping[int, Tensor],
     *,
     keep: Container[int] = (),
-) -> tuple[Tensor, list[Tensor]]:
-    """Carries `noise` along the steps.
+) -> tuple[State, list[Tensor]]:
+    """Carries `state`, at first noise, along the steps.
 
     Args:
-        noise: [batch, *latent_shape] float32.
-        increments: standard normals of the full schedule's steps, each of the shape of `noise` and on its device.
-        keep: which states are returned: 0 is the noise, i the state after step i.
+        state: of latents [batch, *latent_shape], float32.
+        increments: standard normals of the full schedule's steps, each of the shape of the latents and on their device.
+        keep: which latents are returned: 0 are those of `state`, i those after step i.
 
     Returns:
-        The clean latents, and the states of `keep` in their order.
+        The state after the last step, and the latents of `keep` in their order.
     """
-    x, kept = noise, [noise] if 0 in keep else []
+    kept = [state.latents] if 0 in keep else []
     for count, step in enumerate(steps, start=1):
-        move = step.transition
-        after = move.x_weight * x + move.v_weight * velocity(x, step.sigma)
+        x, move = state.latents, step.transition
+        v = velocity(x, step.sigma)
+        after = move.x_weight * x + move.v_weight * v
         for index, weight in step.increments:
             after = after + move.std * weight * increments[index]
-        x = after
+        state = State(after, x - step.sigma * v)
         if count in keep:
-            kept.append(x)
-    return x, kept
+            kept.append(after)
+    return state, kept
 
 
 def mean(transitions: Coefficients, x: Tensor, v: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -13,9 +14,30 @@ Velocity: TypeAlias = Callable[[torch.Tensor, float], torch.Tensor]
 """(latents, sigma) → velocity, of the latents' shape and dtype."""
 
 
-def integrate(
-    velocity: Velocity, noise: torch.Tensor, sigmas: torch.Tensor, solver: Literal["euler", "dpm2"]
-) -> torch.Tensor:
+Solver: TypeAlias = Literal["euler", "dpm2"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where an integration stands. Rows, the first dimension, do not know of one another: some of them can go on alone,
+    in other batches."""
+
+    latents: torch.Tensor
+    """[batch, *latent_shape]."""
+    x0: torch.Tensor | None = None
+    """What the last step estimated the clean latents to be, x - sigma v; None before the first step."""
+
+    def rows(self, indices: torch.Tensor) -> State:
+        """These rows, in this order."""
+        return State(self.latents[indices], None if self.x0 is None else self.x0[indices])
+
+
+def together(states: Sequence[State]) -> State:
+    """The rows of several states that have taken at least one step."""
+    return State(torch.cat([s.latents for s in states]), torch.cat([s.x0 for s in states if s.x0 is not None]))
+
+
+def integrate(velocity: Velocity, noise: torch.Tensor, sigmas: torch.Tensor, solver: Solver) -> torch.Tensor:
     """Carries `noise` along the velocity field from sigma 1 to 0, with one evaluation a step.
 
     Args:
@@ -31,48 +53,52 @@ def integrate(
         ValueError: unknown solver, a state that is not float32 or float64, sigmas that do not fall to 0, or a
             velocity of another shape or dtype than the latents.
     """
-    if solver not in ("euler", "dpm2"):
+    return advance(velocity, State(noise), sigmas, solver, first=0, end=len(sigmas) - 1).latents
+
+
+def advance(velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solver, *, first: int, end: int) -> State:
+    """The steps ``first … end - 1`` of `integrate`, from where those before have led.
+
+    Raises:
+        ValueError: as `integrate`.
+    """
+    if solver not in _STEPS:
         raise ValueError(f"solver is {solver!r}; known are 'euler' and 'dpm2'")
-    if noise.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"the solver's state is float32 or float64, not {noise.dtype}")
+    if state.latents.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"the solver's state is float32 or float64, not {state.latents.dtype}")
     # Python floats: the coefficients are worked out in float64, whatever the state is held in.
     grid: list[float] = sigmas.tolist()
     if len(grid) < 2 or grid[-1] != 0.0 or any(a <= b for a, b in pairwise(grid)):
         raise ValueError(f"sigmas must fall strictly and end in 0, got {grid}")
-
-    def checked(latents: torch.Tensor, sigma: float) -> torch.Tensor:
+    for step in range(first, end):
+        latents, sigma = state.latents, grid[step]
         v = velocity(latents, sigma)
         if v.shape != latents.shape or v.dtype != latents.dtype:
             raise ValueError(
                 f"velocity at sigma {sigma} is {v.dtype} {list(v.shape)}, "
                 f"the latents are {latents.dtype} {list(latents.shape)}"
             )
-        return v
-
-    return _euler(checked, noise, grid) if solver == "euler" else _dpm2(checked, noise, grid)
-
-
-def _euler(velocity: Velocity, latents: torch.Tensor, sigmas: list[float]) -> torch.Tensor:
-    for sigma, sigma_next in pairwise(sigmas):
-        latents = latents + (sigma_next - sigma) * velocity(latents, sigma)
-    return latents
+        state = _STEPS[solver](state, v, grid, step)
+    return state
 
 
-def _dpm2(velocity: Velocity, latents: torch.Tensor, sigmas: list[float]) -> torch.Tensor:
+def _euler(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> State:
+    sigma, sigma_next = sigmas[step : step + 2]
+    return State(state.latents + (sigma_next - sigma) * v, state.latents - sigma * v)
+
+
+def _dpm2(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> State:
     """DPM-Solver++(2M) (arXiv 2211.01095, algorithm 2) for alpha = 1 - sigma.
 
     The paper's step z <- (sigma_next / sigma) z - alpha_next (e^-h - 1) D simplifies, because here
     alpha_next (1 - e^-h) = 1 - sigma_next / sigma; a first-order step (D = x0) then equals Euler's.
     """
-    x0_before: torch.Tensor | None = None
-    for step, (sigma, sigma_next) in enumerate(pairwise(sigmas)):
-        x0 = latents - sigma * velocity(latents, sigma)
-        weight = _second_order_weight(sigmas, step)
-        denoised = x0 if x0_before is None or weight == 0.0 else x0 + weight * (x0 - x0_before)
-        ratio = sigma_next / sigma
-        latents = ratio * latents + (1.0 - ratio) * denoised
-        x0_before = x0
-    return latents
+    sigma, sigma_next = sigmas[step : step + 2]
+    x0 = state.latents - sigma * v
+    weight = _second_order_weight(sigmas, step)
+    denoised = x0 if state.x0 is None or weight == 0.0 else x0 + weight * (x0 - state.x0)
+    ratio = sigma_next / sigma
+    return State(ratio * state.latents + (1.0 - ratio) * denoised, x0)
 
 
 def _second_order_weight(sigmas: list[float], step: int) -> float:
@@ -90,3 +116,6 @@ def _second_order_weight(sigmas: list[float], step: int) -> float:
 def _log_snr(sigma: float) -> float:
     """lambda = ln(alpha / sigma) with alpha = 1 - sigma."""
     return -math.inf if sigma == 1.0 else math.log(1.0 - sigma) - math.log(sigma)
+
+
+_STEPS = {"euler": _euler, "dpm2": _dpm2}

@@ -25,8 +25,9 @@ from functools import lru_cache
 import numpy as np
 
 from solrl_ray.errors import RunError
-from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, AuditPlan
+from solrl_ray.rollout.pruning import dropped
 from solrl_ray.rollout.selection import PromptSelection
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
@@ -44,7 +45,7 @@ class IterationPlan:
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
-    micro_batch: int
+    unit: int
     """Candidates per unit of a pool; divides `pool`."""
     one_stage: bool = False
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
@@ -59,6 +60,8 @@ class IterationPlan:
     """0: previews as configured; higher: as `fidelity.fallback` says."""
     steps: int | None = None
     """Solver steps of the pool's units on that fallback level, if not those of level 0."""
+    prune: Pruning | None = None
+    """Of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
     reproducible: bool = True
     """Whether scores come out the same again. If not, the first one counts, and what comes again is judged by its
     samples alone."""
@@ -84,10 +87,11 @@ class IterationPlan:
                 iteration=self.iteration,
                 revision=self.exploring_revision,
                 prompt_id=prompt_id,
-                indices=_indices(start, start + self.micro_batch),
+                indices=_indices(start, start + self.unit),
                 steps=self.steps,
+                prune=self.prune,
             )
-            for start in range(0, self.pool, self.micro_batch)
+            for start in range(0, self.pool, self.unit)
         ]
 
 
@@ -98,6 +102,8 @@ class Counts:
     groups: int
     duplicates: int
     violations: int
+    dropped: int = 0
+    """Candidates whose previews were not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +169,14 @@ class IterationState:
 
         Of a plan in one stage, the unit's samples are there from now on, until `lose`.
 
-        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward), or is of
-        explorers of another kind than the plan says.
+        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward, dropped
+        candidates that its early scores do not bear out), or is of explorers of another kind than the plan says.
         """
         self._refuse_nonsense(result, self.plan.exploring_revision)
         kind = self._kinds.get(result.unit.prompt_id, "")
         if self._kinds and kind_of(result.worker) != kind:
             raise ValueError(f"{result.worker} answered unit {result.unit.id}, which is for explorers of kind {kind!r}")
+        out = set(dropped(result))
         digest = self._scores_digest(result) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
@@ -178,7 +185,10 @@ class IterationState:
             return outcome, None
         candidates = self._candidates[result.unit.prompt_id]
         for index, reward in zip(result.unit.indices, result.rewards, strict=True):
-            candidates.add(index, reward)
+            if index in out:
+                candidates.drop(index)
+            else:
+                candidates.add(index, reward)
             self._proxy[result.unit.prompt_id][index] = reward
         if not candidates.complete:
             return outcome, None
@@ -315,7 +325,8 @@ class IterationState:
     def counts(self) -> Counts:
         ledgers = self.explore, self.regenerate, self.audit
         return Counts(
-            candidates=self.explore.done * self.plan.micro_batch,
+            candidates=self.explore.done * self.plan.unit,
+            dropped=sum(len(candidates.dropped) for candidates in self._candidates.values()),
             selections=len(self.selections),
             groups=self.regenerate.done,
             duplicates=sum(ledger.duplicates for ledger in ledgers),
@@ -363,7 +374,9 @@ class IterationState:
         return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))
 
     def _scores_digest(self, result: UnitResult) -> str:
-        return rewards_digest(result.rewards) if self.plan.reproducible else "scores that may differ"
+        if not self.plan.reproducible:
+            return "scores that may differ"
+        return rewards_digest((*result.rewards, *result.early))
 
     def _finish(self, ledger: Ledger, unit: WorkUnit, digest: str, worker: str) -> Outcome:
         outcome = ledger.finish(unit.id, digest, worker)
@@ -376,7 +389,8 @@ class IterationState:
         """Seeds of a pool that were not selected, as a unit."""
         assert self.plan.audit is not None
         plan, chosen = self.plan, self.regenerate_unit(selection)
-        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, chosen.indices)
+        out = self._candidates[selection.prompt_id].dropped
+        indices = self.plan.audit.indices(plan.iteration, selection.prompt_id, plan.pool, chosen.indices, out)
         return replace(chosen, stage="audit", indices=indices)
 
     def _audited_pool(self, prompt_id: str) -> AuditedPool:
@@ -387,6 +401,7 @@ class IterationState:
             chosen_rewards=self._group_rewards[prompt_id],
             audited=result.unit.indices,
             audited_rewards=result.rewards,
+            dropped=self._candidates[prompt_id].dropped,
         )
 
     def _refuse_nonsense(self, result: UnitResult, revision: int) -> None:
@@ -396,5 +411,6 @@ class IterationState:
                 f"{result.worker} answered unit {unit.id} with iteration {unit.iteration}, revision {unit.revision}; "
                 f"expected {self.plan.iteration}, {revision}"
             )
-        if len(result.rewards) != len(unit.indices) or not all(math.isfinite(r) for r in result.rewards):
-            raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {result.rewards}")
+        scores = (*result.rewards, *result.early)
+        if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
+            raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {scores}")

@@ -39,7 +39,7 @@ class Targets:
         groups = max(rollout.prompts, config.evaluation.prompts)
         self._most = {"regenerators": (groups, f"the {groups} groups of an iteration or prompts of an evaluation")}
         for pool, prompts in prompts_of(config).items():
-            units = prompts * (rollout.pool // pool_sampling(config).micro_batch)
+            units = prompts * pool_sampling(config).units
             self._most[pool] = units, f"the {units} units of an iteration"
 
     def wanted(self, pool: str) -> int:

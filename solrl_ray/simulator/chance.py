@@ -40,12 +40,12 @@ class Chance:
         spread, scenario = self._scenario.disturbances.spread, self._scenario
         if spread == 0:
             return 1.0
-        units, factors = scenario.pool // scenario.micro_batch, self._factors[unit.iteration]
+        units, factors = scenario.pool // scenario.unit, self._factors[unit.iteration]
         if unit.prompt_id not in factors:
             address = self._address("simulated-seconds", unit.iteration, prompt_id=unit.prompt_id)
             normals = standard_normal(address, (units + 1,)).tolist()
             factors[unit.prompt_id] = [math.exp(spread * z - spread * spread / 2) for z in normals]
-        position = units if unit.stage == "regenerate" else unit.indices[0] // scenario.micro_batch
+        position = units if unit.stage == "regenerate" else unit.indices[0] // scenario.unit
         return factors[unit.prompt_id][position]
 
     def rewards(self, unit: WorkUnit) -> list[float]:

@@ -145,7 +145,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         prompts=rollout.prompts,
         pool=rollout.pool,
         keep=rollout.keep,
-        micro_batch=pool_sampling(config).micro_batch,
+        unit=pool_sampling(config).unit,
         explorers=explorers_in_all(config.fleet),  # as if all were alike
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,

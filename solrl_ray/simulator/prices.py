@@ -219,7 +219,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
     stages = Stages(
-        explore=pool.micro_batch * (pool.steps * preview.ms + image) / 1000,
+        explore=pool.micro_batch * (pool.forwards * preview.ms + pool.decodings * image) / 1000,
         regenerate=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,

@@ -109,7 +109,8 @@ class Scenario:
     prompts: int
     pool: int
     keep: int
-    micro_batch: int
+    unit: int
+    """Candidates of one unit of a pool; divides `pool`."""
     explorers: int
     regenerators: int
     learners: int = 1

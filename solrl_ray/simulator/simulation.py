@@ -50,7 +50,7 @@ class Simulation:
     >>> from solrl_ray.simulator.scenario import Stages
     >>> stages = Stages(explore=1.0, regenerate=1.0, update=1.0)
     >>> scenario = Scenario(
-    ...     prompts=2, pool=4, keep=2, micro_batch=4, explorers=1, regenerators=1, stages=stages
+    ...     prompts=2, pool=4, keep=2, unit=4, explorers=1, regenerators=1, stages=stages
     ... )
     >>> Simulation(scenario).iterate().seconds  # explore, explore ∥ regenerate, regenerate, update
     4.0
@@ -146,7 +146,7 @@ class Simulation:
         """Have the selector open an iteration; all else goes on meanwhile."""
         if iteration not in self._open_iterations:
             self._want_pools(iteration)
-        units = self._scenario.prompts * self._scenario.pool // self._scenario.micro_batch
+        units = self._scenario.prompts * self._scenario.pool // self._scenario.unit
         self._ask(units * self._costs.open, Event("opened", number=iteration))
 
     def _want_pools(self, iteration: int) -> None:
@@ -159,7 +159,7 @@ class Simulation:
             prompt_ids=tuple(f"{number:016x}" for number in range(scenario.prompts)),
             pool=scenario.pool,
             keep=scenario.keep,
-            micro_batch=scenario.micro_batch,
+            unit=scenario.unit,
             one_stage=scenario.one_stage,
         )
         this = self._open_iterations[iteration] = OpenIteration(IterationState(plan), explored=self._now)
@@ -305,7 +305,7 @@ class Simulation:
             self._inbox.clear()
         if self._calls:
             together, costs = self._calls.pop(0), self._costs
-            result = costs.record + costs.candidate * self._scenario.micro_batch
+            result = costs.record + costs.candidate * self._scenario.unit
             each = costs.store if together[0].of_group else result
             self._selector_answers = False
             self._ask(len(together) * each, Event("judged", brought=together))

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
+from solrl_ray.records import WorkUnit
 from solrl_ray.simulator.faults import Fault
 from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
 
@@ -103,14 +104,16 @@ class SimulatedWorld:
         seed: int = 0,
         faults: Sequence[Fault] = (),
         nodes: int = 1,
+        size: Callable[[WorkUnit], float] = lambda unit: 1.0,
     ) -> None:
         """
         Args:
             make: the player of a role with a name, and of explorers the tier.
             seed: of how long each call takes, and of what a node or disk that fails takes with it.
             nodes: how many there are for explorers and regenerators.
+            size: how many times as long as another call a unit takes.
         """
-        self._make = make
+        self._make, self._size = make, size
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
         self.visits: dict[int, Callable[[], None]] = {}
@@ -315,7 +318,8 @@ class SimulatedWorld:
             call = await actor.inbox.get()
             self._count[actor.role] += 1
             fault = self._fault(actor.role, call)
-            seconds = self._random.uniform(0.1, 1.0)
+            sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
+            seconds = self._random.uniform(0.1, 1.0) * max(sizes, default=1.0)
             if fault:
                 self._happens(f"{actor.name} {fault} at {call.method}")
             if fault in ("hangs", "is never placed"):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # takes seconds, and who only asks which ones stay does witho
 MANIFEST = "state.json"
 BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
 """Of the run folder: what a copy of a checkpoint needs to be a run that goes on."""
-END = (*BESIDE, "attestations.json", "evaluations", "lora", "summary.json", "report.html")
+END = (*BESIDE, "starts.json", "attestations.json", "evaluations", "lora", "summary.json", "report.html")
 """Of the run folder: what a run that has ended leaves to read and to use; folders with all that is in them."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one takes the place of the oldest."""

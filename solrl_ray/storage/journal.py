@@ -4,8 +4,9 @@ One JSON object a line, preceded by the CRC-32 of its text::
 
     5f3c0a11 {"kind":"explore","unit":"explore/3/9f…/0-23",…}
 
-A line counts once it is complete and its checksum holds. Reading stops at the first line that does not; the rest
-was never acknowledged to anybody, so its work is simply done again. Appending first truncates such a tail.
+A line counts once it is complete and its checksum holds. Reading stops at the first line that does not; its work and
+that of what follows is done again. A tail that was cut off was never acknowledged to anybody; if a disk has damaged a
+complete line, `Journal.damaged` says so. Appending first truncates such a tail.
 """
 
 from __future__ import annotations
@@ -40,6 +41,14 @@ class Journal:
         if self.path.exists():
             sync(self.path, self._file or self._open())
         return self.entries()
+
+    def damaged(self) -> tuple[int, int] | None:
+        """The number of the first line that does not hold, and how many that follow it are left out with it; None if
+        all hold, or the last alone was cut off, which nobody was told of."""
+        held = len(self.entries())
+        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
+        complete = len(lines) - 1
+        return (held + 1, complete - held - 1) if complete > held else None
 
     def append(self, *entries: dict[str, Any]) -> None:
         """Write entries and wait until they are on the disk; inside of `together` its end waits."""

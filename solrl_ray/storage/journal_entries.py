@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from solrl_ray.records import Selection, UnitResult, WorkUnit
+from solrl_ray.rollout.pruning import dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan
 
 
@@ -25,7 +27,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         "prompts": list(plan.prompt_ids),
         "pool": plan.pool,
         "keep": plan.keep,
-        "micro_batch": plan.micro_batch,
+        "unit": plan.unit,
         "policy_digest": plan.policy_digest,
         "score_class": plan.score_class,
         **({"kinds": list(plan.kinds)} if plan.kinds else {}),
@@ -34,6 +36,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         **({} if plan.reproducible else {"reproducible": False}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
         **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),
+        **({"prune": asdict(plan.prune)} if plan.prune else {}),
     }
 
 
@@ -57,7 +60,8 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
         "kind": result.unit.stage,
         "prompt": result.unit.prompt_id,
         "indices": list(result.unit.indices),
-        "rewards": struct.pack(f"<{len(result.rewards)}f", *result.rewards).hex(),
+        "rewards": _hex(result.rewards),
+        **({"early": _hex(result.early), "dropped": list(dropped(result))} if result.early else {}),
         "worker": result.worker,
         "score_class": result.score_class,
         "seconds": result.seconds,
@@ -66,22 +70,34 @@ def unit_entry(result: UnitResult) -> dict[str, Any]:
 
 
 def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
-    raw = bytes.fromhex(entry["rewards"])
+    audited = entry["kind"] == "audit"
     return UnitResult(
         unit=WorkUnit(
             stage=entry["kind"],
             iteration=plan.iteration,
-            revision=plan.revision if entry["kind"] == "audit" else plan.exploring_revision,
+            revision=plan.revision if audited else plan.exploring_revision,
             prompt_id=entry["prompt"],
             indices=tuple(entry["indices"]),
-            steps=None if entry["kind"] == "audit" else plan.steps,
+            steps=None if audited else plan.steps,
+            prune=None if audited else plan.prune,
         ),
-        rewards=struct.unpack(f"<{len(raw) // 4}f", raw),
+        rewards=_floats(entry["rewards"]),
+        early=_floats(entry.get("early", "")),
         worker=entry["worker"],
         score_class=entry["score_class"],
         seconds=entry["seconds"],
         samples_digest=entry.get("samples", ""),
     )
+
+
+def _hex(values: Sequence[float]) -> str:
+    """As little-endian float32."""
+    return struct.pack(f"<{len(values)}f", *values).hex()
+
+
+def _floats(text: str) -> tuple[float, ...]:
+    raw = bytes.fromhex(text)
+    return struct.unpack(f"<{len(raw) // 4}f", raw)
 
 
 def selection_entry(selection: Selection) -> dict[str, Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solrl_ray.common.checked_json import parse, with_checksum
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import (
     READ_SECONDS,
@@ -25,6 +28,7 @@ from solrl_ray.common.files import (
     sync,
     sync_folder,
 )
+from solrl_ray.config import own_functions
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
@@ -39,6 +43,7 @@ if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does wit
 
 RESUME_PATIENCE = 20.0
 """How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
+STARTS = "starts.json"
 _BEFORE_TRAINING = (
     "metrics.jsonl",
     "evaluations",
@@ -49,9 +54,20 @@ _BEFORE_TRAINING = (
     "attestations.json",
     "pools.json",
     "prompts.json",
+    STARTS,
 )
 """What a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A command that began or resumed a run."""
+
+    when: str
+    """UTC, ISO 8601."""
+    host: str
+    command: str
 
 
 class Unreadable(Exception):
@@ -108,6 +124,7 @@ class RunFolder:
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
+            own_functions.store(config, self.path)
             replace_file(self.path / "config.yaml", to_yaml(config).encode())
             if first is not None:
                 first.save(self.checkpoint(0))
@@ -171,10 +188,28 @@ class RunFolder:
                 claim(self.path, file, alone=False)
         except BlockingIOError:
             path = self.path / "cluster"
-            return path.read_text().strip() if path.is_file() else None
+            return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
         except OSError:
             pass
         return None
+
+    def note_start(self, command: Sequence[str]) -> None:
+        """Say when, where and with which command the run is begun or gone on with."""
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        words = [Path(command[0]).name, *command[1:]] if command else []
+        start = Start(when=when, host=os.uname().nodename, command=shlex.join(words))
+        starts = [asdict(each) for each in (*self.starts(), start)]
+        replace_file(self.path / STARTS, json.dumps(starts, indent=1).encode())
+
+    def starts(self) -> tuple[Start, ...]:
+        """Oldest first. Raises UserError if the file is damaged."""
+        path = self.path / STARTS
+        if not path.is_file():
+            return ()
+        try:
+            return tuple(Start(**each) for each in read_json(path, "remove it"))
+        except TypeError as error:
+            raise UserError(f"{path} does not say when the run was started: {error}; remove it.") from error
 
     def note_sizes(self, sizes: Mapping[str, int]) -> None:
         """Remember sizes of pools that were asked for while the run goes on."""
@@ -327,7 +362,7 @@ class RunFolder:
         """Add one record and wait until it is on the disk."""
         created = not self.metrics.exists()
         with self.metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(json.dumps(with_checksum(record)) + "\n")
             file.flush()
             sync(self.metrics, file)
         if created:
@@ -341,11 +376,11 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that was cut off is left out.
 
-        Raises UserError if another line is not JSON, or no record of an iteration or evaluation.
+        Raises UserError if another line does not have its checksum, or is no record of an iteration or evaluation.
         """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text().split("\n")
+        lines = self.metrics.read_bytes().split(b"\n")
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
@@ -360,7 +395,7 @@ class RunFolder:
         """Keep nothing but what `read_metrics_until` gives."""
         kept = self.read_metrics_until(updates)
         if self.metrics.exists():
-            replace_file(self.metrics, "".join(json.dumps(r) + "\n" for r in kept).encode())
+            replace_file(self.metrics, "".join(json.dumps(with_checksum(r)) + "\n" for r in kept).encode())
 
 
 def _iterations(folder: Path) -> list[tuple[int, Path]]:
@@ -369,14 +404,14 @@ def _iterations(folder: Path) -> list[tuple[int, Path]]:
     return sorted((number, path) for number, path in named if number >= 0 and path.is_dir())
 
 
-def _record(line: str, where: str) -> dict[str, Any]:
+def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON: {error}.") from error
-    event = record.get("event") if isinstance(record, dict) else None
+        record = parse(line)
+    except ValueError as error:
+        raise UserError(f"{where} is damaged: {error}.") from error
+    event = record.get("event")
     if event not in ("iteration", "evaluation"):
         raise UserError(f"{where} holds the event {event!r}; known are 'iteration' and 'evaluation'.")
     if not isinstance(record.get("iteration"), int):
         raise UserError(f"{where} does not say of which iteration it is.")
-    return dict(record)
+    return record

@@ -19,8 +19,9 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer
-from solrl_ray.quantization.formats import FORMAT_OF_TIER, frozen_amax, pack
-from solrl_ray.quantization.scope import LAYERS, Plan, QuantizationReport, plan
+from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.planning import FORMAT_OF_TIER, Plan, plan
+from solrl_ray.quantization.scope import LAYERS, QuantizationReport
 from solrl_ray.weight_sync import container
 from solrl_ray.weight_sync.checksums import stamp, stamps_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable

@@ -6,15 +6,18 @@ https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, cast
 
 import numpy as np
 import safetensors
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from safetensors import TensorSpec
+from typing_extensions import TypedDict
 
 from solrl_ray.errors import RunError
 from solrl_ray.weight_sync.checksums import DTYPES
@@ -25,6 +28,26 @@ Buffer = bytes | memoryview | np.ndarray
 class Unusable(RunError):
     """A payload that this reader cannot take, though another one of the same revision may do: damaged, or a delta
     against a state that it does not hold."""
+
+
+def _known(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise ValueError(f"no type of tensors is called {dtype!r}")
+    return dtype
+
+
+class _Entry(TypedDict):
+    """What a header says of a tensor."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    dtype: Annotated[str, AfterValidator(_known)]
+    shape: list[Annotated[int, Field(ge=0)]]
+    data_offsets: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2, max_length=2)]
+
+
+_ENTRIES: TypeAdapter[dict[str, _Entry]] = TypeAdapter(dict[str, _Entry])
+_METADATA: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str], config=ConfigDict(strict=True))
 
 
 def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -63,25 +86,33 @@ def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Ten
             raise Unusable(f"{what} of {len(view)} bytes is cut off inside tensor {name!r}")
     if len(view) != start + max(ends.values(), default=0):
         raise Unusable(f"{what} of {len(view)} bytes is longer than its header says")
-    return metadata, {name: _tensor(view[start:], name, entry, what) for name, entry in header.items()}
+    try:
+        return metadata, {name: _tensor(view[start:], entry) for name, entry in header.items()}
+    except (RuntimeError, TypeError, ValueError) as error:  # a shape that no tensor can have
+        raise Unusable(f"the header of {what} states a shape that cannot be: {error}") from error
 
 
-def _header(view: memoryview, what: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+def _header(view: memoryview, what: str) -> tuple[int, dict[str, _Entry], dict[str, str]]:
     """Where the data begins, the entries of the tensors, and the metadata."""
     start = 8 + int.from_bytes(view[:8], "little")
     if len(view) < max(start, 8):
         raise Unusable(f"{what} of {len(view)} bytes is cut off inside its header")
     try:
-        header = json.loads(bytes(view[8:start]))
-        metadata = header.pop("__metadata__", {})
-        for entry in header.values():
-            DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"][1]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise Unusable(f"the header of {what} is unreadable: {error}") from error
+        parsed = json.loads(bytes(view[8:start]))
+        metadata = _METADATA.validate_python(parsed.pop("__metadata__", {}))
+        header = _ENTRIES.validate_python(parsed)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise Unusable(f"the header of {what} is unreadable: {' '.join(str(error).split())[:200]}") from error
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, size = entry["data_offsets"][0], math.prod(entry["shape"]) * DTYPES[entry["dtype"]].itemsize
+        if begin != end or entry["data_offsets"][1] != begin + size:
+            raise Unusable(f"tensor {name!r} of {what} does not have the size or the place that its header states")
+        end = begin + size
     return start, header, metadata
 
 
-def _tensor(data: memoryview, name: str, entry: Mapping[str, Any], what: str) -> torch.Tensor:
+def _tensor(data: memoryview, entry: _Entry) -> torch.Tensor:
     begin, end = entry["data_offsets"]
     dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
     if begin == end:
@@ -93,11 +124,7 @@ def _tensor(data: memoryview, name: str, entry: Mapping[str, Any], what: str) ->
         return flat.view(dtype).reshape(shape)
     except RuntimeError:
         # Data that is not aligned to its type cannot be viewed as it.
-        pass
-    try:
         return flat.clone().view(dtype).reshape(shape)
-    except RuntimeError as error:
-        raise Unusable(f"tensor {name!r} of {what} does not have the size that its header states") from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:

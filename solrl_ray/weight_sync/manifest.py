@@ -79,13 +79,16 @@ class Manifest:
         return write_checked({"format": FORMAT, "layout": LAYOUT, **_MANIFEST.dump_python(self, mode="json")})
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str | bytes) -> Manifest:
         """Raises `Unusable` if it is unreadable, altered or of another format."""
         body = read_checked(text, "the manifest of the revision")
         found = (body.get("format"), body.get("layout"))
         if found != (FORMAT, LAYOUT):
             raise Unusable(f"the revision is in format {found}, not {(FORMAT, LAYOUT)}")
-        return _MANIFEST.validate_python(body)
+        try:
+            return _MANIFEST.validate_python(body)
+        except ValueError as error:
+            raise Unusable(f"the manifest of the revision is unreadable: {error}") from error
 
     def digest(self) -> str:
         """SHA-256 over everything a revision states, and by its checksums over what it carries."""
@@ -116,16 +119,16 @@ def write_checked(body: Mapping[str, Any]) -> str:
     return canonical({"manifest": body, "sha256": sha256(canonical(body))})
 
 
-def read_checked(text: str, what: str) -> dict[str, Any]:
+def read_checked(text: str | bytes, what: str) -> dict[str, Any]:
     """The body of ``{"manifest": body, "sha256": …}``. Raises `Unusable` if it was altered."""
     try:
         parsed = json.loads(text)
         body, stated = parsed["manifest"], parsed["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Unusable(f"{what} is unreadable: {error}") from error
-    if sha256(canonical(body)) != stated:
+    if not isinstance(body, dict) or sha256(canonical(body)) != stated:
         raise Unusable(f"{what} does not have the checksum it states")
-    return dict(body)
+    return body
 
 
 def canonical(value: object) -> str:

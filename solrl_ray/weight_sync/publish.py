@@ -20,8 +20,8 @@ from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.policy.merge import merged_weight, round_once
-from solrl_ray.quantization.formats import FORMAT_OF_TIER, Format, frozen_amax, pack
-from solrl_ray.quantization.scope import plan
+from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.planning import FORMAT_OF_TIER, Format, plan
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
 from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, module_of
 from solrl_ray.weight_sync.payload import Revision

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from solrl_ray.errors import RunError
-from solrl_ray.quantization.formats import Format, pack
+from solrl_ray.quantization.formats import pack
 from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.planning import Format
 from solrl_ray.weight_sync.branch import BranchLinear
 from solrl_ray.weight_sync.checksums import stamp, tensors_digest
 from solrl_ray.weight_sync.container import Unusable

@@ -136,7 +136,7 @@ class RevisionStore:
         path = self._path(number) / name
         try:
             read = payload.read(path.read_bytes())
-            stated = Manifest.from_json((self._path(number) / _MANIFEST).read_text())
+            stated = Manifest.from_json((self._path(number) / _MANIFEST).read_bytes())
         except (RunError, FileNotFoundError) as error:
             raise RunError(f"{path} is damaged: {error}") from error
         if read.manifest != stated:

@@ -30,7 +30,7 @@ from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 AHEAD = replace(PLAN, iteration=5, revision=5, staleness=1)
 ONE_STAGE = replace(PLAN, one_stage=True)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}

@@ -23,6 +23,7 @@ from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.rollout.pruning import survivors
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of
 from solrl_ray.storage.journal import parsed
@@ -42,9 +43,10 @@ def number(*parts: object) -> float:
     return int.from_bytes(digest, "little") / 2**32
 
 
-def rewards(pool: str, tier: str, weights: str, unit: WorkUnit) -> tuple[float, ...]:
-    """What a worker of a pool, which computes in a tier and holds weights of this digest, answers to a unit."""
-    made = [number(pool, tier, weights, unit.prompt_id, unit.steps, index) for index in unit.indices]
+def rewards(pool: str, tier: str, weights: str, unit: WorkUnit, *of: object) -> tuple[float, ...]:
+    """What a worker of a pool, which computes in a tier and holds weights of this digest, answers to a unit; `of`: of
+    which of its scores."""
+    made = [number(pool, tier, weights, unit.prompt_id, unit.steps, index, *of) for index in unit.indices]
     return tuple(torch.tensor(made, dtype=torch.float32).tolist())
 
 
@@ -94,11 +96,11 @@ class Worker:
             probe_digest=expected.digest,
         )
 
-    def _rewards(self, unit: WorkUnit) -> tuple[float, ...]:
+    def _rewards(self, unit: WorkUnit, *of: object) -> tuple[float, ...]:
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        return rewards(pool_of(self._name), self._tier, self._weights, unit)
+        return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
         return UnitResult(unit=unit, rewards=self._rewards(unit), worker=self._name, score_class=self.role, seconds=0.5)
@@ -116,7 +118,14 @@ class Explorer(Worker):
     role = "explorer"
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        return self._result(unit)
+        result = self._result(unit)
+        if unit.prune is None:
+            return result
+        early = self._rewards(unit, "after", unit.prune.after)
+        kept = set(survivors(early, unit.prune.keep))
+        scores = enumerate(zip(early, result.rewards, strict=True))
+        finished = tuple(reward if i in kept else first for i, (first, reward) in scores)
+        return replace(result, rewards=finished, early=early)
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
         group = _group(unit, self._rewards(unit), self._name)

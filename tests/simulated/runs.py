@@ -26,6 +26,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config, Lora, OtherExplorers, Publish
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_summary
 from solrl_ray.simulator import virtual_clock
 from solrl_ray.simulator.faults import Fault
@@ -119,6 +120,10 @@ class Shape:
     """Whether explorers of another kind have a prompt."""
     fallback: str
     """The first level of the fallback ladder, which every run takes then; empty: there is none."""
+    unit: int = 4
+    """Candidates of a unit of previews, which are sampled four at a time."""
+    prune: str = "null"
+    """How units of previews are pruned, after 1 of 3 steps."""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -129,6 +134,7 @@ class Shape:
             f"rollout={{prompts: {self.prompts}, pool: {pool}, keep: {keep}, strategy: {self.strategy}, "
             f"max_staleness: {0 if one_stage else self.staleness}}}",
             "rollout.explore={steps: 3, micro_batch: 4}",
+            *([] if one_stage else [f"rollout.preview={{unit: {self.unit}, prune: {self.prune}}}"]),
             "rollout.regenerate={steps: 4, micro_batch: 4}",
             f"fidelity.audit_prompts={0 if one_stage else self.audits}",
             "fidelity.audit_seeds=2",
@@ -178,6 +184,8 @@ class Plan:
             others=not one_stage and prompts > 1 and rng.random() < 0.2,
             fallback="" if one_stage else rng.choice(["", "", "", "", "{steps: 4}", "{precision: bf16}"]),
         )
+        if not one_stage:
+            shape = _pruned(shape, rng)
         rng, faults = random.Random(seed), []
         for _ in range(rng.choice([0, 1, 1, 2, 3, 4])):
             role = rng.choice(list(KINDS))
@@ -204,6 +212,17 @@ class Plan:
             evaluations=tuple(evaluations),
             compiled=rng.random() < 0.3,
         )
+
+
+def _pruned(shape: Shape, rng: random.Random) -> Shape:
+    """The same with another unit, which may be pruned; a fallback level may end that."""
+    pool, whole = 4 * shape.units, rng.random() < 0.6
+    unit = pool if whole else 4
+    if rng.random() < 0.5:
+        return replace(shape, unit=unit)
+    keep = rng.choice(range(4, pool, 2)) if whole else pool // 2
+    fallback = rng.choice([shape.fallback, "{prune: {}}"]) if shape.fallback else ""
+    return replace(shape, unit=unit, prune=f"{{after: 1, keep: {keep}}}", fallback=fallback)
 
 
 @dataclass(slots=True)
@@ -269,7 +288,9 @@ def run(plan: Plan) -> Ended:
 
 def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
     """One driver's life. Returns whether the run came to its end; raises the error that ended it."""
-    world = SimulatedWorld(players(config, path), path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes)
+    world = SimulatedWorld(
+        players(config, path), path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, size=_size
+    )
     try:
         return virtual_clock.run(_driven(plan, config, path, world))
     except PowerLoss:
@@ -277,6 +298,11 @@ def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
     finally:
         ended.happened += world.happened
         ended.trace += world.trace
+
+
+def _size(unit: WorkUnit) -> float:
+    """Of a preview: its micro-batches, of 4."""
+    return len(unit.indices) / 4 if unit.stage == "explore" else 1.0
 
 
 async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) -> bool:

@@ -18,6 +18,7 @@ from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
+from actors.workers import selector
 from actors.workers.selector import Ack
 from solrl_ray.common import files
 from solrl_ray.learning import state
@@ -167,6 +168,16 @@ def counts_a_duplicate_as_a_first_result(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "finish", finished)
 
 
+def replays_pruned_units_as_if_nobody_had_been_dropped(patch: pytest.MonkeyPatch) -> None:
+    replay = selector.unit_result
+
+    def replayed(entry: dict[str, Any], plan: Any) -> Any:
+        result = replay(entry, plan)
+        return replace(result, unit=replace(result.unit, prune=None), early=())
+
+    patch.setattr(selector, "unit_result", replayed)
+
+
 BROKEN: dict[Break, str] = {
     acknowledges_before_the_journal_is_written: "acknowledged",
     keeps_what_a_lost_worker_had: "has not ended",
@@ -182,6 +193,7 @@ BROKEN: dict[Break, str] = {
     names_a_checkpoint_before_it_is_synced: "",
     waits_for_a_sign_of_life_without_a_deadline: "",
     counts_a_duplicate_as_a_first_result: "",
+    replays_pruned_units_as_if_nobody_had_been_dropped: "",
 }
 """Broken version → what the violation says, if it always says the same."""
 

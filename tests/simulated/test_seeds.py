@@ -10,7 +10,7 @@ import re
 import pytest
 
 from solrl_ray.simulator.faults import Fault
-from tests.simulated.runs import ENDS, KINDS, Plan, run, undisturbed, violation
+from tests.simulated.runs import ENDS, KINDS, Plan, Shape, run, undisturbed, violation
 
 SEEDS = 2000
 AT_A_TIME = 25
@@ -38,7 +38,11 @@ def test_every_kind_of_fault_hits_runs_of_these_seeds() -> None:
     assert any(plan.scales for plan in plans)
     assert any(plan.evaluations for plan in plans)
     assert any(plan.shape.others for plan in plans)
-    assert len({plan.shape.fallback for plan in plans}) == 3
+    assert len({plan.shape.fallback for plan in plans}) == 4
+    pruned = [plan.shape for plan in plans if plan.shape.prune != "null"]
+    assert {shape.unit == 4 * shape.units for shape in pruned} == {False, True}
+    for other in ("staleness", "audits", "others"):
+        assert any(getattr(shape, other) for shape in pruned), other
 
 
 def test_faults_happen_and_are_survived() -> None:
@@ -85,4 +89,43 @@ def test_learners_compile_before_their_first_update_and_so_do_those_that_replace
         assert len(ended.happened) == len(faults)
         assert any("learner" in line and "warm_up" in line for line in ended.trace)
         assert ended.digests == undisturbed(shape)
+        assert not ended.errors
+
+
+WHOLE = Shape(
+    iterations=2,
+    prompts=2,
+    units=3,
+    staleness=0,
+    audits=1,
+    every=0,
+    strategy="two_stage",
+    others=False,
+    fallback="",
+    unit=12,
+    prune="{after: 1, keep: 6}",
+)
+"""A pool is one unit, of three micro-batches, that is pruned."""
+
+
+def test_a_unit_that_is_three_micro_batches_may_take_three_times_as_long() -> None:
+    """One of them, slow, takes up to 30 s; `DEADLINES` has 15 for a micro-batch."""
+    taken = []
+    for seed in range(20):
+        faults = tuple(Fault("explorer", call, "is slow") for call in (5, 6, 7, 8))
+        ended = run(Plan(seed, WHOLE, explorers=1, regenerators=1, ranks=1, faults=faults))
+        taken += [name for name in ended.happened if "explore" in name.partition(" at ")[2]]
+        assert ended.digests == undisturbed(WHOLE)
+        assert not any("dies" in line or "was lost" in line for line in ended.trace)
+        assert not any("explorer-0.1" in line for line in ended.trace)  # nobody took its place
+    assert len(taken) > 20
+
+
+@pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs", "answers NaN"])
+def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
+    for call in (5, 6, 7, 8):
+        faults = (Fault("explorer", call, kind),)
+        ended = run(Plan(1, WHOLE, explorers=2, regenerators=1, ranks=1, faults=faults))
+        assert len(ended.happened) == 1
+        assert ended.digests == undisturbed(WHOLE)
         assert not ended.errors

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
@@ -123,7 +124,7 @@ def evaluations(iterations: int = 3) -> list[EvaluationMetrics]:
 
 
 def write_metrics(folder: Path, records: list[IterationMetrics | EvaluationMetrics]) -> None:
-    lines = [json.dumps(asdict(record)) + "\n" for record in records]
+    lines = [json.dumps(with_checksum(asdict(record))) + "\n" for record in records]
     (folder / "metrics.jsonl").write_text("".join(lines))
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import ray
 
+from actors.client import launch
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.own_functions import attached
 from solrl_ray.errors import UserError
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.small import folder, small_config
@@ -36,6 +38,16 @@ def test_a_reward_that_fails_ends_the_command_with_one_sentence_before_anything_
     assert "Traceback" not in message
     assert not (folder(config) / "checkpoints").exists()
     assert not list((folder(config) / "journal").glob("*"))
+
+
+def test_a_reward_is_tried_on_a_worker_that_is_not_this_machine(tmp_path: Path) -> None:
+    config = attached(small_config(tmp_path, "tried", "rewards=[{kind: 'tests.system.rewards:fails'}]"))
+    with pytest.raises(UserError, match=r"^rewards.0.kind is 'tests.system.rewards:fails', which was tried") as refused:
+        launch.try_own_rewards(config, elsewhere=True)
+    assert 'raise ValueError("as it should")' in str(refused.value)
+    assert "solrl_ray" not in str(refused.value)
+    fine = attached(small_config(tmp_path, "fine", "rewards=[{kind: 'tests.system.rewards:brightness'}]"))
+    launch.try_own_rewards(fine, elsewhere=True)
 
 
 def test_a_run_that_waits_for_nodes_keeps_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

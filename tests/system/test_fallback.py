@@ -10,7 +10,7 @@ import torch
 
 from actors.client import launch
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import previews
+from solrl_ray.config.strategies import at_fallback_level
 from solrl_ray.report.data import read_run
 from solrl_ray.storage.run_folder import RunFolder
 from tests import oracle
@@ -28,7 +28,7 @@ def drawn(config: Config) -> list[tuple[int, int | None, str | None]]:
 
 def of_the_oracle(config: Config, levels: Sequence[int]) -> tuple[str, str]:
     threads = torch.get_num_threads()
-    result = oracle.run(config, iterations=len(levels), previews=[previews(config)[level] for level in levels])
+    result = oracle.run(config, iterations=len(levels), levels=[at_fallback_level(config, level) for level in levels])
     torch.set_num_threads(threads)
     return result.selection_digest, result.lora_digest
 

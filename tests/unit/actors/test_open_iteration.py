@@ -26,7 +26,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan, group_digest
 from solrl_ray.scheduling.replacements import Replacements
 from tests.support.small import small_config
 
-PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
 """Best and worst: 1 and 0 of beef; 3 and 1 of cafe."""
 OLD = "old", 4

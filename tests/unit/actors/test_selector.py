@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,15 +15,13 @@ import torch
 
 from actors.workers.selector import Ack, Selector
 from solrl_ray.errors import NonsenseError, RunError
-from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Pruning, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.run_folder import RunFolder
 
-PLAN = IterationPlan(
-    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, micro_batch=2, policy_digest="aa"
-)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=4, keep=2, unit=2, policy_digest="aa")
 AHEAD = replace(PLAN, staleness=1)
 AUDIT = AuditPlan(run_seed=42, prompts=2, seeds=2)
 REWARDS = {"beef": (0.1, 0.6, 0.3, 0.5), "cafe": (0.5, 0.25, 0.75, 1.0)}
@@ -116,6 +115,19 @@ def test_an_iteration_goes_on_where_its_journal_ends(tmp_path: Path) -> None:
     (last,) = explore(again, opened.units)
     on_disk(again, group_of(last))
     assert [s.prompt_id for s in again.close(4).selections] == ["beef", "cafe"]
+
+
+def test_a_damaged_line_in_the_middle_is_told_with_what_is_computed_again(tmp_path: Path) -> None:
+    path = begun(tmp_path)._of(4).journal.path
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[2].replace(b'"', b"'", 1), *lines[3:]]))
+    opened = Selector(tmp_path).open(PLAN)
+    after = len(lines) - 3
+    assert opened.message == (
+        f"line 3 of {path.name} is damaged; what it and the {after} after it say of iteration 4 is computed again"
+    )
+    assert opened.candidates == 2
+    assert Selector(tmp_path).open(PLAN).message == ""  # the journal goes on from there
 
 
 def test_a_journal_that_is_cut_anywhere_leads_to_the_same_iteration(tmp_path: Path) -> None:
@@ -449,3 +461,26 @@ def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_re
     revised = again.revise(4, "bb")
     assert revised.audits == (audit.prompt_id,)
     assert [unit.stage for unit in revised.units] == ["regenerate", "regenerate", "audit"]
+
+
+def test_the_journal_keeps_early_scores_and_who_was_dropped_and_brings_them_back(tmp_path: Path) -> None:
+    plan = replace(PLAN, unit=4, prune=Pruning(after=2, keep=2))
+    selector = Selector(tmp_path)
+    beef, _ = selector.open(plan).units
+    early = float32(0.1, 0.3, 0.2, 0.5)  # 0 and 3 go on
+    rewards = (*float32(0.7), *early[1:3], *float32(0.6))
+    (ack,) = selector.accept([replace(result(beef), rewards=rewards, early=early)])
+    assert ids(ack.units) == ["regenerate/4/beef/0-3"]
+    header, entry, _ = selector._of(4).journal.entries()
+    assert header["plan"]["prune"] == {"after": 2, "keep": 2}
+    assert (entry["dropped"], entry["early"]) == ([1, 2], struct.pack("<4f", *early).hex())
+    again = Selector(tmp_path)
+    opened = again.open(plan)
+    assert ids(opened.units) == ["regenerate/4/beef/0-3", "explore/4/cafe/0-3"]
+    assert again._of(4).state.counts() == selector._of(4).state.counts()
+    with pytest.raises(RunError, match="was begun with another plan"):
+        Selector(tmp_path).open(replace(plan, prune=Pruning(after=1, keep=2)))
+
+
+def float32(*values: float) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))

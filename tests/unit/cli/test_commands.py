@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from solrl_ray.cli import preflight
+from solrl_ray.cli import outline
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
 from tests.support import made_runs
@@ -62,7 +62,7 @@ def test_who_computes_a_large_model_on_cpus_is_told(
     gpus = ["--set", "fleet.explorers.num_gpus=1", "--set", "fleet.learners.num_gpus=1"]
     assert solrl("plan", config_file) == 0
     assert "num_gpus" not in capsys.readouterr().out
-    monkeypatch.setattr(preflight, "LARGE", 1000)
+    monkeypatch.setattr(outline, "LARGE", 1000)
     assert solrl("plan", config_file) == 0
     lacking = "fleet.explorers, fleet.regenerators, fleet.learners"
     assert f"note: num_gpus of {lacking} is 0, so " in capsys.readouterr().out

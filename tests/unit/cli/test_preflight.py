@@ -14,7 +14,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.policy import adapters
 from solrl_ray.quantization import nvfp4
-from solrl_ray.quantization.formats import packed_bytes
+from solrl_ray.quantization.planning import packed_bytes
 from solrl_ray.quantization.scope import quantize_
 from tests.support import tiny
 

@@ -118,7 +118,7 @@ def test_held_out_prompts_must_not_be_trained_on(
 
 def test_commands_without_what_they_need_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys).startswith("The following arguments are required: COMMAND")
-    assert refusal(capsys, "plan").startswith("No configuration file was given")
+    assert refusal(capsys, "plan").startswith("No configuration was given")
     assert refusal(capsys, "train", "--resume").startswith("--resume needs a run folder or the run's configuration")
     assert refusal(capsys, "report", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."
     assert refusal(capsys, "train", "--resume", tmp_path) == f"{tmp_path} is not a run folder: it has no config.yaml."

@@ -206,3 +206,22 @@ def test_the_table_says_which_share_of_a_gpu_each_worker_has(configure) -> None:
     text = " ".join(describe(configure(fleet), FLUX).table().split())
     assert "1 explorer × 1 thread and 0.25 GPU, 1 regenerator × 1 thread and 0.25 GPU, 1 learner ×" in text
     assert "and 0.5 GPU · 1 GPU reserved" in text
+
+
+def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # type: ignore[no-untyped-def]
+    pruned = ("rollout.preview.prune={after: 2, keep: 36}", "fidelity.audit_prompts=2")
+    numbers = describe(configure(*pruned), FLUX)
+    assert (numbers.candidates, numbers.explore_units, numbers.dropped) == (4608, 48, 48 * 60)
+    # 4 micro-batches × 2 steps, then 36 seeds in 2 micro-batches × 4 steps.
+    assert numbers.explore_forwards == 48 * (4 * 2 + 2 * 4)
+    assert numbers.padded_previews == 48 * 12
+    text = " ".join(numbers.table().split())
+    assert (
+        "48 units of 96, 768 forwards of 24 · pruned after 2 steps: 36 of 96 seeds go on, 2,880 previews are not"
+        in text
+    )
+    assert "previews are not finished, 576 are padding" in text
+    assert "4 unselected seeds of 2 prompts and as many dropped ones, regenerated to measure the ranking" in text
+    ladder = "fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 48}}, {prune: {}}]}"
+    text = " ".join(describe(configure(pruned[0], ladder), FLUX).table().split())
+    assert "previews of 6 steps (nvfp4-emulated, pruned after 3 to 48 seeds), then 6 steps (nvfp4-emulated, not" in text

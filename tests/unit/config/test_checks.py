@@ -8,7 +8,9 @@ import pytest
 
 from solrl_ray.config import checks
 from solrl_ray.config.loading import load, load_with_sources
+from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
 from solrl_ray.errors import UserError
+from solrl_ray.records import Pruning
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ from solrl_ray.errors import UserError
         ),
         (
             ["evaluation.reference=picture"],
-            'evaluation.reference is "picture" (--set); it must be a callable',
+            'evaluation.reference is "picture" (--set); it must be a function as',
         ),
         (
             ["model.lora.targets=[]"],
@@ -66,7 +68,7 @@ from solrl_ray.errors import UserError
         ),
         (
             ["rewards.1.kind='a:'"],
-            'rewards.1.kind is "a:" (--set); it must be a registered reward or a callable',
+            'rewards.1.kind is "a:" (--set); it must be a registered reward, or a function as',
         ),
         (
             ["rewards.0.weight=0", "rewards.1.weight=0"],
@@ -153,6 +155,85 @@ from solrl_ray.errors import UserError
             "fidelity.fallback.0.steps is 11 (--set); it must be at most rollout.regenerate.steps, which is 10: with",
         ),
         (
+            ["rollout.preview.prune={after: 2, keep: 22}"],
+            "rollout.preview.prune.keep is 22 (--set); it must be at least rollout.keep, which is 24: those are chosen",
+        ),
+        (
+            ["rollout.preview.prune={after: 2}"],
+            "rollout.preview.prune.keep is empty (default); it must be at least rollout.keep, which is 24",
+        ),
+        (
+            ["rollout.preview.prune={after: 2, keep: 37}"],
+            "rollout.preview.prune.keep is 37 (--set); it must be even, for half of the previews that go on are the",
+        ),
+        (
+            ["rollout.preview.prune={after: 2, keep: 96}"],
+            "rollout.preview.prune.keep is 96 (--set); it must be less than rollout.pool, which is 96, or prune empty.",
+        ),
+        (
+            ["rollout.preview={unit: 24, prune: {after: 2, keep: 36}}"],
+            "rollout.preview.prune.keep is 36 (--set); it must be a multiple of 8, so that each of the 4 units of a "
+            "pool (rollout.preview.unit) keeps an equal, even share.",
+        ),
+        (
+            ["rollout.preview.prune={after: 6, keep: 36}"],
+            "rollout.preview.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview.",
+        ),
+        (
+            ["rollout.preview.prune={keep: 36}"],
+            "rollout.preview.prune.after is empty (default); it must be a whole number less than 6, the steps of",
+        ),
+        (
+            ["rollout.strategy=scaled", "rollout.preview.prune={after: 2, keep: 36}"],
+            'rollout.preview.prune is {"after": 2, "keep": 36} (--set); it must be empty with rollout.strategy scaled, '
+            "which has no previews.",
+        ),
+        (
+            ["rollout.strategy=scaled", "rollout.preview.unit=48"],
+            "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews.",
+        ),
+        (
+            ["rollout.preview.unit=40", "rollout.explore.micro_batch=8"],
+            "rollout.preview.unit is 40 (--set); it must be a divisor of rollout.pool, which is 96, and a multiple of "
+            "rollout.explore.micro_batch, which is 8: the whole pool, or an equal part of it.",
+        ),
+        (
+            ["rollout.preview.unit=12"],
+            "rollout.preview.unit is 12 (--set); it must be a divisor of rollout.pool, which is 96, and a multiple of "
+            "rollout.explore.micro_batch, which is 24",
+        ),
+        (
+            ["rollout.preview.unit=192"],
+            "rollout.preview.unit is 192 (--set); it must be a divisor of rollout.pool, which is 96",
+        ),
+        (
+            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={audit_prompts: 1, audit_seeds: 61}"],
+            "fidelity.audit_seeds is 61 (--set); it must be at least 2, for pairs are compared, and at most the 60 "
+            "seeds of a pool that are dropped.",
+        ),
+        (
+            [
+                "rollout.preview.prune={after: 2, keep: 36}",
+                "fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 32}}]}",
+            ],
+            'fidelity.fallback.0.prune is {"after": 3, "keep": 32} (--set); it must be later or with more seeds that '
+            "go on, for previews before it are pruned after 2 steps to 36 seeds.",
+        ),
+        (
+            ["fidelity={floor: 0.5, fallback: [{steps: 8, prune: {after: 3, keep: 48}}]}"],
+            'fidelity.fallback.0.prune is {"after": 3, "keep": 48} (--set); it must be later or with more seeds that '
+            "go on, for previews before it are pruned not at all.",
+        ),
+        (
+            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}"],
+            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a",
+        ),
+        (
+            ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{}]}"],
+            "fidelity.fallback.0.steps is empty (default); it must be more than 6, unless precision rises or less is "
+            "pruned: an empty level changes nothing.",
+        ),
+        (
             ["rollout.strategy=scaled", "fidelity={floor: 0.5, fallback: [{steps: 8}]}"],
             "fidelity.floor is 0.5 (--set); it must be empty, because rollout.strategy scaled has no previews.",
         ),
@@ -170,3 +251,37 @@ def test_keys_that_contradict_each_other_are_refused(parts: list[Path], override
 )
 def test_a_preview_may_be_quantised_or_have_the_models_own_arithmetic(parts: list[Path], dtype: str, tier: str) -> None:
     checks.check(load(parts, [f"model.dtype={dtype}", f"rollout.explore.precision={tier}"]))
+
+
+@pytest.mark.parametrize("overrides", [[], ["prune={}"], ["prune={after: 2, keep: 36}", "prune=null"]])
+def test_previews_are_not_pruned_if_prune_is_empty(parts: list[Path], overrides: list[str]) -> None:
+    config = load(parts, [f"rollout.preview.{override}" for override in overrides])
+    checks.check(config)
+    pool = pool_sampling(config)
+    assert (pool.pruning, pool.unit, pool.units, pool.forwards, pool.decodings) == (None, 24, 4, 6, 1)
+
+
+def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_slots(parts: list[Path]) -> None:
+    pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
+    pool = pool_sampling(load(parts, pruned))
+    # Four micro-batches of 24 take two steps, then 36 seeds, which fill two of them, take four more.
+    assert (pool.unit, pool.pruning, pool.forwards, pool.decodings, pool.padding) == (
+        96,
+        Pruning(after=2, keep=36),
+        4 * 2 + 2 * 4,
+        4 + 2,
+        12,
+    )
+    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=12"]))
+    assert (pool.forwards, pool.decodings, pool.padding) == (8 * 2 + 3 * 4, 8 + 3, 0)
+    halves = [*pruned, "rollout.explore.micro_batch=12", "rollout.preview.unit=48"]
+    checks.check(load(parts, halves))
+    pool = pool_sampling(load(parts, halves))
+    assert (pool.units, pool.pruning, pool.forwards, pool.padding) == (2, Pruning(after=2, keep=18), 4 * 2 + 2 * 4, 6)
+
+
+def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
+    assert pool_unit_seconds(load(parts)) == 120.0
+    assert pool_unit_seconds(load(parts, ["rollout.preview.unit=48"])) == 240.0
+    assert pool_unit_seconds(load(parts, ["rollout.preview.prune={after: 2, keep: 36}"])) == 480.0
+    assert pool_unit_seconds(load(parts, ["rollout.strategy=scaled"])) == 300.0

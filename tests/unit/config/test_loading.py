@@ -99,7 +99,9 @@ def test_a_misspelt_key_is_told_before_the_key_it_leaves_missing(tmp_path: Path)
 
 
 def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
-    assert refusal(parts[1:]) == f"The key model is missing from {parts[1]}; name a file of configs/models, too."
+    assert (
+        refusal(parts[1:]) == f"The key model is missing from {parts[1]}; name a model, too (`solrl list` shows them)."
+    )
     parts[0].write_text(MODEL.replace("path: some/model", ""))
     assert refusal(parts) == f"The key model.path is missing from {parts[0]}, {parts[1]}."
 

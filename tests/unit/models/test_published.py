@@ -23,7 +23,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.quantization.scope import plan
+from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS
 

@@ -55,7 +55,7 @@ def test_a_prompt_ends_where_its_mask_does(path: Path) -> None:
     model = models.load(config(path, max_sequence_length=40), "cpu", components={"text"})
     (encoded,) = model.encode(["a dog"])
     assert encoded["prompt_embeds"].shape == (64, WIDTH)  # a multiple of 32
-    assert model.text_tokens == 64
+    assert model.SIZES.text_tokens(model.config) == 64
     assert encoded["prompt_embeds_mask"].sum() == len("a dog") + 1  # and what the template asks an answer with
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -102,18 +101,23 @@ def test_forwards_that_weigh_nothing_are_not_asked_for() -> None:
     assert awm(kl=0.1).references == ("base",)
 
 
-@pytest.mark.parametrize(("first", "end", "count"), [(0, 12, 6), (1, 12, 6), (0, 9, 9), (2, 5, 1)])
-def test_one_step_comes_from_each_slice(first: int, end: int, count: int) -> None:
-    width = (end - first) / count
-    seen = set()
-    for index in range(200):
+@pytest.mark.parametrize(
+    ("first", "end", "slices"),
+    [
+        (0, 12, [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]),
+        (1, 12, [(1, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]),  # 14 steps and skip_first, as released
+        (0, 9, [(step, step + 1) for step in range(9)]),
+        (2, 5, [(2, 5)]),
+        (0, 10, [(0, 2), (2, 5), (5, 7), (7, 10)]),
+    ],
+)
+def test_one_step_comes_from_each_slice_and_none_twice(first: int, end: int, slices: list[tuple[int, int]]) -> None:
+    seen = [set[int]() for _ in slices]
+    for index in range(300):
         where = Address(run_seed=3, purpose="timesteps", iteration=1, prompt_id="p", index=index)
-        steps = stratified_steps(where, first=first, end=end, count=count)
-        low = first + np.floor(np.arange(count) * width)
-        high = first + np.ceil((np.arange(count) + 1) * width)
-        assert ((steps >= low) & (steps < high)).all()
-        seen |= set(steps.tolist())
-    assert seen == set(range(first, end))
+        for found, step in zip(seen, stratified_steps(where, first=first, end=end, count=len(slices)), strict=True):
+            found.add(int(step))
+    assert seen == [set(range(*each)) for each in slices]
 
 
 def test_the_published_schedule_of_14_steps() -> None:

@@ -12,7 +12,8 @@ import torch
 from solrl_ray import models
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import DiffusionModel
-from solrl_ray.prompts.prompt_set import EmbeddingCache, choose, embedding_digest, prompt_id, read_prompts
+from solrl_ray.prompts.embedding_cache import EmbeddingCache, embedding_digest
+from solrl_ray.prompts.prompt_set import choose, prompt_id, read_prompts
 from solrl_ray.records import Prompt
 from tests.support import tiny
 

@@ -11,9 +11,10 @@ from torch import nn
 
 from solrl_ray.quantization import fp8
 from solrl_ray.quantization.emulation import EmulatedNVFP4Linear
-from solrl_ray.quantization.formats import frozen_amax, pack, packed_bytes
+from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.fp8_linear import FP8Linear
 from solrl_ray.quantization.layers import QuantizedLinear
+from solrl_ray.quantization.planning import packed_bytes
 
 LAYERS = [EmulatedNVFP4Linear, FP8Linear]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.schema import Config, FallbackLevel, Fidelity
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Candidate, Selection
@@ -18,8 +21,8 @@ def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
     return Selection(iteration=2, revision=2, prompt_id=prompt_id, best=chosen[:1], worst=chosen[1:])
 
 
-def record(passes: int) -> IterationMetrics:
-    counts = Counts(candidates=288, selections=2, groups=2, duplicates=0, violations=0)
+def record(passes: int, config: Config | None = None, level: int = 0) -> IterationMetrics:
+    counts = Counts(candidates=288, selections=2, groups=2, duplicates=0, violations=0, dropped=7)
     summary = IterationSummary(
         selections=(selection("aa", (0.9, 0.1)), selection("bb", (0.6, 0.2))), proxy_mean=0.25, counts=counts
     )
@@ -38,7 +41,7 @@ def record(passes: int) -> IterationMetrics:
         advantage_clipped=0.0,
     )
     return iteration_metrics(
-        made_runs.config(),
+        config or made_runs.config(),
         iteration=2,
         summary=summary,
         rewards=[(0.8, 0.2), (0.1, 0.5)],
@@ -46,6 +49,7 @@ def record(passes: int) -> IterationMetrics:
         seconds={"total": 10.0},
         busy_seconds={"explore": 6.0},
         requeued=3,
+        fallback_level=level,
         factors={"block.lora_A": torch.ones(2, 2)},
     )
 
@@ -65,3 +69,12 @@ def test_rewards_are_those_in_full_precision_and_ranks_compare_both() -> None:
     assert found.reward_mean == 0.4
     assert found.proxy_reward_mean == 0.25
     assert found.spearman == 0.0  # one prompt is ranked as its previews were, the other one the other way round
+
+
+@pytest.mark.parametrize(("level", "expected"), [(0, 12 * (24 - 12)), (1, 0)])
+def test_dropped_previews_stand_beside_those_that_were_to_be_dropped(level: int, expected: int) -> None:
+    made = made_runs.config()
+    rollout = made.rollout.model_copy(update={"preview": PreviewConfig(prune=Prune(after=2, keep=12))})
+    fidelity = Fidelity(floor=0.5, fallback=[FallbackLevel(prune=Prune())])
+    found = record(passes=48, config=made.model_copy(update={"rollout": rollout, "fidelity": fidelity}), level=level)
+    assert (found.dropped, found.expected_dropped) == (7, expected)

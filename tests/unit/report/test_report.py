@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import os
 import re
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -15,7 +17,9 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
@@ -24,6 +28,7 @@ from solrl_ray.report.page import build
 from solrl_ray.report.pictures import data_uri
 from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
 
 
@@ -86,6 +91,11 @@ def test_headline_numbers_are_those_of_the_run(finished: Page) -> None:
     assert "not finished" not in finished.text
 
 
+def test_it_says_when_which_share_of_the_gain_was_reached(finished: Page) -> None:
+    """From the base to the policy after 3 updates, in 30 s, on a straight line."""
+    assert "50% 1.5 15.0 s 75% 2.2 22.5 s 90% 2.7 27.0 s 100% 3.0 30.0 s" in finished.text
+
+
 def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
     assert "script" not in finished.tags
     assert "link" not in finished.tags
@@ -95,7 +105,23 @@ def test_the_page_needs_nothing_from_outside(finished: Page) -> None:
 
 def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None:
     assert finished.open == []
-    assert finished.tags.count("svg") == 8
+    assert finished.tags.count("svg") == 10
+
+
+def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    RunFolder(folder).note_start(["/usr/bin/solrl", "train", "demo", "--set", "run.name=a b"])
+    RunFolder(folder).note_start(["solrl", "train", "--resume", "runs/a b"])
+    (folder / "lora").mkdir()
+    text = html.unescape(build(folder).read_text())
+    first, second = RunFolder(folder).starts()
+    assert f"begun {first.when} on {os.uname().nodename} (" in text
+    assert "<code>solrl train demo --set 'run.name=a b'</code>" in text
+    assert f"resumed {second.when} on {os.uname().nodename}: <code>solrl train --resume 'runs/a b'</code>" in text
+    assert f'pipe.load_lora_weights("{folder}/lora")' in text
+    (folder / "starts.json").write_text("[{}]")
+    with pytest.raises(UserError, match=r"starts\.json does not say when the run was started"):
+        build(folder)
 
 
 def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:
@@ -166,6 +192,21 @@ def test_the_levels_of_the_fallback_ladder_are_shown_with_when_they_were_taken(t
     assert "After 1 iteration with spearman below 0.5, previews take the next fallback level." in text
     assert "0 0 of 2 6 nvfp4-emulated 1 1 of 2 8 nvfp4-emulated" in text
     assert "2 1 of 2" not in text
+
+
+def test_a_run_with_pruned_previews_says_what_was_dropped_and_what_it_cost(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "pruned")
+    preview = PreviewConfig(prune=Prune(after=2, keep=12))
+    rollout = config().rollout.model_copy(update={"preview": preview})
+    (folder / "config.yaml").write_text(to_yaml(config().model_copy(update={"rollout": rollout})))
+    audit = {"pools": 2.0, "seeds": 8.0, "spearman": 0.8, "contrast_lost": 0.012}
+    audit |= {"contrast_lost_low": -0.003, "contrast_lost_high": 0.027}
+    write_metrics(folder, [replace(iteration(n), audit=audit, dropped=144 - n, expected_dropped=144) for n in range(3)])
+    text = page(folder).text
+    assert "previews 6 steps in nvfp4-emulated, 12 of 24 beyond step 2, samples" in text
+    assert "contrast lost by pruning, at most 0.012 0.012 0.012 0.012" in text
+    assert "its interval, from -0.003" in text
+    assert "candidates dropped on the way 432 429" in text
 
 
 @pytest.mark.parametrize(
@@ -284,13 +325,22 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, present: list[str] |
         build(folder)
 
 
+def checked(record: dict[str, object]) -> str:
+    return json.dumps(with_checksum(record)) + "\n"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is not JSON"),
-        ("metrics.jsonl", '{"event": "other"}\n', "holds the event 'other'"),
-        ("metrics.jsonl", '{"event": "evaluation"}\n', "does not say of which iteration"),
-        ("metrics.jsonl", '{"event": "iteration", "iteration": 1}\n', "is not a record of kind IterationMetrics"),
+        ("metrics.jsonl", "{broken\n", r"metrics\.jsonl, line 1, is damaged: Expecting property name"),
+        (
+            "metrics.jsonl",
+            '{"event": "iteration", "iteration": 1}\n',
+            r"line 1, is damaged: it has no checksum \(crc32\)",
+        ),
+        ("metrics.jsonl", checked({"event": "other"}), "holds the event 'other'"),
+        ("metrics.jsonl", checked({"event": "evaluation"}), "does not say of which iteration"),
+        ("metrics.jsonl", checked({"event": "iteration", "iteration": 1}), "is not a record of kind IterationMetrics"),
         ("config.yaml", "run: {colour: blue}", r"Unknown key run\.colour in .*config\.yaml; the nearest"),
         ("attestations.json", "{}", "must hold a list"),
         ("evaluations/updates-000000-base/aa-0.png", "x", r"picture .*base/aa-0\.png cannot be read"),

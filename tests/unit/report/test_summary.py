@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_summary
 from solrl_ray.report.summary import (
@@ -136,9 +137,9 @@ def test_a_missing_or_damaged_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no summary\.json"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text('{"run": "half')
-    with pytest.raises(UserError, match=r"summary\.json is not JSON: .*; remove it, and solrl train"):
+    with pytest.raises(UserError, match=r"summary\.json is damaged: .*; remove it, and solrl train"):
         read_summary(tmp_path)
-    (tmp_path / "summary.json").write_text('{"run": "of another version"}')
+    (tmp_path / "summary.json").write_text(json.dumps(with_checksum({"run": "of another version"})))
     with pytest.raises(
         UserError, match=r"remove it, and solrl train .*\) is not a record of kind Summary: .*iterations"
     ):

@@ -101,7 +101,8 @@ GOOD = (200, b'{"scores": [0.25, -1]}')
 
 
 def test_the_documented_server_scores(tmp_path: Path) -> None:
-    (source,) = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL)
+    (source,) = [block for block in blocks if "ThreadingHTTPServer" in block]
     (tmp_path / "server.py").write_text(source)
     with subprocess.Popen(
         [sys.executable, tmp_path / "server.py", "0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

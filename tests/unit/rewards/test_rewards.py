@@ -259,7 +259,7 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
     [
         (
             "no_such_module:f",
-            r"^rewards\[0\]\.kind is 'no_such_module:f', but the module no_such_module cannot",
+            r"^rewards\[0\]\.kind is 'no_such_module:f', but the module no_such_module is neither in",
         ),
         ("os:no_such_function", r"^rewards\[0\]\.kind .* but os has no function no_such_function"),
         ("os:sep", r"os has no function sep"),
@@ -284,7 +284,7 @@ def test_a_path_for_a_function_is_refused_instead_of_ignored() -> None:
     ("body", "message"),
     [
         ("return 1 / 0", r"rewards\[0\] \(my_rewards:f\) failed with ZeroDivisionError: division by zero"),
-        ("return [0.0] * len(prompts)", r"rewards\[0\] \(my_rewards:f\) returned a list, not a tensor"),
+        ("return None", r"rewards\[0\] \(my_rewards:f\) returned a NoneType; right would be one number an image"),
         ("return images.new_zeros(1)", r"returned values of shape \[1\] for 3 images"),
     ],
 )

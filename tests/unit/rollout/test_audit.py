@@ -133,3 +133,78 @@ def test_what_does_not_fit_together_is_refused() -> None:
         audit([dataclasses.replace(good, audited=good.chosen[:3])])
     with pytest.raises(ValueError, match="finite"):
         audit([dataclasses.replace(good, audited_rewards=(0.1, float("nan"), 0.2))])
+
+
+DROPPED = (1, 4, 6, 9, 10)
+
+
+def pruned(proxies: np.ndarray, rewards: np.ndarray, audited: tuple[int, ...]) -> AuditedPool:
+    """As `pool`, chosen among those that were not dropped."""
+    order = [index for index in np.argsort(-proxies, kind="stable").tolist() if index not in DROPPED]
+    chosen = tuple(order[: KEEP // 2] + order[: -KEEP // 2 - 1 : -1])
+    return dataclasses.replace(
+        pool(proxies, rewards, audited),
+        chosen=chosen,
+        chosen_rewards=tuple(rewards[list(chosen)].tolist()),
+        dropped=DROPPED,
+    )
+
+
+def others_that_went_on(proxies: np.ndarray) -> list[int]:
+    chosen = pruned(proxies, proxies, ()).chosen
+    return [index for index in range(len(proxies)) if index not in (*chosen, *DROPPED)]
+
+
+def test_over_all_draws_from_both_strata_the_estimates_average_to_the_exact_figures() -> None:
+    proxies, rewards = correlated(np.random.default_rng(5), 12, 0.4)
+    rest = others_that_went_on(proxies)
+    assert len(rest) == 3
+    draws = itertools.product(itertools.combinations(rest, 2), itertools.combinations(DROPPED, 2))
+    found = audit([pruned(proxies, rewards, (*one, *other)) for one, other in draws])
+    exact = audit([pruned(proxies, rewards, (*rest, *DROPPED))])
+    for name in ("spearman", "kendall", "best_beats", "worst_beats"):
+        assert found[name] == pytest.approx(exact[name]), name
+    assert exact["spearman"] == pytest.approx(rank_fidelity([proxies], [rewards]).spearman)
+
+
+def test_what_pruning_cost_is_what_the_dropped_seeds_could_add_to_the_best_choice_of_the_others() -> None:
+    proxies, rewards = correlated(np.random.default_rng(6), 12, 0.4)
+    went_on = [index for index in range(12) if index not in DROPPED]
+    rewards[went_on] = np.arange(7) / 10  # the best two of them have 0.5 and 0.6, the worst two 0.0 and 0.1
+    rewards[list(DROPPED)] = (0.3, 0.55, 0.2, -0.4, 0.31)
+    rest = others_that_went_on(proxies)
+    exact = audit([pruned(proxies, rewards, (*rest, *DROPPED))])
+    # 0.55 would take the place of 0.5, and -0.4 that of 0.1: of means of two, half of both.
+    assert exact["contrast_lost"] == pytest.approx((0.05 + 0.5) / 2)
+    draws = list(itertools.combinations(DROPPED, 3))
+    found = audit([pruned(proxies, rewards, (*rest, *draw)) for draw in draws])
+    assert found["contrast_lost"] == pytest.approx(exact["contrast_lost"])
+    assert found["contrast_lost_low"] < exact["contrast_lost"] < found["contrast_lost_high"]
+    assert "contrast_lost" not in audit([pool(proxies, rewards, tuple(unselected(proxies)))])
+
+
+def test_pruned_strata_that_do_not_fit_together_are_refused() -> None:
+    proxies, rewards = correlated(np.random.default_rng(4), 12, 0.5)
+    rest = others_that_went_on(proxies)
+    good = pruned(proxies, rewards, (*rest, 1, 4))
+    with pytest.raises(ValueError, match="1 audited of 5 dropped seeds say nothing about pairs"):
+        audit([pruned(proxies, rewards, (*rest, 1))])
+    with pytest.raises(ValueError, match="0 audited of 3 unselected seeds say nothing about pairs"):
+        audit([pruned(proxies, rewards, (1, 4))])
+    with pytest.raises(ValueError, match="does not fit its rewards"):
+        audit([dataclasses.replace(good, dropped=(*DROPPED, good.chosen[0]))])
+    with pytest.raises(ValueError, match="have no common figures"):
+        audit([good, pool(proxies, rewards, tuple(unselected(proxies)))])
+
+
+def test_so_many_are_drawn_of_each_stratum_and_without_dropped_seeds_the_draw_is_as_ever() -> None:
+    plan = AuditPlan(run_seed=42, prompts=2, seeds=3)
+    for iteration in range(50):
+        drawn = plan.indices(iteration, "aa", 14, (2, 12, 0, 4), (1, 3, 5, 7, 9))
+        assert len(set(drawn) & {1, 3, 5, 7, 9}) == 3
+        assert len(set(drawn) & {6, 8, 10, 11, 13}) == 3
+        assert len(drawn) == 6
+    assert plan.indices(0, "aa", 8, (2, 3), (0, 1, 4, 5, 6)) == tuple(
+        sorted({7, *plan.indices(0, "aa", 8, (2, 3), (0, 1, 4, 5, 6))})
+    )  # fewer than that are all drawn
+    assert plan.indices(5, "aa", 10, (2, 9, 0, 4)) == plan.indices(5, "aa", 10, (2, 9, 0, 4), ())

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from solrl_ray.config.checks import check
+from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Config, Fidelity
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.metrics.records import IterationMetrics
+from solrl_ray.records import Pruning
 from solrl_ray.rollout.fallback import FallbackLadder
 from tests.support import made_runs
 
@@ -122,3 +125,32 @@ def test_each_level_changes_what_it_names_and_keeps_the_rest_of_the_one_before()
 def test_the_user_is_told_when_a_level_is_taken_and_when_none_is_left(low: int, iteration: int, sentence: str) -> None:
     ladder = FallbackLadder(config())
     assert ladder.news(iteration, explored(ladder, [0.4] * low)) == sentence
+
+
+PRUNED = [{"prune": {"after": 3, "keep": 12}}, {"steps": 8}, {"prune": {}}, {"precision": "float32"}]
+
+
+def pruned_config() -> Config:
+    """The demo's pools of 24, of which 8 are chosen; previews are pruned after 2 steps to 12 at first."""
+    made = config(fallback=PRUNED)
+    preview = PreviewConfig(prune=Prune(after=2, keep=12))
+    return made.model_copy(update={"rollout": made.rollout.model_copy(update={"preview": preview})})
+
+
+def test_a_level_may_prune_later_or_not_at_all_and_the_unit_stays() -> None:
+    ladder = FallbackLadder(pruned_config())
+    check(pruned_config())
+    assert [ladder.pruning(level) for level in range(5)] == [
+        Pruning(after=2, keep=12),
+        Pruning(after=3, keep=12),
+        Pruning(after=3, keep=12),
+        None,
+        None,
+    ]
+    assert [pool_sampling(ladder.config(level)).unit for level in range(5)] == [24] * 5
+    assert [pool_sampling(ladder.config(level)).steps for level in range(5)] == [6, 6, 8, 8, 8]
+    said = [ladder.news(2 * level, explored(ladder, [0.4] * 2 * level)) for level in (1, 3)]
+    assert (
+        "previews take 6 steps in nvfp4-emulated, pruned after 3 steps to 12 seeds (fallback level 1 of 4)" in said[0]
+    )
+    assert "previews take 8 steps in nvfp4-emulated, none of them pruned (fallback level 3 of 4)" in said[1]

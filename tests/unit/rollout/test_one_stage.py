@@ -18,9 +18,7 @@ from solrl_ray.scheduling.groups import assemble
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, group_digest
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 
-PLAN = IterationPlan(
-    iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=2, micro_batch=2, one_stage=True
-)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=2, unit=2, one_stage=True)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.25, 0.75, 1.0, 0.0, 0.3]}
 """Best and worst: 1 and 0 of beef, both in its first unit; 3 and 4 of cafe, in its second and third."""
 

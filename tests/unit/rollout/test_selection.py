@@ -142,3 +142,21 @@ def test_the_digest_sees_everything_that_was_chosen(other: Selection) -> None:
 def test_a_prompt_selected_twice_in_an_iteration_is_refused() -> None:
     with pytest.raises(ValueError, match="two selections of iteration 3, prompt cat"):
         selection_digest([CAT, DOG, CAT])
+
+
+def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
+    selection = PromptSelection(6, 2, prompt_id="cat")
+    for index, reward in ((1, 0.2), (3, 0.4), (4, 0.1)):
+        selection.add(index, reward)
+    for index in (0, 5):
+        selection.drop(index)
+    assert not selection.complete
+    with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
+        selection.drop(5)
+    with pytest.raises(ValueError, match="index 5 of prompt cat was added before"):
+        selection.add(5, 0.9)
+    selection.drop(2)
+    assert selection.dropped == (0, 2, 5)
+    best, worst = selection.select()
+    assert [(c.index, c.reward) for c in best] == [(3, pytest.approx(0.4))]
+    assert [c.index for c in worst] == [4]

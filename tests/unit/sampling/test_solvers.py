@@ -9,7 +9,7 @@ import torch
 
 from solrl_ray.config.schema import SigmaSchedule
 from solrl_ray.sampling.schedules import sigmas
-from solrl_ray.sampling.solvers import integrate
+from solrl_ray.sampling.solvers import State, advance, integrate, together
 
 FLUX = SigmaSchedule(kind="flux")
 SD3 = SigmaSchedule(kind="shift")
@@ -116,3 +116,33 @@ def test_bad_arguments_are_refused_by_name() -> None:
         integrate(field, noise, torch.tensor([1.0, 1.0, 0.0]), "euler")
     with pytest.raises(ValueError, match=r"torch\.float64 \[1, 2\]"):
         integrate(lambda z, s: z.double(), noise, grid, "euler")
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+@pytest.mark.parametrize("stop", [1, 2, 3, 5])
+def test_rows_that_go_on_after_a_stop_end_where_they_would_have(solver: str, stop: int) -> None:
+    noise = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
+    grid = sigmas(FLUX, 6, 64)
+    whole = integrate(field, noise, grid, solver)
+    begun = [advance(field, State(part), grid, solver, first=0, end=stop) for part in noise.split(3)]
+    rest = together(begun).rows(torch.tensor([4, 0, 5]))
+    assert torch.equal(advance(field, rest, grid, solver, first=stop, end=6).latents, whole[[4, 0, 5]])
+
+
+def test_dpm2_that_forgets_the_estimate_before_ends_elsewhere() -> None:
+    grid = sigmas(FLUX, 6, 64)
+    state = advance(field, State(torch.ones(1, 3)), grid, "dpm2", first=0, end=3)
+    ends = [advance(field, s, grid, "dpm2", first=3, end=6).latents for s in (state, State(state.latents))]
+    assert not torch.allclose(*ends, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+def test_the_estimate_of_a_step_is_where_a_straight_line_from_its_start_ends(solver: str) -> None:
+    grid = sigmas(FLUX, 6, 64)
+    before = advance(field, State(torch.ones(2, 3)), grid, solver, first=0, end=2)
+    after = advance(field, before, grid, solver, first=2, end=3)
+    sigma = float(grid[2])
+    assert after.x0 is not None
+    assert torch.equal(after.x0, before.latents - sigma * field(before.latents, sigma))
+    last = advance(field, after, grid, solver, first=3, end=6)
+    torch.testing.assert_close(last.x0, last.latents)  # the last step's is what it ends in

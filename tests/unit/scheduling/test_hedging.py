@@ -1,4 +1,6 @@
-from solrl_ray.records import WorkUnit
+from dataclasses import replace
+
+from solrl_ray.records import Pruning, WorkUnit
 from solrl_ray.scheduling.hedging import ENOUGH, FLOOR, Hedging, Out
 
 
@@ -46,3 +48,13 @@ def test_short_units_are_not_worth_a_second_worker_and_0_switches_it_off() -> No
     assert measured(seconds=0.1).pairs(["e-1"], [out(FLOOR, unit(0))]) == []
     assert measured(seconds=0.1).pairs(["e-1"], [out(FLOOR + 0.1, unit(0))]) == [("e-1", unit(0))]
     assert measured(factor=0.0).pairs(["e-1"], [out(1e6, unit(0))]) == []
+
+
+def test_units_of_whole_pools_are_late_by_the_times_of_such_units() -> None:
+    """The median is of the units that a run has, so patience grows with their size."""
+    whole = [replace(unit(number), indices=tuple(range(96)), prune=Pruning(after=2, keep=36)) for number in range(5)]
+    hedging = Hedging(3.0)
+    for each in whole[:ENOUGH]:
+        hedging.answered(each, 80.0)
+    assert hedging.pairs(["e-2"], [out(239.0, whole[3])]) == []
+    assert hedging.pairs(["e-2"], [out(241.0, whole[4])]) == [("e-2", whole[4])]

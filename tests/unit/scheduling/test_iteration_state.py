@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from solrl_ray.errors import RunError
-from solrl_ray.records import SampleGroup, Selection, UnitResult, WorkUnit
+from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
+from solrl_ray.rollout.pruning import dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 
-PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, micro_batch=2)
+PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, unit=2)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
 
 
@@ -208,6 +209,90 @@ def test_an_audit_that_answers_nonsense_is_refused() -> None:
     found = audit_result(state, rewards=(0.7, float("nan")))
     with pytest.raises(ValueError, match="regenerator-0 answered unit audit/4/"):
         state.record_audit(found)
+
+
+PRUNED = replace(PLAN, keep=2, unit=6, prune=Pruning(after=2, keep=4))
+EARLY = {"beef": [0.2, 0.5, 0.35, 0.9, 0.3, 0.1], "cafe": [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]}
+"""Dropped: 2 and 4 of beef, 2 and 3 of cafe."""
+
+
+def pruned_result(unit: WorkUnit, **changed: tuple[float, ...]) -> UnitResult:
+    early = EARLY[unit.prompt_id]
+    out = {"beef": (2, 4), "cafe": (2, 3)}[unit.prompt_id]
+    rewards = tuple(early[i] if i in out else REWARDS[unit.prompt_id][i] for i in unit.indices)
+    return replace(replace(result(unit), rewards=rewards, early=tuple(early)), **changed)
+
+
+def test_a_pruned_pool_is_ranked_by_the_previews_that_were_finished() -> None:
+    state = IterationState(PRUNED)
+    beef, cafe = PRUNED.pool_units()
+    assert (beef.indices, beef.prune) == (tuple(range(6)), Pruning(after=2, keep=4))
+    outcome, selection = state.record(pruned_result(beef))
+    assert outcome is Outcome.ACCEPTED
+    # Of 0.1, 0.6, 0.5 and 0.4: 1 is the best, 0 the worst.
+    assert ([c.index for c in selection.best], [c.index for c in selection.worst]) == ([1], [0])
+    assert state.regenerate_unit(selection).prune is None
+    assert state.counts().dropped == 2
+    state.record(pruned_result(cafe))
+    assert (state.counts().candidates, state.counts().dropped) == (12, 4)
+    expected = (0.1 + 0.6 + 0.35 + 0.5 + 0.3 + 0.4 + 0.5 + 0.5 + 0.3 + 0.2 + 0.5 + 0.5) / 12
+    assert state.proxy_mean == pytest.approx(expected)
+
+
+def test_an_early_score_is_part_of_an_answers_bytes() -> None:
+    state = IterationState(PRUNED)
+    beef = PRUNED.pool_units()[0]
+    state.record(pruned_result(beef))
+    assert state.record(pruned_result(beef))[0] is Outcome.DUPLICATE
+    other = (*EARLY["beef"][:5], 0.05)
+    assert state.record(pruned_result(beef, early=other))[0] is Outcome.VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"early": ()}, "with 0 early scores"),
+        ({"early": (float("nan"), 0.5, 0.35, 0.9, 0.3, 0.1)}, "with rewards"),
+        ({"rewards": tuple(REWARDS["beef"])}, "other rewards than early scores of those dropped"),
+    ],
+)
+def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused(
+    changed: dict[str, tuple[float, ...]], problem: str
+) -> None:
+    state = IterationState(PRUNED)
+    beef = PRUNED.pool_units()[0]
+    with pytest.raises(ValueError, match=problem):
+        state.record(pruned_result(beef, **changed))
+    assert state.wanted("beef") == (beef,)
+    with pytest.raises(ValueError, match="with 6 early scores"):
+        IterationState(replace(PRUNED, prune=None)).record(pruned_result(replace(beef, prune=None)))
+
+
+def test_where_scores_may_differ_the_first_early_ones_count_too_and_say_who_is_dropped() -> None:
+    state = IterationState(replace(PRUNED, reproducible=False))
+    beef, cafe = PRUNED.pool_units()
+    first = pruned_result(beef)
+    _, selection = state.record(first)
+    other = (0.9, 0.35, 0.5, 0.2, 0.3, 0.1)
+    again = tuple(early if i in (1, 4) else 1.0 + i for i, early in enumerate(other))
+    assert dropped(replace(first, early=other, rewards=again)) == (1, 4)
+    assert state.record(replace(first, early=other, rewards=again)) == (Outcome.DUPLICATE, None)
+    state.record(pruned_result(cafe))
+    assert (state.counts().duplicates, state.counts().violations, state.counts().dropped) == (1, 0, 4)
+    assert state.selections["beef"] == selection
+    assert [c.index for c in selection.chosen] == [1, 0]
+
+
+def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
+    state = IterationState(replace(PRUNED, prompt_ids=("beef",), audit=AuditPlan(run_seed=42, prompts=1, seeds=2)))
+    _, selection = state.record(pruned_result(PRUNED.pool_units()[0]))
+    state.record_group(group(selection))
+    (unit,) = (each for each in state.wanted("beef") if each.stage == "audit")
+    assert unit.indices == (2, 3, 4, 5)
+    state.record_audit(result(unit))
+    (pool,) = state.close().audited
+    assert (pool.chosen, pool.dropped, pool.audited) == ((1, 0), (2, 4), (2, 3, 4, 5))
+    assert pool.proxies[2] == pytest.approx(0.35)
 
 
 ONCE = replace(PLAN, reproducible=False)

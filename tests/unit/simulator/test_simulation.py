@@ -19,7 +19,7 @@ def scenario(explorers: int = 1, regenerators: int | None = None, **changes: obj
         prompts=8,
         pool=8,
         keep=4,
-        micro_batch=4,
+        unit=4,
         explorers=explorers,
         regenerators=regenerators or explorers,
         stages=Stages(explore=1.0, regenerate=1.0, update=1.0),
@@ -233,7 +233,7 @@ def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
 ) -> None:
     stages = Stages(explore=preview, regenerate=1.0, update=update)
     for staleness, seconds in ((0, without), (1, ahead)):
-        made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=staleness)
+        made = scenario(prompts=2, pool=4, keep=2, unit=4, stages=stages, max_staleness=staleness)
         iterations = list(Simulation(made).run(4))
         assert [i.seconds for i in iterations[2:]] == [seconds, seconds]
         assert all(i.closed.counts.candidates == 8 for i in iterations)
@@ -241,7 +241,7 @@ def test_exploring_ahead_hides_the_shorter_of_exploring_and_learning(
 
 def test_with_staleness_regenerators_wait_for_their_revision() -> None:
     stages = Stages(explore=1.0, regenerate=1.0, update=1.0, publication=5.0, load=2.0)
-    made = scenario(prompts=2, pool=4, keep=2, micro_batch=4, stages=stages, max_staleness=1)
+    made = scenario(prompts=2, pool=4, keep=2, unit=4, stages=stages, max_staleness=1)
     assert [i.seconds for i in Simulation(made).run(4)][2:] == [10.0, 10.0]  # revision, load, two prompts, update
 
 

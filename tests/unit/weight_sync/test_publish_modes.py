@@ -10,7 +10,8 @@ from solrl_ray import models
 from solrl_ray.config.checks import check
 from solrl_ray.config.schema import Config, QuantizationScope
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.quantization.scope import plan, quantize_
+from solrl_ray.quantization.planning import plan
+from solrl_ray.quantization.scope import quantize_
 from solrl_ray.weight_sync import base_pack, payload
 from solrl_ray.weight_sync.branch import BranchLinear, add_branches
 from solrl_ray.weight_sync.container import Unusable

@@ -135,7 +135,7 @@ def test_ranks_that_share_the_work_make_the_bytes_of_one(policy: Policy) -> None
         assert together.manifest == alone.manifest
         assert publication(together).payload(REGENERATOR) == publication(alone).payload(REGENERATOR)
         assert publication(together).payload(EXPLORER) == publication(alone).payload(EXPLORER)
-    with pytest.raises(RunError, match=r"made parts of \[\('old', 1\), \('old', 2\)\]"):
+    with pytest.raises(RunError, match=r"made shards of \[\('old', 1\), \('old', 2\)\]"):
         assemble([publisher().shard(1, factors()), publisher().shard(2, factors())], LORA)
 
 

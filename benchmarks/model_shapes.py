@@ -1,0 +1,82 @@
+"""Writes the shapes of the shipped model files into the package: what `solrl plan` reads in place of a checkpoint.
+
+python -m benchmarks.model_shapes
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import architectures
+import torch
+from torch import nn
+
+from solrl_ray import models
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Model
+from solrl_ray.models import decoders, shapes
+from solrl_ray.models.blocks import blocks
+from solrl_ray.models.paths import BUILTIN
+from solrl_ray.models.shapes import ModelShapes
+from tests.support.small import CONFIGS
+
+SD3_MEDIUM: dict[str, Any] = architectures.SD3 | {
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "caption_projection_dim": 1536,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": list(range(13)),
+}
+FLUX2_KLEIN_4B: dict[str, Any] = {
+    "in_channels": 128,
+    "num_layers": 5,
+    "num_single_layers": 20,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 7680,
+    "guidance_embeds": False,
+}
+FOUR_LEVELS = {"block_out_channels": (128, 256, 512, 512)}
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "flux1_dev": (architectures.FLUX, FOUR_LEVELS),
+    "flux2_klein_base_4b": (FLUX2_KLEIN_4B, FOUR_LEVELS),
+    "qwen_image": (architectures.QWEN_IMAGE, architectures.QWEN_IMAGE_VAE),
+    "sana_1600m": (architectures.SANA, architectures.DC_AE),
+    "sd35_large": (architectures.SD3, FOUR_LEVELS),
+    "sd35_medium": (SD3_MEDIUM, FOUR_LEVELS),
+    "z_image": (architectures.Z_IMAGE, FOUR_LEVELS),
+}
+"""Name of the file in configs/models → settings of its transformer and of its autoencoder."""
+
+
+def configuration(name: str) -> Model:
+    prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
+    return load([CONFIGS / f"models/{name}.yaml", CONFIGS / "rewards/testbed_clip.yaml"], [prompts]).model
+
+
+def made(name: str) -> ModelShapes:
+    """The shapes of one file of configs/models, from the architecture itself."""
+    config = configuration(name)
+    family = models.family(config)
+    if config.path.startswith(BUILTIN):
+        transformer, factor = family.settings(config)
+    else:
+        transformer, autoencoder = PUBLISHED[name]
+        factor = decoders.factor(autoencoder)
+    with torch.device("meta"):
+        skeleton = family.adapt_(family.TRANSFORMER.from_config(transformer))
+    linears = {path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)}
+    return ModelShapes(
+        transformer=transformer,
+        factor=factor,
+        blocks=len(blocks(skeleton)),
+        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        linears={path: shapes.LinearShape(linear.in_features, linear.out_features) for path, linear in linears.items()},
+    )
+
+
+if __name__ == "__main__":
+    shapes.FOLDER.mkdir(exist_ok=True)
+    for name in (*PUBLISHED, "testbed"):
+        (shapes.FOLDER / f"{name}.json").write_text(made(name).to_json(configuration(name).path))
+        print(shapes.FOLDER / f"{name}.json")

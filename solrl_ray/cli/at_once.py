@@ -1,0 +1,136 @@
+"""What can be told in a second, before anything is imported, printed or started.
+
+Places that must be there or be writable, an address at which nobody answers, a token that is refused, GPUs that this
+machine lacks, files that a submitted job would not have.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+from solrl_ray.common import own_code, ray_auth
+from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.files import READ_SECONDS, lacks_space, refuses_files
+from solrl_ray.config.contradictions import value_of
+from solrl_ray.config.loading import LoadedConfig
+from solrl_ray.config.own_functions import of as own_functions
+from solrl_ray.config.pools import key_of, pools
+from solrl_ray.errors import RunError, UserError
+
+KNOCK_SECONDS = 1.5
+NOT_UPLOADED = ("runs", ".venv", ".git")
+
+
+def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
+    """Refuse a run that cannot begin here.
+
+    Args:
+        address: of the Ray cluster to join; None: a local Ray is to be started.
+        resumes: the run folder is there, and is to be.
+
+    Raises UserError, or RunError if nobody answers at `address` or the disk hangs.
+    """
+    if address:
+        try:
+            ray_auth.knock(address, seconds=KNOCK_SECONDS)
+        except OSError as error:
+            raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
+    else:
+        _gpus(loaded)
+    init = loaded.config.run.init
+    if init and not resumes and not Path(init).expanduser().exists():
+        raise UserError(
+            f"run.init is {init!r} ({loaded.sources.of('run.init')}), which is not there; it must be a run folder, "
+            "a checkpoint of one, or a LoRA file."
+        )
+    named = f"run.root is {loaded.config.run.root} ({loaded.sources.of('run.root')})"
+    in_time(lambda: _folder(loaded, named, resumes), what=f"{named}: looking at it", seconds=READ_SECONDS)
+
+
+def job_server(url: str) -> None:
+    """Raise RunError if no Job server answers at `url`, or it refuses this user's token; UserError if it is no URL."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--address is {url!r}; it must be the dashboard's address, such as http://head:8265.")
+    token = ray_auth.token()
+    headers = {"Authorization": f"Bearer {token}"} if token and os.environ.get(ray_auth.MODE) != "disabled" else {}
+    try:
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/version", headers=headers)
+        urllib.request.urlopen(request, timeout=KNOCK_SECONDS).close()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            has = "it refuses this user's token" if headers else "it wants a token, and this user has none"
+            raise RunError(
+                f"the Job server at {url} cannot be used: {has}; `ray get-auth-token` on its head prints the right "
+                "one, which belongs into RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token."
+            ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise RunError(f"the Job server at {url} cannot be used: {reason}") from error
+
+
+def upload(loaded: LoadedConfig, folder: Path) -> None:
+    """Raise UserError for a file that a job that is given `folder` would not have."""
+    for key, path in _files(loaded):
+        place = Path(path).expanduser()
+        inside = (folder / place).resolve()
+        named = f"{key} is {path!r} ({loaded.sources.of(key)})"
+        if place.is_absolute():
+            if key.startswith("prompts."):
+                continue  # a disk that the cluster has
+            raise UserError(f"{named}; a submitted job has {folder} and not this machine: name it relative to that.")
+        if not inside.is_relative_to(folder) or inside.relative_to(folder).parts[0] in NOT_UPLOADED:
+            raise UserError(f"{named}, which is not in what a submitted job is given: {folder} without runs and .venv.")
+        if not inside.exists():
+            raise UserError(f"{named}, but there is no {inside}.")
+
+
+def _files(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:
+    for key in ("prompts.train", "prompts.heldout"):
+        path = value_of(loaded.config, key)
+        if not path.startswith("builtin:"):
+            yield key, path
+    for function in own_functions(loaded.config):
+        place, _ = own_code.split(function.spec, function.key)
+        if own_code.names_file(place):
+            yield function.key, place
+
+
+def _folder(loaded: LoadedConfig, named: str, resumes: bool) -> None:
+    from solrl_ray.storage.run_folder import RunFolder
+
+    config = loaded.config
+    root = Path(config.run.root).expanduser().absolute()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    reason = refuses_files(existing) if existing.is_dir() else "is a file"
+    if reason:
+        raise UserError(f"{named}, but {existing} {reason}.")
+    if lacking := lacks_space(root, config.checkpoints.min_free_gb):
+        raise UserError(f"{named}, but {lacking}.")
+    if not resumes:
+        RunFolder.of(config).check_new(config)
+
+
+def _gpus(loaded: LoadedConfig) -> None:
+    """Refuse workers with GPUs where a local Ray would find none."""
+    ray, config = sys.modules.get("ray"), loaded.config
+    if _has_gpus() or (ray is not None and ray.is_initialized()):
+        return
+    workers = {key_of(config.fleet, name): pool for name, pool in pools(config.fleet).items()}
+    workers["fleet.learners"] = config.fleet.learners  # type: ignore[assignment]
+    asking = [f"{key}.num_gpus" for key, worker in workers.items() if worker.num_gpus]
+    if asking:
+        raise UserError(
+            f"{asking[0]} is {value_of(config, asking[0]):g} ({loaded.sources.of(asking[0])}), but this machine has no "
+            "GPU; leave the clusters part out for CPUs, or name a cluster with --address."
+        )
+
+
+def _has_gpus() -> bool:
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in ("", "-1"):
+        return False
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists() or Path("/dev/kfd").exists()

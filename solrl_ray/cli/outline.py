@@ -1,0 +1,193 @@
+"""What a plan needs of a model and of this machine, without PyTorch, the network or a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from solrl_ray.config import compiled_learner
+from solrl_ray.config.arithmetic import ModelFacts
+from solrl_ray.config.contradictions import Problem, value_of
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.pools import key_of, pools
+from solrl_ray.config.reward_kinds import check_kind
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling, previews
+from solrl_ray.errors import UserError
+from solrl_ray.models import paths
+from solrl_ray.models.shapes import ModelShapes, shipped
+from solrl_ray.models.sizes import FAMILY_SIZES
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.quantization import capability, planning
+from solrl_ray.quantization.planning import FORMAT_OF_TIER, Linear, packed_bytes
+from solrl_ray.records import Prompt
+
+if TYPE_CHECKING:
+    import torch
+
+LARGE = 1_000_000_000
+"""Parameters of a transformer that nobody wants to compute on CPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What the checks read, so that nothing need be read twice."""
+
+    train: tuple[Prompt, ...]
+    heldout: tuple[Prompt, ...]
+    facts: ModelFacts
+    notes: tuple[str, ...] = ()
+    """What the user should know and may want, one sentence each."""
+
+
+def inputs(config: Config, sources: Sources) -> Inputs | None:
+    """What a plan of a shipped model needs; None if its shapes are not in the package.
+
+    Files that are not here yet are notes. Raises `UserError` for what cannot be: sizes, LoRA targets, tiers, prompt
+    files that are here and do not fit.
+    """
+    shapes, sizes = shipped(config.model), FAMILY_SIZES.get(config.model.family)
+    if shapes is None or sizes is None:
+        if not _is_here(config.model.path, "model.path"):
+            path = config.model.path
+            raise UserError(
+                f"model.path ({sources.of('model.path')}) is {path!r}, which is neither on this machine nor a model "
+                f"whose shapes are in this package; `hf download {path} --include '*.json'` gets what a plan needs."
+            )
+        return None
+    for position, reward in enumerate(config.rewards):
+        if ":" not in reward.kind:
+            check_kind(reward.kind, f"rewards.{position}.kind ({sources.of(f'rewards.{position}.kind')})")
+    sizes.check(config.model, shapes.transformer, shapes.factor)
+    tier = preview_tier(config, sources, None if config.fleet.explorers.num_gpus else "cpu")
+    facts = facts_of(config, sources, shapes, tier)
+    places = {f"prompts.{name}": value_of(config, f"prompts.{name}") for name in ("train", "heldout")}
+    places |= {"model.path": config.model.path}
+    places |= {f"rewards.{i}.{key}": getattr(r, key) for i, r in enumerate(config.rewards) for key in ("path", "base")}
+    missing = {key: place for key, place in places.items() if place and not _is_here(place, key)}
+    found = checked_prompts(config, sources) if not missing.keys() & {"prompts.train", "prompts.heldout"} else ((), ())
+    notes = [
+        f"before the run starts: {key} ({sources.of(key)}) is {place!r}, which is not on this machine"
+        + ("" if key.startswith("prompts.") else "; `solrl list` has the command that gets it")
+        for key, place in missing.items()
+    ]
+    notes += [note] if (note := without_gpus(config, facts)) else []
+    return Inputs(train=found[0], heldout=found[1], facts=facts, notes=tuple(notes))
+
+
+def _is_here(place: str, key: str) -> bool:
+    resolved = paths.resolve(place)
+    if isinstance(resolved, Path):
+        return resolved.exists()
+    if key.startswith("prompts."):
+        return False
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{resolved.replace('/', '--')}").is_dir()
+
+
+def checked_prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Prompts to train on, held-out ones. Raises `UserError` if files are missing, too short or share a prompt."""
+    train = tuple(read_prompts(config.prompts.train, f"prompts.train ({sources.of('prompts.train')})"))
+    heldout = tuple(read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})"))
+    for key, prompts, file in (("rollout.prompts", train, "train"), ("evaluation.prompts", heldout, "heldout")):
+        if value_of(config, key) > len(prompts):
+            path = value_of(config, f"prompts.{file}")
+            right = f"at most {len(prompts)}, the number of distinct prompts in prompts.{file}, {path}"
+            raise UserError(Problem(key, right).sentence(config, sources))
+    known = {prompt.id for prompt in train}
+    shared = [prompt for prompt in heldout if prompt.id in known]
+    if shared:
+        raise UserError(
+            f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and "
+            f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
+            "an evaluation needs prompts that were never trained on."
+        )
+    return train, heldout
+
+
+def without_gpus(config: Config, facts: ModelFacts) -> str:
+    """A sentence where a model of published size is given no GPU; else empty."""
+    fleet = config.fleet
+    lacking = [key_of(fleet, name) for name, pool in pools(fleet).items() if not pool.num_gpus]
+    lacking += ["fleet.learners"] if not fleet.learners.num_gpus else []
+    if not lacking or facts.parameters < LARGE:
+        return ""
+    return (
+        f"num_gpus of {', '.join(lacking)} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
+        "the part one_gpu has a GPU for all in turns"
+    )
+
+
+def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -> ModelFacts:
+    """Sizes of a model and its adapter, with explorers of `tier`.
+
+    Raises `UserError` if an entry of ``model.lora.targets`` matches nothing, or the tier would quantise nothing.
+    """
+    model, linears = config.model, shapes.linears
+    adapted = {path for path in linears if _is_target(path, model.lora.targets)}
+    for target in model.lora.targets:
+        if not any(_is_target(path, [target]) for path in adapted):
+            raise UserError(
+                f"model.lora.targets ({sources.of('model.lora.targets')}) names {target!r}, but no linear of "
+                f"{model.path} ends with it."
+            )
+    quantized, sizes = _quantized(config, linears, tier), FAMILY_SIZES[model.family]
+    recomputed, activations = sizes.activation_bytes(
+        model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
+    )
+    return ModelFacts(
+        latent_shape=sizes.latent_shape(model, shapes.transformer, shapes.factor),
+        recomputed_bytes=recomputed,
+        activation_bytes=activations,
+        parameters=shapes.parameters,
+        lora_modules=len(adapted),
+        lora_parameters=sum(model.lora.rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
+        packed_tiers=tuple(sorted({quantized[path] for path in adapted & quantized.keys()})),
+        packed_bytes=sum(
+            packed_bytes(FORMAT_OF_TIER[quantized[path]], linears[path].out_features, linears[path].in_features)
+            for path in adapted & quantized.keys()
+        ),
+    )
+
+
+def preview_tier(config: Config, sources: Sources, device: torch.device | str | None) -> str:
+    """The tier that `rollout.explore.precision` means on `device`; None: a GPU that nobody here knows.
+
+    Raises `UserError` if that device lacks it, or another one that explorers are to run.
+    """
+    wanted = pool_sampling(config).tier
+    if device is None:
+        return "fp8" if wanted == "auto" else wanted  # the larger of what an unknown card may pack
+    tier = capability.resolve(wanted, device, config.model.dtype)
+    levels = [preview.tier for preview in previews(config)[1:]]
+    for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)):
+        reason = capability.lacks(own, device)
+        if reason and tier not in UNQUANTIZED_TIERS:
+            others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.fallback": levels}
+            said = [f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"]
+            said += [f"{other} {tiers}" for other, tiers in others.items() if tiers]
+            raise UserError(
+                f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; there "
+                f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+            )
+    return tier
+
+
+def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> dict[str, str]:
+    """Paths of the linears that explorers quantise → their tier."""
+    quantized = planning.plan(linears, tier, config.model.quantization).tiers
+    if not quantized and tier not in UNQUANTIZED_TIERS:
+        raise UserError(
+            f"model.quantization leaves no linear of {config.model.path} to quantise; skip fewer names than "
+            f"{', '.join(config.model.quantization.skip) or 'none'}, or set min_features lower than "
+            f"{config.model.quantization.min_features}."
+        )
+    return quantized
+
+
+def _is_target(path: str, targets: list[str]) -> bool:
+    """PEFT's rule for a list of `target_modules`: the whole path or its end after a dot."""
+    return any(path == target or path.endswith(f".{target}") for target in targets)

@@ -1,0 +1,37 @@
+"""JSON objects that carry their own checksum, so that an altered byte is told and not believed."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+FIELD = "crc32"
+"""CRC-32, in hex, over the object's other keys as canonical JSON."""
+
+
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+    """`record`, as JSON has it, and its checksum."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(record)))
+    return plain | {FIELD: _checksum(plain)}
+
+
+def parse(content: bytes) -> dict[str, Any]:
+    """The object that `with_checksum` made, without the checksum. Raises ValueError, in words, if it is not that."""
+    try:
+        record = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
+    if FIELD not in record:
+        raise ValueError(f"it has no checksum ({FIELD})")
+    stated = record.pop(FIELD)
+    if stated != _checksum(record):
+        raise ValueError("its checksum is not the one that was written")
+    return record
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(record, sort_keys=True, separators=(',', ':')).encode()):08x}"

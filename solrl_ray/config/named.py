@@ -1,0 +1,65 @@
+"""Configurations that come with this package, found by name: ``flux1_dev`` is ``configs/models/flux1_dev.yaml``.
+
+The folder ``configs`` is at the top of the repository; a wheel has it inside the package.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+import solrl_ray
+from solrl_ray.config.problems import listed
+from solrl_ray.errors import UserError
+
+RUNS = "runs"
+"""Folder of whole runs, which include the parts of all other kinds."""
+ORDER = (RUNS, "models", "scopes", "strategies", "methods", "rewards", "clusters")
+"""Kinds in the order in which they are merged: what follows wins."""
+
+
+def folder() -> Path:
+    """Where they are."""
+    package = Path(solrl_ray.__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.with_name("configs")
+
+
+def resolve(given: Sequence[Path]) -> list[Path]:
+    """Names and files of a command line as files, in the order in which they are merged.
+
+    A name is a word without a slash and without an ending, if there is no such file. Names come first, by their kinds,
+    in whatever order they were given; files come after them, in theirs. So a file of the user's wins over every name.
+
+    Raises `UserError`: no configuration of that name, or two of a kind that replace each other.
+    """
+    there = {path.stem: path for path in sorted(folder().glob("**/*.yaml"))}
+    names = [path for path in given if _is_name(path)]
+    found = []
+    for name in map(str, names):
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+            meant = f"did you mean {near[0]}?" if near else "`solrl list` shows them."
+            raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
+        found.append(there[name])
+    for kind in ORDER:
+        same = [path.stem for path in found if kind_of(path) == kind]
+        if len(set(same)) > 1:
+            raise UserError(f"{listed(same)} are all of {kind}, of which a run has one; name one of them.")
+    found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
+    return found + [path for path in given if not _is_name(path)]
+
+
+def kind_of(path: Path) -> str:
+    """Of one of this package's."""
+    return path.parent.name if path.parent.name in ORDER else RUNS
+
+
+def as_argument(path: Path) -> str | None:
+    """How a command on another machine names one of this package's; None if it is none."""
+    return path.stem if path.resolve().is_relative_to(folder().resolve()) else None
+
+
+def _is_name(path: Path) -> bool:
+    return len(path.parts) == 1 and not path.suffix and str(path) not in (".", "..") and not path.exists()

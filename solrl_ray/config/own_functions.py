@@ -1,0 +1,116 @@
+"""The functions of a user's own that a configuration names, and the files of them that go with it to workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from solrl_ray.common import own_code
+from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.schema import Config, EvaluationConfig, RewardConfig
+from solrl_ray.errors import UserError
+
+T = TypeVar("T", RewardConfig, EvaluationConfig)
+FOLDER = "code"
+"""Where a run folder has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFunction:
+    """A function that a configuration names."""
+
+    key: str
+    spec: str
+    digest: str
+    """Of its files, as the configuration has it; empty: not written down yet."""
+    code: OwnCode | None
+    """Its files, if they are attached."""
+
+
+def of(config: Config) -> Iterator[OwnFunction]:
+    """The functions that `config` names, those of installed modules among them."""
+    for position, reward in enumerate(config.rewards):
+        if ":" in reward.kind:
+            yield OwnFunction(f"rewards.{position}.kind", reward.kind, reward.code, reward._own)
+    evaluation = config.evaluation
+    if evaluation.reference:
+        yield OwnFunction("evaluation.reference", evaluation.reference, evaluation.reference_code, evaluation._own)
+
+
+def attached(config: Config, sources: Sources | None = None, folders: Sequence[Path] = ()) -> Config:
+    """`config` with the files of its functions, and their digests.
+
+    Args:
+        folders: run folders. Files whose digest is given are taken from one of them before the user's are looked at.
+
+    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down.
+    """
+    sources, codes = sources or Sources(), dict[str, OwnCode | None]()
+    for function in of(config):
+        codes[function.key] = function.code or _found(function, sources, folders)
+    rewards = [_with(reward, codes.get(f"rewards.{i}.kind")) for i, reward in enumerate(config.rewards)]
+    evaluation = _with(config.evaluation, codes.get("evaluation.reference"), "reference_code")
+    return config.model_copy(update={"rewards": rewards, "evaluation": evaluation})
+
+
+def changed(config: Config) -> list[str]:
+    """A sentence for each function whose files, where the user has them, are not those that are attached."""
+    return [
+        f"{function.spec} has changed since the run began, or is not here; the run goes on with what it began with."
+        for function in of(config)
+        if function.code and not _is_as_attached(function)
+    ]
+
+
+def store(config: Config, run_folder: Path) -> None:
+    """Write the attached files to a run folder."""
+    for function in of(config):
+        if function.code:
+            own_code.write(function.code, run_folder / FOLDER)
+
+
+def carried(given: Config, was: Config) -> Config:
+    """`given` with the digests that the run wrote down when it began, of functions that it names equally."""
+    rewards = list(given.rewards)
+    for position, (now, before) in enumerate(zip(given.rewards, was.rewards, strict=False)):
+        if now.kind == before.kind and not now.code:
+            rewards[position] = now.model_copy(update={"code": before.code})
+    evaluation = given.evaluation
+    if evaluation.reference == was.evaluation.reference and not evaluation.reference_code:
+        evaluation = evaluation.model_copy(update={"reference_code": was.evaluation.reference_code})
+    return given.model_copy(update={"rewards": rewards, "evaluation": evaluation})
+
+
+def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path]) -> OwnCode | None:
+    key = f"{function.key} ({sources.of(function.key)})"
+    if function.digest:
+        stored = (own_code.read(function.digest, function.spec, folder / FOLDER) for folder in folders)
+        if code := next(filter(None, stored), None):
+            return code
+    code = own_code.find(function.spec, key)
+    if function.digest and (code is None or code.digest != function.digest):
+        field = function.key.replace(".kind", ".code").replace(".reference", ".reference_code")
+        raise UserError(
+            f"{field} is {function.digest[:12]}… ({sources.of(field)}), but the files of {function.spec} have changed "
+            f"since it was written down; bring them back, or set {field} to '' for the present ones."
+        )
+    return code
+
+
+def _is_as_attached(function: OwnFunction) -> bool:
+    try:
+        there = own_code.find(function.spec, function.key)
+    except UserError:
+        return False
+    return there is not None and there.digest == function.digest
+
+
+def _with(section: T, code: OwnCode | None, field: str = "code") -> T:
+    if code is None:
+        return section
+    section = section.model_copy(update={field: code.digest})
+    section._own = code
+    return section

@@ -1,0 +1,26 @@
+"""The section `rollout.preview`: how a pool of previews is cut into units, and which previews are finished."""
+
+from __future__ import annotations
+
+from solrl_ray.config.section import Positive, Section
+
+
+class Prune(Section):
+    """Which previews are finished: after the first steps a pool is scored on its estimates of x0, and only the best and
+    the worst of it go on. Empty: all are."""
+
+    after: Positive | None = None
+    """Solver steps before these early scores, fewer than the preview has."""
+    keep: Positive | None = None
+    """Seeds of a pool that go on, half of them the best and half the worst; each unit keeps an equal, even share. What
+    does not fill `rollout.explore.micro_batch` is padded and paid for: choose both together."""
+
+
+class PreviewConfig(Section):
+    """How two-stage strategies treat a pool of previews."""
+
+    unit: Positive | None = None
+    """Seeds of one work unit, a multiple of `explore.micro_batch` that divides `rollout.pool`. null: the whole pool if
+    previews are pruned, for a unit is pruned by itself; else one micro-batch."""
+    prune: Prune | None = None
+    """null: every preview is finished."""

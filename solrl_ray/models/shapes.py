@@ -1,0 +1,90 @@
+"""The sizes of a checkpoint that a plan needs; those of the shipped model files are in the package.
+
+`python benchmarks/model_shapes.py` writes them from the architectures, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from solrl_ray.config.schema import Model
+from solrl_ray.quantization.planning import Linear
+
+FOLDER = Path(__file__).with_name("shapes")
+SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens")
+"""What `FamilySizes` reads of a transformer's ``config.json``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShapes:
+    transformer: Mapping[str, Any]
+    """Its ``config.json``, at least `SETTINGS`."""
+    factor: int
+    """Pixels a latent cell and side."""
+    blocks: int
+    parameters: int
+    linears: Mapping[str, Linear]
+    """By module path, in module order."""
+
+    def to_json(self, path: str) -> str:
+        """For the package; blocks of one shape are one entry: ``blocks.*.to_q`` → inputs, outputs, first, last + 1."""
+        entries = dict[str, list[list[int]]]()
+        for name, shape in self.linears.items():
+            number = re.search(r"\.(\d+)\.", name)
+            key, index = (name.replace(number[0], ".*.", 1), int(number[1])) if number else (name, 0)
+            ranges = entries.setdefault(key, [])
+            size = [shape.in_features, shape.out_features]
+            if ranges and ranges[-1][:2] == size and ranges[-1][3] == index:
+                ranges[-1][3] += 1
+            else:
+                ranges.append([*size, index, index + 1])
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(ranges)}" for key, ranges in entries.items())
+        head = {
+            "path": path,
+            "transformer": {key: self.transformer[key] for key in SETTINGS if key in self.transformer},
+            "factor": self.factor,
+            "blocks": self.blocks,
+            "parameters": self.parameters,
+        }
+        fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
+        return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'
+
+
+def shipped(model: Model) -> ModelShapes | None:
+    """The shapes of a checkpoint that this package knows by its id; None if it does not."""
+    return _shipped().get(model.path)
+
+
+@cache
+def _shipped() -> dict[str, ModelShapes]:
+    return dict(_read(json.loads(file.read_bytes())) for file in sorted(FOLDER.glob("*.json")))
+
+
+def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
+    shapes = ModelShapes(
+        transformer=stored["transformer"],
+        factor=stored["factor"],
+        blocks=stored["blocks"],
+        parameters=stored["parameters"],
+        linears=dict(_expanded(stored["linears"].items())),
+    )
+    return stored["path"], shapes
+
+
+def _expanded(entries: Iterable[tuple[str, list[list[int]]]]) -> Iterable[tuple[str, LinearShape]]:
+    for key, ranges in entries:
+        for inputs, outputs, first, end in ranges:
+            for index in range(first, end):
+                yield key.replace(".*.", f".{index}.", 1), LinearShape(inputs, outputs)

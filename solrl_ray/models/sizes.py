@@ -1,0 +1,132 @@
+"""What a family's sizes follow from, without PyTorch: tokens, latents, and the activations of a backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from solrl_ray.config.arithmetic import DTYPE_BYTES
+from solrl_ray.config.schema import Model
+from solrl_ray.errors import UserError
+
+CLIP_TOKENS = 77
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilySizes:
+    """What all checkpoints of a family have in common."""
+
+    family: str
+    patch: int
+    """Latent cells a side of one image token."""
+    longest: int
+    """Largest `model.max_sequence_length` that the stock pipeline takes."""
+    packed: bool
+    """Whether the transformer takes image tokens, and not an image of latent cells."""
+    clip: bool = False
+    """Whether the tokens of CLIP come before those of the long text encoder."""
+    text_in_blocks: bool = True
+    """Whether the blocks transform the text as well; else they attend to it."""
+    text_multiple: int = 1
+    """Texts are filled up to a multiple of so many tokens."""
+    width: tuple[str, ...] = ("num_attention_heads", "attention_head_dim")
+    """Keys of ``config.json`` whose product is a token's channels inside the transformer."""
+    positions: str = ""
+    """Key of ``config.json`` that says where positions end: image tokens a side, or a list that begins with those of
+    the text and has those of rows and columns after them. Empty: nowhere."""
+    kept_values: tuple[float, float]
+    """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
+    blocks, of eager ones. Measured; for estimates of memory."""
+
+    def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
+        """Raise `UserError` for sizes that a checkpoint cannot do.
+
+        Args:
+            transformer: its ``config.json``.
+            factor: pixels a latent cell and side.
+        """
+        step = factor * self.patch
+        if config.resolution % step:
+            raise UserError(f"model.resolution is {config.resolution}, but {config.path} needs a multiple of {step}.")
+        if config.max_sequence_length > self.longest:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but model.family {self.family!r} takes at most {self.longest}."
+            )
+        if self.positions:
+            self._check_positions(config, transformer[self.positions], step)
+
+    def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
+        text, *sides = (None, end) if isinstance(end, int) else end
+        largest = min(sides) * step
+        if config.resolution > largest:
+            raise UserError(
+                f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
+            )
+        if text is None:
+            return
+        # A text's tokens take the positions from 1 on, the image the one after them.
+        longest = (text - 2) // self.text_multiple * self.text_multiple
+        if config.max_sequence_length > longest:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but the positions of {config.path} end at {longest}."
+            )
+
+    def image_tokens(self, config: Model, factor: int) -> int:
+        return (config.resolution // factor // self.patch) ** 2
+
+    def text_tokens(self, config: Model) -> int:
+        """Text tokens in the sequence that the blocks transform beside the image's."""
+        own = math.ceil(config.max_sequence_length / self.text_multiple) * self.text_multiple
+        return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
+
+    def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
+        """Shape of one sample's state as the transformer takes it, without the batch dimension."""
+        channels, cells = int(transformer["in_channels"]), config.resolution // factor
+        return (self.image_tokens(config, factor), channels) if self.packed else (channels, cells, cells)
+
+    def activation_bytes(
+        self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool
+    ) -> tuple[int, int]:
+        """Estimates of what a transformer of so many blocks keeps of one sample for a backward pass: bytes if they
+        compute all again (their inputs, and one block's activations when its turn comes), and if they compute nothing
+        again."""
+        width = math.prod(int(transformer[key]) for key in self.width)
+        tokens = self.image_tokens(config, factor) + self.text_tokens(config)
+        inputs = blocks * tokens * width * DTYPE_BYTES[config.dtype]
+        most = round(self.kept_values[0 if compiled else 1] * inputs)
+        return inputs + most // max(1, blocks), most
+
+
+FLUX = FamilySizes(family="flux", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4))
+FLUX2_KLEIN = FamilySizes(  # activations as of FLUX.1: not measured
+    family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4)
+)
+QWEN_IMAGE = FamilySizes(  # activations as of SD3.5, whose blocks have two streams as well: not measured
+    family="qwen_image", patch=2, longest=1024, packed=True, kept_values=(14.4, 22.5)
+)
+SANA = FamilySizes(family="sana", patch=1, longest=300, packed=False, text_in_blocks=False, kept_values=(29.6, 37.5))
+SD3 = FamilySizes(
+    family="sd3",
+    patch=2,
+    longest=512,
+    packed=False,
+    clip=True,
+    positions="pos_embed_max_size",
+    kept_values=(14.4, 22.5),
+)
+Z_IMAGE = FamilySizes(  # activations as of FLUX.1: not measured
+    family="z_image",
+    patch=2,
+    longest=512,  # the stock call's default; it names no limit
+    packed=False,
+    text_multiple=32,
+    width=("dim",),
+    positions="axes_lens",
+    kept_values=(13.0, 16.4),
+)
+FAMILY_SIZES = {sizes.family: sizes for sizes in (FLUX, FLUX2_KLEIN, QWEN_IMAGE, SANA, SD3, Z_IMAGE)}
+"""By ``model.family``."""

@@ -1,0 +1,76 @@
+"""How far a run had come after how many updates and how much time: for time to target, and for runs side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from solrl_ray.config.pools import pools
+from solrl_ray.config.schema import Config
+from solrl_ray.report.data import RunData
+from solrl_ray.report.rendering import clock
+
+SHARES = (0.5, 0.75, 0.9, 1.0)
+"""Of a gain: the targets that are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A held-out evaluation of the policy."""
+
+    updates: float
+    seconds: float
+    """Of the iterations until then; evaluations and start are not counted."""
+    reward: float
+    stderr: float
+    """Over prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    points: tuple[Point, ...]
+    """By updates; the first is the base."""
+    gpus: float
+    """Of the whole fleet; 0 on CPUs."""
+
+    @classmethod
+    def of(cls, run: RunData) -> Curve:
+        seconds = list(accumulate((record.seconds["total"] for record in run.iterations), initial=0.0))
+        evaluated = {e.iteration: e for e in run.evaluations if e.policy in ("base", "ema")}
+        points = [
+            Point(updates, seconds[updates], e.reward_mean, e.reward_stderr)
+            for updates, e in sorted(evaluated.items())
+            if updates < len(seconds)
+        ]
+        return cls(tuple(points), gpus(run.config))
+
+    @property
+    def gain(self) -> float:
+        """Of the last evaluation over the base; 0 before there is one."""
+        return self.points[-1].reward - self.points[0].reward if self.points else 0.0
+
+    def time(self, seconds: float) -> str:
+        """What iterations of `seconds` took of the fleet: GPU-hours, or on CPUs time."""
+        return f"{self.gpus * seconds / 3600:.3g} GPU-hours" if self.gpus else clock(seconds)
+
+    def reaches(self, reward: float) -> Point | None:
+        """When the policy first had this held-out reward, on a straight line between two evaluations."""
+        if self.points and self.points[0].reward >= reward:
+            return self.points[0]
+        for one, other in pairwise(self.points):
+            if other.reward >= reward:
+                share = (reward - one.reward) / (other.reward - one.reward)
+                return Point(
+                    one.updates + share * (other.updates - one.updates),
+                    one.seconds + share * (other.seconds - one.seconds),
+                    reward,
+                    math.nan,
+                )
+        return None
+
+
+def gpus(config: Config) -> float:
+    """How many GPUs the fleet takes, shares added up."""
+    workers = sum(pool.count * pool.num_gpus for pool in pools(config.fleet).values())
+    return workers + config.learner.world_size * config.fleet.learners.num_gpus

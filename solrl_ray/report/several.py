@@ -1,0 +1,86 @@
+"""Runs side by side: who reached which held-out reward when, as a table and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from solrl_ray.errors import UserError
+from solrl_ray.report import plots
+from solrl_ray.report.curve import SHARES, Curve
+from solrl_ray.report.data import RunData, read_run
+from solrl_ray.report.rendering import digits, write_page
+
+PAGE_FILE = "runs.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A run beside the first one."""
+
+    run: RunData
+    name: str
+    """Told apart from the others' by its folder, if need be."""
+    curve: Curve
+    reference: Curve
+    """The first run's."""
+
+    @property
+    def line(self) -> list[str]:
+        """Cells of its row, as `header`."""
+        points, rollout = self.curve.points, self.run.config.rollout
+        chosen = f"{rollout.strategy}, {rollout.keep} of {rollout.pool}"
+        reward = f"{digits(points[0].reward)} → {digits(points[-1].reward)} after {points[-1].updates:g}"
+        return [self.name, self.run.config.objective.kind, chosen, reward, *map(self._reached, SHARES)]
+
+    def _reached(self, share: float) -> str:
+        """When it had this share of the reference's gain, and how many times sooner that was."""
+        target = self.reference.points[0].reward + share * self.reference.gain
+        mine, other = self.curve.reaches(target), self.reference.reaches(target)
+        if mine is None or self.reference.gain <= 0:
+            return "–"
+        when = f"{mine.updates:.1f} updates, {self.curve.time(mine.seconds)}"
+        if self.curve is self.reference or other is None or not mine.seconds or not other.seconds:
+            return when
+        return f"{when} ({other.seconds / mine.seconds:.2f} ×)"
+
+
+def header() -> list[str]:
+    return ["run", "objective", "rollout", "held-out reward", *(f"{share:.0%} of the first's gain" for share in SHARES)]
+
+
+def compare(folders: Sequence[Path]) -> list[Compared]:
+    """Raises UserError: one is not the folder of a run that has begun, or has not been evaluated."""
+    runs = [read_run(folder) for folder in folders]
+    curves = [Curve.of(run) for run in runs]
+    for run, curve in zip(runs, curves, strict=True):
+        if not curve.points:
+            raise UserError(f"{run.folder} cannot be compared: its policy has not been evaluated yet.")
+    names = [run.config.run.name for run in runs]
+    told = [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
+    return [Compared(run, name, curve, curves[0]) for run, name, curve in zip(runs, told, curves, strict=True)]
+
+
+def table(compared: Sequence[Compared]) -> str:
+    """As plain text."""
+    rows = [header(), *(each.line for each in compared)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def write(path: Path, compared: Sequence[Compared]) -> Path:
+    """Write the page; returns its path."""
+    curves = {each.name: each.curve for each in compared}
+    hours = "GPU-hours" if all(curve.gpus for curve in curves.values()) else "hours"
+    write_page(
+        path,
+        "runs.html",
+        names=list(curves),
+        header=header(),
+        rows=[each.line for each in compared],
+        updates=plots.rewards_by_updates(curves),
+        hours=plots.rewards_by_hours(curves) if hours == "hours" else plots.rewards_by_gpu_hours(curves),
+    )
+    return path

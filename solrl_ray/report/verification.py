@@ -1,0 +1,90 @@
+"""``solrl verify``: whether every file of a run folder is what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from solrl_ray.common import own_code
+from solrl_ray.config import continuation, own_functions
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.state import LearnerState
+from solrl_ray.report.data import read_attestations, read_summary
+from solrl_ray.report.summary import SUMMARY_FILE, stamp
+from solrl_ray.storage.journal import Journal
+from solrl_ray.storage.run_folder import RunFolder, Unreadable
+from solrl_ray.weight_sync.store import RevisionStore
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """One file or folder."""
+
+    name: str
+    problem: str
+    """A sentence; empty if it is as it was written."""
+    detail: str = ""
+
+
+def verify(path: Path) -> Iterator[Verified]:
+    """What there is of a run, one after another. Raises UserError if it is no run folder."""
+    config, folder = continuation.stored(path), RunFolder(path)
+    yield Verified("config.yaml", "", f"format {continuation.FORMAT}")
+    for function in own_functions.of(config):
+        if function.digest:
+            found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
+            lost = "" if found else f"{path / own_functions.FOLDER} has not the files of {function.spec} as they were"
+            yield Verified(f"code of {function.spec}", lost)
+    yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
+    yield _tried("attestations.json", lambda: f"{len(read_attestations(path / 'attestations.json'))} workers")
+    for file in sorted((path / "journal").glob("*.jsonl")):
+        yield _journal(Journal(file))
+    for updates, checkpoint in folder.checkpoints():
+        yield _tried(f"checkpoints/{checkpoint.name}", lambda c=checkpoint, u=updates: _state(c, u))  # type: ignore[misc]
+    store = RevisionStore(path / "revisions")
+    for number in store.revisions():
+        yield _tried(f"revisions/revision-{number:06d}", lambda n=number: f"{len(store.load(n).tensors)} tensors")  # type: ignore[misc]
+    for file in sorted((path / "samples").glob("iteration-*/*.safetensors")):
+        iteration = int(file.parent.name.removeprefix("iteration-"))
+        yield _tried(
+            str(file.relative_to(path)),
+            lambda i=iteration, f=file: f"{len(folder.load_group(i, f.stem).indices)} samples",  # type: ignore[misc]
+        )
+    if (path / SUMMARY_FILE).is_file():
+        yield from _summary(path, config.run.iterations)
+
+
+def _tried(name: str, look: Callable[[], str]) -> Verified:
+    try:
+        return Verified(name, "", look())
+    except (UserError, RunError, Unreadable, OSError) as error:
+        return Verified(name, str(error))
+
+
+def _journal(journal: Journal) -> Verified:
+    name, damaged = f"journal/{journal.path.name}", journal.damaged()
+    if damaged:
+        return Verified(name, f"line {damaged[0]} is damaged, and the {damaged[1]} after it are left out")
+    return Verified(name, "", f"{len(journal.entries())} entries")
+
+
+def _state(checkpoint: Path, updates: int) -> str:
+    state = LearnerState.load(checkpoint)
+    if state.updates != updates:
+        raise UserError(f"{checkpoint} holds a state after {state.updates} updates")
+    return f"{len(state.default)} factors"
+
+
+def _summary(path: Path, iterations: int) -> Iterator[Verified]:
+    try:
+        summary = read_summary(path)
+    except UserError as error:
+        yield Verified(SUMMARY_FILE, str(error))
+        return
+    yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iterations")
+    if summary.iterations != iterations:
+        return  # of a run that has been given more iterations since
+    for name, stated in summary.files.items():
+        same = (path / name).is_file() and stamp(path / name, int(stated["bytes"])) == stated
+        yield Verified(f"{name} as summarised", "" if same else f"{path / name} is not what {SUMMARY_FILE} was made of")

@@ -1,0 +1,48 @@
+"""Who of a pruned unit goes on: the tails by the early scores. A function of the unit's own scores alone.
+
+::
+
+    all members ──after steps──► x0 estimates, scored ──► best and worst go on ──to the end──► ranked
+                                                      └─► the middle is dropped
+
+Explorers decide by it, and the selector reads by it in their answers who was dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solrl_ray.records import UnitResult
+from solrl_ray.rollout.selection import extremes
+
+
+def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
+    """Positions of the `keep` members that go on, rising: half of them with the highest early scores, half with the
+    lowest; of equal scores the earlier member is the better.
+
+    Raises:
+        ValueError: fewer than `keep` scores, or `keep` is below 2.
+    """
+    best, worst = extremes(early, keep)
+    return tuple(sorted(best + worst))
+
+
+def dropped(result: UnitResult) -> tuple[int, ...]:
+    """Candidate indices of the members that did not go on, rising; none if the unit is not pruned.
+
+    Raises:
+        ValueError: early scores that the unit does not ask for, or lacks; or a dropped member with another reward than
+            its early score.
+    """
+    unit, early = result.unit, result.early
+    if len(early) != (len(unit.indices) if unit.prune else 0):
+        raise ValueError(f"{result.worker} answered unit {unit.id} with {len(early)} early scores")
+    if unit.prune is None:
+        return ()
+    kept = set(survivors(early, unit.prune.keep))
+    out = [position for position in range(len(early)) if position not in kept]
+    if any(result.rewards[position] != early[position] for position in out):
+        raise ValueError(
+            f"{result.worker} answered unit {unit.id} with other rewards than early scores of those dropped"
+        )
+    return tuple(unit.indices[position] for position in out)

@@ -1,0 +1,143 @@
+"""What is wrong with a command is told before anything is imported, printed or started."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.cli import at_once
+from tests.support.command_line import begin, refusal, solrl
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """The one line that is printed, whoever has to mend it."""
+    assert solrl(*arguments) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("error: ").strip()
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--set", "run.init=nowhere"], "run.init is 'nowhere' (--set), which is not there; it must be a run folder"),
+        (["--from", "./nowhere"], "run.init is './nowhere' (--from), which is not there"),
+        (["--set", "run.root=/proc/runs"], "run.root is /proc/runs (--set), but /proc takes no files."),
+        (["--set", "run.root=/dev/null"], "run.root is /dev/null (--set), but /dev/null is a file."),
+        (
+            ["--set", "fleet.learners.num_gpus=0.5"],
+            "fleet.learners.num_gpus is 0.5 (--set), but this machine has",
+        ),
+        (["one_gpu"], "fleet.explorers.num_gpus is 0.26 ("),
+        (["--address", "http://head:8265"], "--address or RAY_ADDRESS is 'http://head:8265', a dashboard"),
+    ],
+)
+def test_what_cannot_begin_here_is_told_before_the_plan(
+    arguments: list[str], problem: str, dry: list[str], config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence(capsys, "train", config_file, *arguments, *dry).startswith(problem)
+
+
+def test_a_run_that_is_there_is_told_before_the_plan(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "small"
+    begin(folder, config_file)
+    (folder / "journal").mkdir()
+    (folder / "journal" / "iteration-000000.jsonl").touch()
+    for dry in ([], ["--dry-run"]):
+        assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
+
+
+def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
+    config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    assert sentence(capsys, "train", config_file, "--address", address, "--dry-run").startswith(
+        f"the Ray cluster at {address} could not be joined: "
+    )
+
+
+def test_it_is_told_without_pytorch(config_file: Path) -> None:
+    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), 'torch' in sys.modules)"
+    arguments = ["train", str(config_file), "--set", "run.root=/proc/x"]
+    done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+
+
+TOKEN = "right"
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.headers.get("Authorization") == f"Bearer {TOKEN}" else 401)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_wrong_token_is_told_as_what_it_is(
+    url: str, config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(config_file.parent)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    submit = ["submit", config_file, "--set", f"run.root={config_file.parent}", "--address", url]
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    assert sentence(capsys, *submit).startswith(
+        f"the Job server at {url} cannot be used: it refuses this user's token;"
+    )
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
+    assert "it wants a token, and this user has none" in sentence(capsys, *submit)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    at_once.job_server(url)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("prompts.train=../train.txt", "prompts.train is '../train.txt' (--set), which is not in what a submitted job"),
+        ("prompts.train=runs/train.txt", "prompts.train is 'runs/train.txt' (--set), which is not in what a submitted"),
+        ("prompts.heldout=no.txt", "prompts.heldout is 'no.txt' (--set), but there is no "),
+        ("rewards=[{kind: '../mine.py:f'}]", "rewards.0.kind is '../mine.py' (--set), which is not in what"),
+        ("rewards=[{kind: 'PLACE/mine.py:f'}]", "(--set); a submitted job has "),
+    ],
+)
+def test_files_that_a_submitted_job_would_not_have_are_refused(
+    override: str, problem: str, config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = config_file.parent
+    (place / "here").mkdir()
+    config = place / "here" / "config.yaml"
+    config.write_text(config_file.read_text())
+    (place / "mine.py").write_text("def f(images, prompts): ...\n")
+    monkeypatch.chdir(place / "here")
+    said = refusal(capsys, "submit", "config.yaml", "--set", override.replace("PLACE", str(place)), "--address", "x")
+    assert problem in said

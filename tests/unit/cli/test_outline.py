@@ -1,0 +1,74 @@
+"""A plan of a shipped model: the shapes are in the package, and nothing of the machine is needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import model_shapes
+import pytest
+
+from solrl_ray.cli import outline, preflight
+from solrl_ray.config.loading import Sources, load
+from solrl_ray.models import shapes
+from tests.support.command_line import refusal
+from tests.support.small import CONFIGS
+
+MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml"))]
+PLAN = """
+import sys
+from solrl_ray.cli import main
+status = main(sys.argv[1:])
+assert "torch" not in sys.modules, "PyTorch was imported"
+assert "diffusers" not in sys.modules, "diffusers was imported"
+raise SystemExit(status)
+"""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_shapes_in_the_package_are_those_of_the_architecture(name: str) -> None:
+    made, stored = model_shapes.made(name), shapes.shipped(model_shapes.configuration(name))
+    assert stored is not None
+    assert dict(stored.linears) == dict(made.linears)
+    assert list(stored.transformer) == [key for key in shapes.SETTINGS if key in made.transformer]
+    assert all(made.transformer[key] == value for key, value in stored.transformer.items())
+    assert (stored.factor, stored.blocks, stored.parameters) == (made.factor, made.blocks, made.parameters)
+
+
+def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
+    config = load([CONFIGS / "demo.yaml"])
+    found = outline.inputs(config, Sources())
+    assert found is not None
+    assert found.facts == preflight.model_facts(config)
+    assert (len(found.train), len(found.heldout)) == tuple(map(len, outline.checked_prompts(config, Sources())))
+
+
+def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
+    parts = ["models/flux1_dev", "strategies/two_stage", "methods/diffusion_nft", "rewards/hpsv2", "clusters/one_gpu"]
+    arguments = ["plan", *(str(CONFIGS / f"{part}.yaml") for part in parts)]
+    arguments += ["--set", "prompts={train: train.txt, heldout: heldout.txt}"]
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, *arguments],
+        env=os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "23.8 GB of transformer weights (bfloat16)" in said
+    assert "note: before the run starts: prompts.train (--set) is 'train.txt', which is not on this machine" in said
+    assert "model.path (" in said.partition("note: before the run starts: ")[2]
+    assert "rewards.0.path (" in said
+
+
+def test_a_plan_of_a_model_that_nobody_here_knows_is_refused_without_asking_the_network(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    said = refusal(capsys, "plan", config_file, "--set", "model.path=nobody/knows")
+    assert said.startswith("model.path (--set) is 'nobody/knows', which is neither on this machine nor a model whose")
+    assert "`hf download nobody/knows --include '*.json'`" in said

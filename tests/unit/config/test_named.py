@@ -1,0 +1,90 @@
+"""Configurations of the package are found by name, in any order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config import checks, named
+from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.loading import load
+from solrl_ray.errors import UserError
+from tests.support.command_line import refusal, solrl
+from tests.support.small import CONFIGS
+
+RUNS = sorted((CONFIGS / "runs").glob("*.yaml"))
+
+
+def stems(*given: str) -> list[str]:
+    return [path.stem for path in named.resolve([Path(name) for name in given])]
+
+
+def test_names_may_come_in_any_order_and_files_come_after_them() -> None:
+    wanted = ["flux1_dev", "two_stage", "diffusion_nft", "hpsv2", "one_gpu_80gb"]
+    assert stems(*wanted) == stems(*reversed(wanted)) == wanted
+    assert stems("mine.yaml", "hpsv2", "a/flux1_dev.yaml", "flux1_dev") == ["flux1_dev", "hpsv2", "mine", "flux1_dev"]
+    assert stems("all_blocks", "sd35_large") == ["sd35_large", "all_blocks"]
+
+
+def test_a_file_without_an_ending_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("demo").write_text("")
+    assert named.resolve([Path("demo")]) == [Path("demo")]
+
+
+def test_every_configuration_has_a_name_of_its_own() -> None:
+    names = [path.stem for path in CONFIGS.glob("**/*.yaml")]
+    assert len(set(names)) == len(names)
+    assert {named.kind_of(path) for path in CONFIGS.glob("**/*.yaml")} == set(named.ORDER)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (("flux1_dve",), r"^There is no configuration flux1_dve, and no file of that name; did you mean flux1_dev\?$"),
+        (("xyzzy",), r"and no file of that name; `solrl list` shows them\.$"),
+        (("flux1_dev", "sana_1600m"), r"^flux1_dev and sana_1600m are all of models, of which a run has one"),
+    ],
+)
+def test_a_name_that_is_none_or_one_too_many_is_refused(given: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        stems(*given)
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: file.stem)
+def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
+    config = load([file])
+    checks.check(config)
+    describe(config)
+    fleet = config.fleet
+    assert all(worker.num_gpus for worker in (fleet.explorers, fleet.regenerators, fleet.learners))
+    assert config.learner.world_size == (8 if file.stem.endswith("eight_gpus") else 1)
+
+
+def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None:
+    models = {path.stem for path in (CONFIGS / "models").glob("*.yaml")} - {"testbed"}
+    larger = {"qwen_image": "141gb"}  # its weights alone are 41 GB, and three workers have them
+    wanted = {f"{model}_{cards}" for model in models for cards in (larger.get(model, "80gb"), "eight_gpus")}
+    assert {file.stem for file in RUNS} == wanted
+
+
+def test_the_printed_configuration_reads_back_as_the_same_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in (["demo"], ["flux1_dev", "flow_grpo", "mixture", "two_stage", "one_gpu_80gb", "all_blocks"]):
+        prompts = ["prompts={train: a.txt, heldout: b.txt}"] if given != ["demo"] else []
+        arguments = [word for text in (*prompts, "run.seed=7") for word in ("--set", text)]
+        assert solrl("config", *given, *arguments) == 0
+        text = capsys.readouterr().out
+        (tmp_path / "mine.yaml").write_text(text)
+        whole = load(named.resolve([Path(name) for name in given]), [*prompts, "run.seed=7"])
+        assert load([tmp_path / "mine.yaml"]) == whole
+        assert "  # The run seed: part of every random address.\n  seed: 7  # from --set\n" in text
+        assert "  # deterministic: false\n" in text
+    assert refusal(capsys, "config").startswith("No configuration was named")
+
+
+def test_without_prompts_their_place_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert solrl("config", "sana_1600m", "two_stage", "diffusion_nft", "clipscore") == 0
+    assert "\n  train: train.txt" in capsys.readouterr().out

@@ -1,0 +1,95 @@
+"""The files of a user's functions go with the configuration, and a run goes on with those that it began with."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from solrl_ray import rewards
+from solrl_ray.config import own_functions
+from solrl_ray.config.loading import load, to_yaml
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support.command_line import refusal, solrl
+
+BRIGHT = "def f(images, prompts):\n    return images.mean(dim=(1, 2, 3))\n"
+DARK = BRIGHT.replace("return ", "return -")
+OWN = "rewards=[{kind: 'mine/liked.py:f'}]"
+
+
+@pytest.fixture
+def own(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "liked.py").write_text(BRIGHT)
+    return config_file
+
+
+def begun(file: Path, *overrides: str) -> RunFolder:
+    config = own_functions.attached(load([file], [OWN, *overrides]))
+    folder = RunFolder.of(config)
+    folder.create(config, resume=False)
+    folder.unlock()
+    return folder
+
+
+def score(config: Config) -> float:
+    import torch
+
+    images = torch.full((1, 3, 8, 8), 0.25)
+    return rewards.load(config.rewards, "cpu").score(images, ["a ring"]).item()
+
+
+def test_the_files_reach_a_worker_that_has_another_folder_and_no_such_file(own: Path, tmp_path: Path) -> None:
+    config = own_functions.attached(load([own], [OWN]))
+    assert len(config.rewards[0].code) == 64
+    travelling = pickle.dumps(config)
+    (tmp_path / "mine" / "liked.py").unlink()
+    assert score(pickle.loads(travelling)) == 0.25
+    assert "def f" not in to_yaml(config)
+
+
+def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun(own)
+    (tmp_path / "mine" / "liked.py").write_text(DARK)
+    stored = load([folder.path / "config.yaml"])
+    assert score(own_functions.attached(stored, folders=[folder.path])) == 0.25
+    for arguments in (["--resume", folder.path], [own, "--set", OWN, "--resume"]):
+        assert solrl("train", "--dry-run", *arguments) == 0
+        said = capsys.readouterr().err
+        assert "mine/liked.py:f has changed since the run began, or is not here; the run goes on with what" in said
+
+
+def test_files_that_changed_since_their_digest_was_written_down_are_refused(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun(own)
+    (tmp_path / "mine" / "liked.py").write_text(DARK)
+    (folder.path / "code").rename(tmp_path / "gone")
+    said = refusal(capsys, "train", "--dry-run", "--resume", folder.path)
+    assert "the files of mine/liked.py:f have changed since it was written down" in said
+    assert "set rewards.0.code to '' for the present ones" in said
+
+
+def test_a_plan_runs_nothing_of_the_users_and_a_dry_run_does(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine" / "liked.py").write_text(f"{BRIGHT}\nraise SystemError('this was run')\n")
+    assert solrl("plan", own, "--set", OWN) == 0
+    assert solrl("train", own, "--set", OWN, "--dry-run") == 2
+    said = capsys.readouterr().err
+    assert "the file mine/liked.py cannot be imported: SystemError: this was run" in said
+    assert "    raise SystemError('this was run')" in said
+
+
+def test_a_digest_that_holds_is_no_obstacle(own: Path) -> None:
+    once = own_functions.attached(load([own], [OWN]))
+    again = own_functions.attached(load([own], [OWN, f"rewards.0.code={once.rewards[0].code}"]))
+    assert again == once
+    with pytest.raises(UserError, match=r"^rewards.0.code is 00… \(default\), but the files of mine/liked.py:f"):
+        own_functions.attached(load([own], [OWN, "rewards.0.code='00'"]))

@@ -1,0 +1,71 @@
+"""Runs side by side: when each of them had a share of the first one's gain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.cli import main
+from solrl_ray.errors import UserError
+from solrl_ray.report.curve import Curve, Point
+from solrl_ray.report.data import read_run
+from solrl_ray.report.several import compare, table
+from tests.support.made_runs import BASE, FINAL, evaluation, write_run
+from tests.unit.report.test_report import Page
+
+CURVE = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 40.0, 0.6, 0.0), Point(8, 100.0, 0.5, 0.0)), gpus=2.0)
+
+
+def test_a_reward_is_reached_between_two_evaluations_or_never() -> None:
+    found = CURVE.reaches(0.3)
+    assert found is not None
+    assert (found.updates, found.seconds) == pytest.approx((1.0, 10.0))
+    assert CURVE.reaches(0.1) == CURVE.points[0]
+    assert CURVE.reaches(0.61) is None
+    assert Curve((), gpus=0.0).reaches(0.1) is None
+    assert CURVE.gain == pytest.approx(0.3)
+    assert CURVE.time(3600.0) == "2 GPU-hours"
+
+
+def test_seconds_are_those_of_the_iterations_before_an_evaluation(tmp_path: Path) -> None:
+    half = {prompt: tuple((a + b) / 2 for a, b in zip(BASE[prompt], FINAL[prompt], strict=True)) for prompt in BASE}
+    evaluated = [evaluation(0, "base", BASE), evaluation(1, "ema", half), evaluation(3, "ema", FINAL)]
+    curve = Curve.of(read_run(write_run(tmp_path / "run", evaluated=evaluated)))
+    assert [(point.updates, point.seconds) for point in curve.points] == [(0, 0.0), (1, 10.0), (3, 30.0)]
+    assert curve.gpus == 0
+
+
+def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow, fast = write_run(tmp_path / "slow"), tmp_path / "fast"
+    write_run(fast, done=2, of=2)
+    page = tmp_path / "both.html"
+    assert main(["report", str(slow), str(fast), "--out", str(page)]) == 0
+    said = capsys.readouterr().out
+    header, first, second, path = said.splitlines()
+    assert header.split("  ")[0] == "run"
+    assert "1.5 updates, 15.0 s  " in first
+    assert "1.0 updates, 10.0 s (1.50 ×)" in second
+    assert first.startswith(str(slow))  # both runs have one name
+    assert path == str(page)
+    shown = Page(page.read_text())
+    assert shown.open == []
+    assert shown.tags.count("svg") == 2
+    assert "1.0 updates, 10.0 s (1.50 ×)" in shown.text
+
+
+def test_what_was_not_reached_is_left_open(tmp_path: Path) -> None:
+    reached = write_run(tmp_path / "reached")
+    other = write_run(tmp_path / "other", evaluated=[evaluation(0, "base", BASE), evaluation(3, "ema", BASE)])
+    assert table(compare([reached, other])).splitlines()[2].rstrip().endswith("–")
+
+
+def test_a_run_without_evaluation_cannot_be_compared(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "one"), write_run(tmp_path / "two", evaluated=[], finished=False)]
+    with pytest.raises(UserError, match=r"two cannot be compared: its policy has not been evaluated yet"):
+        compare(runs)
+
+
+def test_the_report_of_one_run_stands_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(write_run(tmp_path / "run")), "--out", "x.html"]) == 2
+    assert "--out is for several runs" in capsys.readouterr().err

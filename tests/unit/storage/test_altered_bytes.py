@@ -1,0 +1,158 @@
+"""Bytes that are not as they were are a sentence, or what was written: never a traceback, never another value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from solrl_ray.errors import UserError
+from solrl_ray.prompts.prompt_set import read_prompts
+from solrl_ray.report.data import read_run
+from solrl_ray.report.summary import summarize, write_summary
+from solrl_ray.report.trace import Span, SpanWriter, read_spans
+from solrl_ray.storage.journal import Journal
+from solrl_ray.weight_sync import container
+from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.manifest import Manifest
+from tests import fuzz
+from tests.support import made_runs
+from tests.support.command_line import solrl
+
+TENSORS = {"a.lora_A": torch.arange(6.0).reshape(2, 3), "b": torch.ones(5, dtype=torch.uint8)}
+
+
+def test_every_format_stands_a_short_search() -> None:
+    found = fuzz.search(600, seed=7)
+    assert sum(found.values()) == 600
+    assert len({name.split()[0] for name in found}) >= 12
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data_offsets", [4.5, 24]),
+        ("data_offsets", [4.5]),
+        ("data_offsets", [24, 0]),
+        ("data_offsets", [0, 24, 48]),
+        ("data_offsets", "0,24"),
+        ("data_offsets", [-24, 0]),
+        ("shape", [2, 3.0]),
+        ("shape", ["2", 3]),
+        ("shape", [2, True, 3]),
+        ("shape", [-2, -3]),
+        ("shape", [3, 3]),
+        ("shape", 6),
+        ("dtype", "F7"),
+        ("dtype", None),
+    ],
+)
+def test_a_header_of_wrong_types_or_sizes_is_unusable(key: str, value: object) -> None:
+    content = container.write(TENSORS, {"manifest": "m"})
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["a.lora_A"][key] = value
+    text = json.dumps(header).encode()
+    with pytest.raises(Unusable, match=r"^the payload|^the header of the payload|^tensor 'a.lora_A' of the payload"):
+        container.read(len(text).to_bytes(8, "little") + text + content[8 + size :], "the payload")
+
+
+def test_each_flipped_bit_of_a_header_is_unusable_or_changes_nothing_that_is_checked() -> None:
+    content = container.write(TENSORS, {"manifest": "m"})
+    end = 8 + int.from_bytes(content[:8], "little")
+    for bit in range(8 * end):
+        altered = bytearray(content)
+        altered[bit // 8] ^= 1 << bit % 8
+        try:
+            _, tensors = container.read(bytes(altered), "the payload")
+        except Unusable:
+            continue
+        assert sum(tensor.nbytes for tensor in tensors.values()) == len(content) - end
+
+
+@pytest.mark.parametrize("text", [b'{"manifest": \xff}', b"[1]", b'{"manifest": [], "sha256": "x"}', b"[" * 100_000])
+def test_a_manifest_of_other_bytes_is_unusable(text: bytes) -> None:
+    with pytest.raises(Unusable, match="the manifest of the revision"):
+        Manifest.from_json(text)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = made_runs.write_run(tmp_path / "run")
+    config, evaluations = made_runs.config(), made_runs.evaluations()
+    spans = SpanWriter(folder)
+    spans.write(Span(kind="unit", name="u", stage="explore", iteration=0, started=1.0, seconds=1.0))
+    spans.close()
+    (folder / "lora").mkdir(exist_ok=True)
+    (folder / "lora" / "pytorch_lora_weights.safetensors").write_bytes(container.write(TENSORS, {}))
+    write_summary(folder, summarize(config, [made_runs.iteration(n) for n in range(3)], evaluations, seconds=1.0))
+    return folder
+
+
+def spoil(path: Path, at: int = 12) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] = 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "attestations.json"])
+def test_a_byte_that_is_no_text_is_a_sentence_that_names_the_file(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run / name)
+    with pytest.raises(UserError, match=name):
+        read_run(run)
+    assert solrl("report", run) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_span_of_other_bytes_is_left_out(run: Path) -> None:
+    with (run / "spans.jsonl").open("ab") as file:
+        file.write(b'{"kind": "\xff"}\n{"kind": "unit", "started": "x"}\n[]\n')
+    assert [span.name for span in read_spans(run)] == ["u"]
+
+
+def test_a_number_that_was_altered_is_no_number(run: Path) -> None:
+    for name in ("metrics.jsonl", "summary.json"):
+        content = (run / name).read_text()
+        (run / name).write_text(content.replace("0.", "1.", 1))
+        with pytest.raises(UserError, match=rf"{name}.* damaged: its checksum is not the one that was written"):
+            read_run(run)
+        (run / name).write_text(content)
+    read_run(run)
+
+
+def test_a_damaged_line_in_the_middle_of_a_journal_is_told_with_what_is_lost(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "iteration-000003.jsonl")
+    journal.append(*({"entry": n} for n in range(6)))
+    journal.close()
+    assert journal.damaged() is None
+    lines = journal.path.read_bytes().splitlines(keepends=True)
+    journal.path.write_bytes(b"".join(lines) + lines[0][:7])
+    assert journal.damaged() is None  # cut off: nobody was told of it
+    journal.path.write_bytes(b"".join([*lines[:2], lines[2].replace(b"2", b"7"), *lines[3:]]))
+    assert journal.damaged() == (3, 3)
+    assert len(journal.entries()) == 2
+
+
+def test_a_run_whose_files_are_as_written_is_verified_and_each_damage_found(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("verify", run) == 0
+    assert "FAILS" not in capsys.readouterr().out
+    lora = run / "lora" / "pytorch_lora_weights.safetensors"
+    for path, spoiled in ((run / "metrics.jsonl", 2), (run / "spans.jsonl", 1), (lora, 1), (run / "summary.json", 1)):
+        content = path.read_bytes()
+        spoil(path)
+        assert solrl("verify", run) == 1
+        said = capsys.readouterr().out
+        assert said.count("FAILS") == spoiled, said
+        path.write_bytes(content)
+
+
+def test_half_of_a_surrogate_pair_is_no_prompt(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "a red square"}\n{"text": "a \\ud83d"}\n')
+    with pytest.raises(UserError, match=r"p\.jsonl, line 2 has half of a surrogate pair"):
+        read_prompts(str(tmp_path / "p.jsonl"), "prompts.train")
