@@ -22,7 +22,7 @@ from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling, previews
-from solrl_ray.errors import MissingCheckpoint, UserError
+from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.formats import FORMAT_OF_TIER, packed_bytes
@@ -51,7 +51,7 @@ class Inputs:
 def check(config: Config, sources: Sources | None = None, *, planning: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    With `planning` the run is not to start here: each reward's checkpoint that is missing is a note.
+    With `planning` the run is not to start here: each reward's checkpoint or server that is missing is a note.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
     prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
@@ -114,7 +114,7 @@ def _without_gpus(config: Config, facts: ModelFacts) -> str:
     )
 
 
-def _rewards(config: Config, sources: Sources, tell: Callable[[MissingCheckpoint], None] | None) -> None:
+def _rewards(config: Config, sources: Sources, tell: Callable[[NotYetThere], None] | None) -> None:
     rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
     if config.evaluation.reference:
         named = f"evaluation.reference ({sources.of('evaluation.reference')})"
