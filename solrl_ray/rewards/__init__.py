@@ -9,7 +9,7 @@ import torch
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
 from solrl_ray.config.schema import RewardConfig
-from solrl_ray.errors import MissingCheckpoint, UserError
+from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
@@ -25,13 +25,14 @@ def check(
     resolution: int,
     named: Callable[[str], str],
     *,
-    tell: Callable[[MissingCheckpoint], None] | None = None,
+    tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
     """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
 
     Args:
         named: how a message names a dotted key such as ``rewards.0.path``.
-        tell: is given each checkpoint that is not fetched yet, which otherwise is raised.
+        tell: is given each checkpoint that is not fetched and each server that is not started yet, which otherwise is
+            raised.
 
     Raises:
         UserError: one sentence naming key, value and what would be right.
@@ -40,7 +41,7 @@ def check(
         keys = _named(i, named)
         try:
             registered(config, keys).check(config, keys, resolution)
-        except MissingCheckpoint as error:
+        except NotYetThere as error:
             if tell is None:
                 raise
             tell(error)

@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 from PIL import Image
 from torch import Tensor
 
-from solrl_ray.errors import RewardError, UserError
+from solrl_ray.errors import RewardError, SilentServer, UserError
 
 PAUSE = 0.5
 """Seconds before the first retry; doubled for each further one."""
@@ -125,13 +125,13 @@ def check_url(url: str, key: str, example: str) -> None:
 
 
 def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
-    """Raise UserError if nothing listens at an address."""
+    """Raise SilentServer if nothing listens at an address."""
     parts = urlsplit(url)
     assert parts.hostname
     try:
         socket.create_connection((parts.hostname, _port(parts)), min(timeout, CONNECT_CHECK)).close()
     except OSError as error:
-        raise UserError(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
+        raise SilentServer(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
 
 
 def token_of(variable: str, key: str) -> str:

@@ -199,6 +199,13 @@ def test_an_endpoint_that_is_not_there_is_missed_before_the_run() -> None:
         rewards.check([config("http://127.0.0.1:9/v1")], 5, str)
 
 
+def test_who_only_plans_is_told_of_an_endpoint_that_is_not_there() -> None:
+    told: list[str] = []
+    rewards.check([config("http://127.0.0.1:9/v1")], 5, str, tell=lambda missing: told.append(str(missing)))
+    (sentence,) = told
+    assert sentence.endswith("start the judge first.")
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_shipped_questions_are_answered(name: str) -> None:
     (entry,) = read_file(CONFIGS / f"{name}.yaml")["rewards"]
