@@ -13,8 +13,14 @@ from tests.support.chat_server import Asked, serving
 from tests.support.small import folder, small_config, summary
 
 
+PRUNED = ("rollout.explore.steps=5", "rollout.preview={unit: 8, prune: {after: 2, keep: 6}}")
+
+
 @pytest.mark.slow
-def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(local_ray: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("previews", [(), PRUNED], ids=["whole", "pruned"])
+def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
+    local_ray: None, tmp_path: Path, previews: tuple[str, ...]
+) -> None:
     moods = itertools.count()
 
     def moody(asked: Asked) -> str:
@@ -23,7 +29,8 @@ def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(local_ray: 
 
     with serving(moody) as server:
         judge = f"{{url: '{server.url}', model: eyes, question: {{text: 'How red?'}}}}"
-        config = small_config(tmp_path, "judged", "run.iterations=2", f"rewards=[{{kind: judge, judge: {judge}}}]")
+        rewards = f"rewards=[{{kind: judge, judge: {judge}}}]"
+        config = small_config(tmp_path, "judged", "run.iterations=2", rewards, *previews)
         launch.train(config, live=False)
     found = summary(config)
     assert any("equal digests of equal runs are not promised" in words for words in found["warnings"])
