@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from ray.util.placement_group import placement_group_table
 
 from actors.client import launch
@@ -125,31 +124,18 @@ def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_s
 
 
 class Poisoned(Explorer):
-    """Once they are scored its samples are garbage, and its rewards are ten times too high.
+    """Its rewards are ten times too high.
 
-    The ranking stays; were a preview's image, latent or reward learned from, training would change or fail.
+    The ranking stays; were a preview's reward learned from, training would change. Its latents and images it does not
+    even return.
     """
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        sample = self._sampler
-
-        def poison(*arguments: object) -> object:
-            sampled = sample(*arguments)
-            return dataclasses.replace(
-                sampled,
-                latents=torch.full_like(sampled.latents, torch.nan),
-                images=torch.full_like(sampled.images, torch.nan),
-                rewards=10.0 * sampled.rewards,
-            )
-
-        self._sampler = poison
-        try:
-            return super().explore(unit, prompt, embedding)
-        finally:
-            self._sampler = sample
+        result = super().explore(unit, prompt, embedding)
+        return dataclasses.replace(result, rewards=tuple(10.0 * reward for reward in result.rewards))
 
 
-def test_quantised_samples_and_their_rewards_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
+def test_rewards_of_previews_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
     config = small_config(tmp_path, "poisoned")
     launch.train(config, live=False, classes=ActorClasses(explorer=Poisoned))
     assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
