@@ -22,7 +22,7 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
 from solrl_ray.config.pools import kinds_of_prompts, takes_turns
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import choose, read_prompts
 from solrl_ray.records import Prompt
@@ -150,6 +150,7 @@ class RunParts:
             fallback_level=level,
             steps=self.fallback.steps(level),
             prune=self.fallback.pruning(level),
+            reproducible=not unreproducible_rewards(config),
         )
 
     def fallback_level(self, iteration: int) -> int:

@@ -1,6 +1,6 @@
 """What does a forward cost in each tier? Published architectures with random weights, on one GPU.
 
-    python benchmarks/forward.py [--models flux sd3 sana] [--tiers fp8] [--batches 24] [--cudagraphs] [--out FOLDER]
+    python benchmarks/forward.py [--models flux z_image] [--tiers fp8] [--batches 24] [--cudagraphs] [--out FOLDER]
 
 Every ratio has both sides in this run, measured in turn: the transformer compiled block by block in bfloat16, and a
 copy of it quantised to the tier and compiled alike (`nvfp4-emulated` is never compiled). Times are medians of CUDA
@@ -21,15 +21,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import torch
-from full_size import FLUX, SANA, SD3, random_model
+from architectures import FLUX, QWEN_IMAGE, SANA, SD3, Z_IMAGE
+from full_size import random_model
 from torch import Tensor, nn
 
 from solrl_ray.config.schema import Compile, QuantizationScope
+from solrl_ray.models import FAMILIES
 from solrl_ray.models.compilation import GraphedForward, compile_
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import QuantizationReport, quantize_
@@ -46,7 +49,7 @@ class Architecture:
     kind: type[nn.Module]
     settings: dict[str, Any]
     batches: tuple[int, ...]
-    inputs: Callable[[int, Callable[..., Tensor]], dict[str, Tensor]]
+    inputs: Callable[[int, Callable[..., Tensor]], dict[str, Any]]
     """Batch size, a maker of random tensors → keyword arguments of a forward."""
     skip: list[str]
     """All linears of the blocks without adaLN are quantised."""
@@ -86,6 +89,24 @@ def sana_inputs(batch: int, randn: Callable[..., Tensor]) -> dict[str, Tensor]:
     }
 
 
+def masked_text(batch: int, tokens: int, width: int, randn: Callable[..., Tensor]) -> dict[str, Tensor]:
+    return {
+        "encoder_hidden_states": randn(batch, tokens, width),
+        "encoder_hidden_states_mask": torch.ones_like(randn(batch, tokens)),
+        "timestep": torch.full_like(randn(1), 0.5).expand(batch).contiguous(),
+    }
+
+
+def qwen_image_inputs(batch: int, randn: Callable[..., Tensor]) -> dict[str, Any]:
+    side = 32
+    latents = {"hidden_states": randn(batch, side**2, 64), "img_shapes": (1, side, side)}
+    return latents | masked_text(batch, 128, 3584, randn)
+
+
+def z_image_inputs(batch: int, randn: Callable[..., Tensor]) -> dict[str, Any]:
+    return {"hidden_states": randn(batch, 16, 64, 64)} | masked_text(batch, 128, 2560, randn)
+
+
 ARCHITECTURES = {
     "flux": Architecture(
         title="FLUX.1-dev, 512 px, 128 text tokens",
@@ -110,6 +131,22 @@ ARCHITECTURES = {
         batches=(24,),
         inputs=sana_inputs,
         skip=[*EMBEDDERS, "norm", "^proj_out"],
+    ),
+    "qwen_image": Architecture(
+        title="Qwen-Image, 512 px, 128 text tokens",
+        kind=diffusers.QwenImageTransformer2DModel,
+        settings=QWEN_IMAGE,
+        batches=(8, 24),
+        inputs=qwen_image_inputs,
+        skip=["img_in", "txt_in", "time_text_embed", "img_mod", "txt_mod", "norm", "^proj_out"],
+    ),
+    "z_image": Architecture(
+        title="Z-Image, 512 px, 128 text tokens",
+        kind=diffusers.ZImageTransformer2DModel,
+        settings=Z_IMAGE,
+        batches=(8, 24),
+        inputs=z_image_inputs,
+        skip=["x_embedder", "cap_embedder", "t_embedder", "adaLN_modulation", "final_layer", "context_refiner"],
     ),
 }
 
@@ -138,13 +175,11 @@ def build(name: str, device: torch.device, layers: int | None) -> nn.Module:
     architecture = ARCHITECTURES[name]
     settings = dict(architecture.settings)
     if layers is not None:
-        settings |= {key: layers for key in ("num_layers", "num_single_layers") if key in settings}
+        settings |= {key: layers for key in ("num_layers", "num_single_layers", "n_layers") if key in settings}
     model: nn.Module = random_model(lambda: architecture.kind(**settings), str(device))
-    if name != "sana":
-        return model
-    from solrl_ray.models.sana import Sana
-
-    return Sana.adapt_(model)
+    module, _, family = FAMILIES[name].partition(":")
+    adapted: nn.Module = getattr(import_module(module), family).adapt_(model)
+    return adapted
 
 
 def linear_flops(model: nn.Module, run: Callable[[], Any]) -> dict[str, int]:
@@ -219,7 +254,7 @@ def measure(name: str, arguments: argparse.Namespace) -> list[Measured]:
     return results
 
 
-def first_part(model: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
+def first_part(model: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     return model(**inputs, return_dict=False)[0]
 
 
@@ -227,7 +262,7 @@ def _measure_batch(
     name: str,
     batch: int,
     made: dict[str, tuple[nn.Module, QuantizationReport]],
-    inputs: dict[str, Tensor],
+    inputs: dict[str, Any],
     flops: dict[str, int],
     arguments: argparse.Namespace,
 ) -> list[Measured]:
@@ -313,7 +348,7 @@ def write(results: list[Measured], arguments: argparse.Namespace) -> None:
         "mode": arguments.mode,
         "layers": arguments.layers or "all",
         "titles": {name: ARCHITECTURES[name].title for name in arguments.models},
-        "aims": {name: AIMS[name] for name in arguments.models},
+        "aims": {name: AIMS.get(name) for name in arguments.models},
         "results": [asdict(result) for result in results],
     }
     (arguments.out / "forward.json").write_text(json.dumps(content, indent=1) + "\n")

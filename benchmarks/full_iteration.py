@@ -27,7 +27,13 @@ import torch
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
-MODELS = {"flux": "flux1_dev.yaml", "sd3": "sd35_large.yaml", "sana": "sana_1600m.yaml"}
+MODELS = {
+    "flux": "flux1_dev.yaml",
+    "sd3": "sd35_large.yaml",
+    "sana": "sana_1600m.yaml",
+    "qwen_image": "qwen_image.yaml",
+    "z_image": "z_image.yaml",
+}
 STAGES = ("explore", "regenerate", "learn", "publish", "checkpoint", "total")
 
 

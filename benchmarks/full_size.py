@@ -3,6 +3,8 @@
     python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 11.9 B parameters, 24 GB in bfloat16
     python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 8.1 B, 16 GB
     python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 3 GB
+    python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 20.4 B, 41 GB
+    python benchmarks/full_size.py z_image OUT     # Z-Image, 6.2 B, 12 GB
     python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore
 
 OUT becomes a diffusers pipeline folder (a transformers one for clip) that the product's own loaders read. The
@@ -15,21 +17,29 @@ is at full size do not depend on the weights' values, rewards and rankings do an
 from __future__ import annotations
 
 import argparse
+import re
+import string
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from architectures import DC_AE, FLUX, QWEN_IMAGE, QWEN_IMAGE_VAE, SANA, SD3, Z_IMAGE, kl_autoencoder
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
+    AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
     FluxPipeline,
     FluxTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
     SanaPipeline,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
 )
 from transformers import (
     CLIPConfig,
@@ -41,6 +51,11 @@ from transformers import (
     Gemma2Config,
     Gemma2Model,
     GemmaTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     T5Config,
     T5EncoderModel,
 )
@@ -56,73 +71,13 @@ STD = 0.02
 CLIP_LENGTH = 77
 T5_LENGTH = 512
 GEMMA_LENGTH = 300
-
-FLUX: dict[str, Any] = {
-    "in_channels": 64,
-    "num_layers": 19,
-    "num_single_layers": 38,
-    "attention_head_dim": 128,
-    "num_attention_heads": 24,
-    "joint_attention_dim": 4096,
-    "pooled_projection_dim": 768,
-    "guidance_embeds": True,
-}
-SD3: dict[str, Any] = {
-    "sample_size": 128,
-    "in_channels": 16,
-    "out_channels": 16,
-    "num_layers": 38,
-    "attention_head_dim": 64,
-    "num_attention_heads": 38,
-    "joint_attention_dim": 4096,
-    "caption_projection_dim": 2432,
-    "pooled_projection_dim": 2048,
-    "pos_embed_max_size": 192,
-    "qk_norm": "rms_norm",
-}
-SANA: dict[str, Any] = {
-    "in_channels": 32,
-    "out_channels": 32,
-    "num_layers": 20,
-    "num_attention_heads": 70,
-    "attention_head_dim": 32,
-    "num_cross_attention_heads": 20,
-    "cross_attention_head_dim": 112,
-    "cross_attention_dim": 2240,
-    "caption_channels": 2304,
-    "mlp_ratio": 2.5,
-    "sample_size": 32,
-    "patch_size": 1,
-}
-DC_AE: dict[str, Any] = {
-    "latent_channels": 32,
-    "encoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
-    "decoder_block_types": ("ResBlock",) * 3 + ("EfficientViTBlock",) * 3,
-    "encoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
-    "decoder_block_out_channels": (128, 256, 512, 512, 1024, 1024),
-    "encoder_layers_per_block": (2, 2, 2, 3, 3, 3),
-    "decoder_layers_per_block": (3, 3, 3, 3, 3, 3),
-    "encoder_qkv_multiscales": ((), (), (), (5,), (5,), (5,)),
-    "decoder_qkv_multiscales": ((), (), (), (5,), (5,), (5,)),
-    "downsample_block_type": "Conv",
-    "upsample_block_type": "interpolate",
-    "scaling_factor": 0.41407,
-}
-
-
-def kl_autoencoder(scaling: float, shift: float) -> dict[str, Any]:
-    return {
-        "down_block_types": ("DownEncoderBlock2D",) * 4,
-        "up_block_types": ("UpDecoderBlock2D",) * 4,
-        "block_out_channels": (128, 256, 512, 512),
-        "layers_per_block": 2,
-        "latent_channels": 16,
-        "sample_size": 1024,
-        "scaling_factor": scaling,
-        "shift_factor": shift,
-        "use_quant_conv": False,
-        "use_post_quant_conv": False,
-    }
+QWEN_LENGTH = 2048
+CHAT = (
+    "{% for message in messages %}<|im_start|>user\n{{ message.content }}<|im_end|>\n<|im_start|>assistant\n"
+    "{% endfor %}"
+)
+TEMPLATE_WORD = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|[^\w ]")
+"""Qwen's own tokenizer has one token for each of these in the templates around a prompt."""
 
 
 @torch.no_grad()
@@ -201,6 +156,30 @@ def gemma_text() -> tuple[Any, Any]:
     return Gemma2Model(config).to(torch.bfloat16), tokenizer
 
 
+def qwen_words(template: str) -> Any:
+    """A byte-level BPE without merges: one token a character, but one a word for the words of `template`, so that a
+    pipeline that cuts the template off by its number of tokens cuts it where it ends."""
+    pieces = ["<|endoftext|>", "Ġ", "Ċ", *string.ascii_letters, *string.digits, *string.punctuation]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=QWEN_LENGTH, chat_template=CHAT)
+    tokenizer.add_tokens(sorted(word for word in set(TEMPLATE_WORD.findall(template)) if len(word) > 1))
+    return tokenizer
+
+
+def qwen_image_template() -> str:
+    """What the pipeline puts around a prompt."""
+    parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
+    template: str = QwenImagePipeline(**parts).prompt_template_encode
+    return template
+
+
+def qwen_text(width: int, layers: int) -> dict[str, Any]:
+    """Settings of a language model of `width`."""
+    heads = width // 128
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": layers}
+    return sizes | {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 128}
+
+
 def flux(device: str, layers: int | None) -> FluxPipeline:
     depth = {} if layers is None else {"num_layers": layers, "num_single_layers": layers}
     t5, t5_words = t5_text()
@@ -243,12 +222,48 @@ def sana(device: str, layers: int | None) -> SanaPipeline:
     )
 
 
+def qwen_image(device: str, layers: int | None) -> QwenImagePipeline:
+    depth = {} if layers is None else {"num_layers": layers}
+    tokenizer = qwen_words(qwen_image_template())
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
+    text = qwen_text(3584, 1) | {"vocab_size": len(tokenizer), "rope_parameters": rope}
+    eyes = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 3584}
+    settings = Qwen2_5_VLConfig(text_config=text, vision_config=eyes)
+    return QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(
+            use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
+        ),
+        vae=random_model(lambda: AutoencoderKLQwenImage(**QWEN_IMAGE_VAE), device),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(settings).to(torch.bfloat16),
+        tokenizer=tokenizer,
+        transformer=random_model(lambda: QwenImageTransformer2DModel(**QWEN_IMAGE | depth), device),
+    )
+
+
+def z_image(device: str, layers: int | None) -> ZImagePipeline:
+    depth = {} if layers is None else {"n_layers": layers}
+    tokenizer = qwen_words(CHAT)
+    settings = Qwen3Config(vocab_size=len(tokenizer), **qwen_text(2560, 2))  # the pipeline takes the last but one
+    return ZImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
+        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(0.3611, 0.1159)), device),
+        text_encoder=Qwen3ForCausalLM(settings).to(torch.bfloat16),
+        tokenizer=tokenizer,
+        transformer=random_model(lambda: ZImageTransformer2DModel(**Z_IMAGE | depth), device),
+    )
+
+
 TRANSFORMERS = {
     "flux": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
     "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
     "sana": (SanaTransformer2DModel, SANA, DC_AE),
+    "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
+    "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
+WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560}
+"""Model → channels of a text token."""
+PIPELINES = {"flux": flux, "sd3": sd3, "sana": sana, "qwen_image": qwen_image, "z_image": z_image}
 
 
 def transformer_only(config: Model, device: str, layers: int | None = None) -> DiffusionModel:
@@ -259,7 +274,8 @@ def transformer_only(config: Model, device: str, layers: int | None = None) -> D
     """
     kind, settings, autoencoder = TRANSFORMERS[config.family]
     if layers is not None:
-        settings = settings | {key: layers for key in ("num_layers", "num_single_layers") if key in settings}
+        depths = ("num_layers", "num_single_layers", "n_layers")
+        settings = settings | {key: layers for key in depths if key in settings}
     transformer = random_model(lambda: kind(**settings), device)
     own, adapted = models.family(config), dict(transformer.config)
     made: dict[Any, torch.nn.Module] = {"transformer": own.adapt_(transformer)}
@@ -269,16 +285,17 @@ def transformer_only(config: Model, device: str, layers: int | None = None) -> D
 def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[PromptEmbedding]:
     """Prompt embeddings of the published shapes, standard normal; where text is masked, all but `words` tokens are."""
     generator = torch.Generator().manual_seed(1)
-    tokens, width = config.max_sequence_length, {"flux": 4096, "sd3": 4096, "sana": 2304}[config.family]
+    tokens, width = config.max_sequence_length, WIDTHS[config.family]
     tokens += CLIP_LENGTH if config.family == "sd3" else 0
     pooled = {"flux": 768, "sd3": 2048}.get(config.family)
+    mask = "prompt_attention_mask" if config.family == "sana" else "prompt_embeds_mask"
     made = []
     for i in range(count):
         tensors = {"prompt_embeds": torch.randn(tokens, width, generator=generator)}
         if pooled:
             tensors["pooled_prompt_embeds"] = torch.randn(pooled, generator=generator)
         else:
-            tensors["prompt_attention_mask"] = (torch.arange(tokens) < words).float()
+            tensors[mask] = (torch.arange(tokens) < words).float()
         made.append(PromptEmbedding(prompt_id=str(i), tensors=tensors, digest=str(i)))
     return made
 
@@ -312,7 +329,7 @@ def write_clip(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=("flux", "sd3", "sana", "clip"))
+    parser.add_argument("model", choices=(*PIPELINES, "clip"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, help="transformer blocks (of each kind) instead of the published number")
     arguments = parser.parse_args()
@@ -321,7 +338,7 @@ def main() -> None:
     if arguments.model == "clip":
         write_clip(arguments.out)
     else:
-        pipeline = {"flux": flux, "sd3": sd3, "sana": sana}[arguments.model](device, arguments.layers)
+        pipeline = PIPELINES[arguments.model](device, arguments.layers)
         parameters = sum(p.numel() for p in pipeline.transformer.parameters())
         pipeline.save_pretrained(arguments.out, max_shard_size="10GB")
         print(f"{arguments.model}: transformer of {parameters / 1e9:.2f} B parameters")

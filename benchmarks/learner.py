@@ -1,6 +1,6 @@
 """What do a learner's passes cost, compiled and not? One published architecture with random weights, on one GPU.
 
-    python benchmarks/learner.py flux|sd3|sana [--memory 1 0.5 0] [--out FOLDER]
+    python benchmarks/learner.py flux|sd3|sana|qwen_image|z_image [--memory 1 0.5 0] [--out FOLDER]
 
 Milliseconds of one sample at one timestep: a pass of the base (adapters off), one of `old`, both without gradient, and
 forward and backward of `default`; their sum is what DiffusionNFT costs. Settings are those of configs/models: LoRA,
@@ -45,7 +45,13 @@ from solrl_ray.quantization.attestation import device_name
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "configs"
-MODELS = {"flux": "flux1_dev", "sd3": "sd35_large", "sana": "sana_1600m"}
+MODELS = {
+    "flux": "flux1_dev",
+    "sd3": "sd35_large",
+    "sana": "sana_1600m",
+    "qwen_image": "qwen_image",
+    "z_image": "z_image",
+}
 AIMS = {"flux": 1.8, "sd3": 1.75, "sana": 1.8}
 KINDS = ("base", "old", "default")
 
@@ -217,7 +223,7 @@ def write(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
         "deterministic": arguments.deterministic,
         "shipped": wanted,
         "ratio_to_eager": ratio,
-        "aim": AIMS[arguments.model],
+        "aim": AIMS.get(arguments.model),
         "sides": results,
     }
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import full_size
+import architectures
 import torch
 from torch import nn
 
@@ -20,7 +20,7 @@ from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import ModelShapes
 from tests.support.small import CONFIGS
 
-SD3_MEDIUM: dict[str, Any] = full_size.SD3 | {
+SD3_MEDIUM: dict[str, Any] = architectures.SD3 | {
     "num_layers": 24,
     "num_attention_heads": 24,
     "caption_projection_dim": 1536,
@@ -38,11 +38,13 @@ FLUX2_KLEIN_4B: dict[str, Any] = {
 }
 FOUR_LEVELS = {"block_out_channels": (128, 256, 512, 512)}
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "flux1_dev": (full_size.FLUX, FOUR_LEVELS),
+    "flux1_dev": (architectures.FLUX, FOUR_LEVELS),
     "flux2_klein_base_4b": (FLUX2_KLEIN_4B, FOUR_LEVELS),
-    "sana_1600m": (full_size.SANA, full_size.DC_AE),
-    "sd35_large": (full_size.SD3, FOUR_LEVELS),
+    "qwen_image": (architectures.QWEN_IMAGE, architectures.QWEN_IMAGE_VAE),
+    "sana_1600m": (architectures.SANA, architectures.DC_AE),
+    "sd35_large": (architectures.SD3, FOUR_LEVELS),
     "sd35_medium": (SD3_MEDIUM, FOUR_LEVELS),
+    "z_image": (architectures.Z_IMAGE, FOUR_LEVELS),
 }
 """Name of the file in configs/models → settings of its transformer and of its autoencoder."""
 

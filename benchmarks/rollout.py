@@ -215,7 +215,7 @@ def main() -> None:
         "repetitions": found,
         "two_stage": two_stage,
         "ratio": seconds["naive"] / two_stage,
-        "aim": AIMS[arguments.model],
+        "aim": AIMS.get(arguments.model),
     }
     if arguments.preview_decoder:  # what it would be without, from the times of decoding and scoring alone
         with_vae = two_stage - seconds["decode, score: previews"] + seconds["decode, score: naive"]
@@ -228,7 +228,7 @@ def main() -> None:
         print(f"{arguments.model}  {name:<28} {value:8.2f} s")
     print(
         f"{arguments.model}  {arguments.tier}: naive {seconds['naive']:.2f} s, two-stage {two_stage:.2f} s: "
-        f"{result['ratio']:.2f} times (aim {AIMS[arguments.model]}); previews decode with {result['preview_decoder']}"
+        f"{result['ratio']:.2f} times (aim {result['aim']}); previews decode with {result['preview_decoder']}"
     )
 
 

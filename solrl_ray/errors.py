@@ -7,8 +7,16 @@ class UserError(Exception):
     """Bad input. The command line prints the message alone, without a traceback, and exits with status 2."""
 
 
-class MissingCheckpoint(UserError):
-    """A checkpoint that this machine has not fetched yet. The message has the command; who only plans needs none."""
+class NotYetThere(UserError):
+    """Something outside that a run needs and that can still be brought; who only plans needs none."""
+
+
+class MissingCheckpoint(NotYetThere):
+    """A checkpoint that this machine has not fetched yet. The message has the command."""
+
+
+class SilentServer(NotYetThere):
+    """A reward server or judge that does not answer yet."""
 
 
 class RunError(Exception):

@@ -11,7 +11,7 @@ machine and after a restart:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,8 @@ class UnitResult:
     """Of a pruned unit: the score of each member's estimate of x0, by which it was decided who goes on."""
     samples_digest: str = ""
     """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.iteration_state.group_digest`)."""
+    reward_costs: Mapping[str, int] | None = None
+    """What reward servers and judges were asked for it: see `IterationMetrics.reward_costs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

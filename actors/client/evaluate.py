@@ -30,6 +30,7 @@ from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, Scorer
 from actors.world import Tasks, World
 from solrl_ray.config.schema import Config, Learners, WorkerPool
+from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.evaluation.held_out import (
     EVAL_POLICIES,
     evaluation_metrics,
@@ -150,6 +151,7 @@ class FinishedRunEvaluation:
             ),
             fleet.hand_out,
             strict=config.fleet.strict,
+            reproducible=not unreproducible_rewards(config),
             tell=self._telemetry.message,
             changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
         )

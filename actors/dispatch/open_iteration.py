@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -70,6 +70,8 @@ class RolloutResult:
     """How many revisions behind its own it was explored."""
     requeued: int = 0
     """Units that were given to another worker because an answer was lost or refused."""
+    reward_costs: dict[str, int] = field(default_factory=dict)
+    """What reward servers and judges were asked: see `IterationMetrics.reward_costs`."""
 
     @property
     def walls(self) -> dict[str, float]:
@@ -134,6 +136,7 @@ class OpenIteration(Owner):
         self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
         """Of one stage: prompt id → unit → reference of its samples."""
         self._learned = False
+        self._reward_costs: Counter[str] = Counter()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
         if opened is None:
             self._want(units)
@@ -200,6 +203,7 @@ class OpenIteration(Owner):
             publication=self._publication,
             staleness=self.plan.staleness,
             requeued=self._hand_out.requeued(self),
+            reward_costs=dict(self._reward_costs),
         )
 
     async def stored(self, regenerating: Regenerating) -> list[Any]:
@@ -262,6 +266,7 @@ class OpenIteration(Owner):
             return
         result: UnitResult = answer.value
         self._hand_out.done(answer.unit)
+        self._reward_costs.update(result.reward_costs or {})
         if answer.unit.stage == "audit":
             self.clocks["audit"].stop(self._world.now(), result.seconds)
             self.audits.add(answer.unit.prompt_id)
@@ -280,6 +285,7 @@ class OpenIteration(Owner):
             self._hand_out.refuse(answer, ack.refused)
             return
         self._hand_out.done(answer.unit)
+        self._reward_costs.update(answer.value.reward_costs or {})
         self.clocks["regenerate"].stop(self._world.now(), answer.value.seconds)
         self._keep(answer.unit.prompt_id, answer.value.rewards, answer.large)
 

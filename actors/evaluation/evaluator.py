@@ -14,9 +14,10 @@ from actors.workers.regenerator import Evaluated
 from actors.world import World
 from solrl_ray.config.pools import REGENERATORS
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.errors import RunError
 from solrl_ray.evaluation.held_out import UNIT_POLICY, evaluation_metrics, evaluation_units
-from solrl_ray.metrics.records import EvaluationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, added
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.report.grids import save_pictures
 from solrl_ray.scheduling.dispatcher import Held
@@ -38,12 +39,14 @@ class Evaluation(Owner):
         hand_out: HandOut,
         *,
         strict: bool,
+        reproducible: bool = True,
         tell: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             strict: whether other rewards for a unit than the first ones are an error (`fleet.strict`).
+            reproducible: whether rewards come out the same again. If not, others than the first ones are no error.
             tell: is given a sentence for the user.
             changed: is called after each answer.
         """
@@ -55,6 +58,7 @@ class Evaluation(Owner):
         self.answered = asyncio.Event()
         """Set after each answer; whoever waits for one clears it."""
         self._method, self._hand_out, self._strict, self._tell, self._changed = call, hand_out, strict, tell, changed
+        self._reproducible = reproducible
         self.ledger = Ledger(units)
 
     def begin(self, holds: Held | None = None) -> None:
@@ -78,7 +82,8 @@ class Evaluation(Owner):
         if value.unit != unit:
             self._hand_out.refuse(answer, f"{answer.worker} was given {unit.id} and answered {value.unit}")
             return
-        outcome = self.ledger.finish(unit.id, repr(value.rewards), answer.worker)
+        scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
+        outcome = self.ledger.finish(unit.id, scores, answer.worker)
         self._hand_out.done(unit)
         if outcome is Outcome.ACCEPTED:
             self.answers[unit.prompt_id] = value
@@ -139,6 +144,7 @@ class Evaluator:
             call,
             self._hand_out,
             strict=self._config.fleet.strict,
+            reproducible=not unreproducible_rewards(self._config),
             tell=self._telemetry.message,
             changed=lambda: self._telemetry.stage("evaluate", len(evaluation.answers), len(units)),
         )
@@ -155,6 +161,7 @@ class Evaluator:
             overlapped=overlaps,
             duplicates=evaluation.ledger.duplicates,
             differing=evaluation.ledger.violations,
+            reward_costs=added([evaluated.reward_costs for evaluated in found.values()]),
         )
         await self._keep(metrics, images, pictured)
         return metrics

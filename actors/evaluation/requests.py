@@ -24,6 +24,7 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.workers.regenerator import Evaluated
 from actors.world import World
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.evaluation.held_out import EVAL_POLICIES, evaluation_units
 from solrl_ray.records import Prompt, WorkUnit
@@ -211,7 +212,13 @@ class EvaluationRequests:
             return "score", (config, unit, prompt, embeddings[prompt.id], prompt in pictured)
 
         return _OutsideEvaluation(
-            f"the evaluation {request.name} of {policy}", units, call, self._hand_out, strict=False, tell=self._tell
+            f"the evaluation {request.name} of {policy}",
+            units,
+            call,
+            self._hand_out,
+            strict=False,
+            reproducible=not unreproducible_rewards(config),
+            tell=self._tell,
         )
 
 

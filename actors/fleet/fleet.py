@@ -15,7 +15,7 @@ from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
 from solrl_ray.config.pools import REGENERATORS, explorer_pools, pools, shares
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
+from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, Receipt
 from solrl_ray.scheduling.replacements import Replacements
@@ -50,7 +50,8 @@ class Fleet:
         """Of the explorers."""
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
-        self.hand_out = HandOut(world, config.fleet, telemetry, self._retire)
+        handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
+        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(

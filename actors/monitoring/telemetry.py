@@ -19,7 +19,7 @@ import torch
 from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, measured_seconds
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
@@ -28,6 +28,8 @@ from solrl_ray.storage.run_folder import RunFolder
 
 EXPORTED = ("reward_mean", "proxy_reward_mean", "fallback_level", "loss", "policy_loss", "kl", "gradient_norm")
 """Fields of an iteration's record that are gauges of the same name."""
+TOKENS = ("prompt_tokens", "completion_tokens")
+"""Of `IterationMetrics.reward_costs`."""
 MESSAGES = 8
 """Notable events that the live view can show."""
 
@@ -184,7 +186,7 @@ class Telemetry:
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
-        self._export_repeated()
+        self._export_sums()
 
     def progress(self) -> Progress:
         return Progress(
@@ -274,14 +276,18 @@ class Telemetry:
             exporter.set(f"solrl_{name}", getattr(metrics, name))
         for stage, seconds in metrics.seconds.items():
             exporter.set("solrl_stage_seconds", seconds, stage=stage)
-        self._export_repeated()
+        self._export_sums()
 
-    def _export_repeated(self) -> None:
-        """Results that came again in this process's iterations and evaluations."""
+    def _export_sums(self) -> None:
+        """What this process's iterations and evaluations come to: results that came again, what judges were asked."""
         first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
         here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
         self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))
         self._exporter.set("solrl_differing_results", sum(m.differing_results for m in here))
+        costs = added([m.reward_costs for m in here])
+        self._exporter.set("solrl_reward_requests", costs.get("requests", 0))
+        self._exporter.set("solrl_reward_retries", costs.get("retries", 0))
+        self._exporter.set("solrl_reward_tokens", sum(costs.get(name, 0) for name in TOKENS))
 
     def _record(self, span: Span) -> None:
         spans = self._spans

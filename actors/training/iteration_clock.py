@@ -67,6 +67,7 @@ class IterationClock:
             factors=learned.state.default,
             publication=rollout.publication,
             requeued=rollout.requeued,
+            reward_costs=rollout.reward_costs,
             fallback_level=fallback_level,
             weights_wait=self._fleet.waited_for_weights(self._began),
         )

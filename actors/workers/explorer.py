@@ -16,7 +16,7 @@ from solrl_ray import models, rewards
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.quantization.scope import QuantizationReport, quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
@@ -34,6 +34,8 @@ class Explorer(SamplingWorker):
         """`pack`: the base pack, if this explorer is not to load the checkpoint's transformer."""
         super().__init__(name, config)
         self._pack = pack
+        self._repeats = not unreproducible_rewards(config)
+        """Whether its scores come out the same again."""
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -81,4 +83,4 @@ class Explorer(SamplingWorker):
         """As `explore`, with the samples as a second part, which stays on this node until somebody asks for it."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         group = group_of(result, sampled)
-        return replace(result, samples_digest=group_digest(group)), group
+        return replace(result, samples_digest=group_digest(group, scores=self._repeats)), group

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -34,6 +34,8 @@ class Evaluated:
     seconds: float
     started: float
     """Seconds since 1970, by the worker's clock."""
+    reward_costs: Mapping[str, int] = field(default_factory=dict)
+    """As `UnitResult.reward_costs`."""
     columns: tuple[tuple[float, ...], ...] = ()
     """Scores by each of several rewards, if the worker has them apart."""
 
@@ -96,7 +98,12 @@ class Regenerator(SamplingWorker):
         result, sampled = self._scored(sampler, unit, prompt, embedding)
         images = sampled.images.cpu() if pictures else None
         return Evaluated(
-            unit=unit, rewards=result.rewards, images=images, seconds=result.seconds, started=result.started
+            unit=unit,
+            rewards=result.rewards,
+            images=images,
+            seconds=result.seconds,
+            started=result.started,
+            reward_costs=result.reward_costs or {},
         )
 
     def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
@@ -110,6 +117,7 @@ class Regenerator(SamplingWorker):
             images=images if pictures else None,
             seconds=time.perf_counter() - started,
             started=began,
+            reward_costs=self._reward.take_costs(),
         )
 
     def score(

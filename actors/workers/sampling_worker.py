@@ -172,6 +172,7 @@ class SamplingWorker(Callee):
             score_class=self._score_class,
             seconds=time.perf_counter() - started,
             started=began,
+            reward_costs=sampled.reward_costs or None,
         )
         return result, sampled
 

@@ -24,7 +24,7 @@ from actors.cluster.rpc import Callee
 from solrl_ray.errors import NonsenseError, RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
 from solrl_ray.scheduling.groups import assemble
-from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary, group_digest
+from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState, IterationSummary
 from solrl_ray.scheduling.ledger import Outcome
 from solrl_ray.storage.journal import Journal
 from solrl_ray.storage.journal_entries import (
@@ -295,7 +295,7 @@ class Selector(Callee):
         Raises RunError as `accept`.
         """
         try:
-            group = assemble(unit, parts)
+            group = self._of(unit.iteration).state.with_first_scores(assemble(unit, parts))
             with self._together():
                 self.record_group(group)
         except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
@@ -381,7 +381,7 @@ class Selector(Callee):
         elif entry["kind"] == "regenerate" and not state.has_group(entry["prompt"]):  # twice, if it was made again
             try:
                 group = self._folder.load_group(state.plan.iteration, entry["prompt"])
-                if group_digest(group) == entry["digest"]:
+                if state.digest(group) == entry["digest"]:
                     state.record_group(group)
                     return group
             except (Unreadable, ValueError):

@@ -18,7 +18,7 @@ from solrl_ray.common.files import READ_SECONDS, lacks_space
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import MissingCheckpoint, UserError
+from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.shapes import ModelShapes
 from solrl_ray.records import Prompt
@@ -30,7 +30,7 @@ from solrl_ray.storage.warm_start import warm_start
 def check(config: Config, sources: Sources | None = None, *, planning: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    With `planning` the run is not to start here: each reward's checkpoint that is missing is a note.
+    With `planning` the run is not to start here: each reward's checkpoint or server that is missing is a note.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
     prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
@@ -61,7 +61,7 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     )
 
 
-def _rewards(config: Config, sources: Sources, tell: Callable[[MissingCheckpoint], None] | None) -> None:
+def _rewards(config: Config, sources: Sources, tell: Callable[[NotYetThere], None] | None) -> None:
     rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
     if config.evaluation.reference:
         named = f"evaluation.reference ({sources.of('evaluation.reference')})"

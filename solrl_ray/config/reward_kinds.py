@@ -10,10 +10,14 @@ REGISTERED = {
     "hpsv2": "hpsv2:HPSv2",
     "hpsv2_v20": "hpsv2:HPSv20",
     "imagereward": "imagereward:ImageReward",
+    "judge": "judge:Judge",
+    "ocr": "ocr:Ocr",
     "pickscore": "clip:PickScore",
     "remote": "remote:RemoteReward",
 }
 """Rewards by the name they have in a configuration: module and class, imported when they are used."""
+EXTRAS = {"ocr": "ocr"}
+"""The package's extra that has a reward's library, if it is not ``rewards``."""
 
 
 def check_kind(kind: str, key: str) -> None:

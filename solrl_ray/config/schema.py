@@ -5,7 +5,7 @@ Every field is read somewhere; a field's docstring states its unit and where its
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -71,6 +71,8 @@ class SigmaSchedule(Section):
     """``flux``: mu at `max_tokens` image tokens."""
     base_tokens: Positive = 256
     max_tokens: Positive = 4096
+    terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """``flux``: noise level of the last step's start, to which the grid is stretched; null: it is not."""
 
 
 class Decoding(Section):
@@ -130,10 +132,50 @@ class Remote(Section):
     """Environment variable, on every machine that scores, that holds the server's bearer token."""
 
 
+class Question(Section):
+    """What a judge is asked about a picture, and how its answer becomes a score between 0 and 1."""
+
+    text: Location
+    """``{prompt}`` stands for the picture's prompt."""
+    answer: Literal["number", "yes"] = "number"
+    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", by the
+    first token's log-probabilities."""
+    low: float = 0.0
+    """The number that scores 0."""
+    high: float = 10.0
+    """The number that scores 1."""
+    pattern: str = r"-?\d+(?:\.\d+)?"
+    """Regular expression of the number in an answer; its group, if it has one. The last match counts."""
+    max_tokens: Positive = 16
+    """Of an answer; one that is reasoned about takes hundreds."""
+
+
+class Judge(Section):
+    """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
+
+    url: str
+    """Where the interface begins, such as ``http://127.0.0.1:8000/v1``."""
+    model: Location
+    """As the endpoint knows it."""
+    question: Question
+    timeout: Seconds = 60.0
+    """Longest that one attempt may take, seconds."""
+    retries: Natural = 3
+    """Further attempts after one that failed for a reason that may pass, or whose answer has no score."""
+    concurrency: Positive = 8
+    """Pictures that one worker asks about at a time."""
+    remember: Natural = 65536
+    """Pictures whose scores a worker keeps, by the digest of what was asked."""
+    token_variable: str = ""
+    """Environment variable, on every machine that scores, that holds the endpoint's bearer token."""
+    request: dict[str, Any] = {}
+    """Further fields of every request, or other values: ``{chat_template_kwargs: {enable_thinking: false}}``."""
+
+
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``remote``) or a function of one's own, ``module:function`` or ``file.py:function``."""
+    ``ocr``, ``remote``, ``judge``) or a function of one's own, ``module:function`` or ``file.py:function``."""
     code: str = ""
     """SHA-256 of the files of one's own function: written down when the run begins; if given, it must hold."""
     path: str = ""
@@ -148,6 +190,11 @@ class RewardConfig(Section):
     """Of ``clipscore``: the checkpoint's image processor, or the bilinear one of the published figures."""
     remote: Remote | None = None
     """Of kind ``remote``: the server."""
+    judge: Judge | None = None
+    """Of kind ``judge``: the model, and what it is asked."""
+    reproducible: bool | None = None
+    """Whether it always gives the same picture the same score; null: all do but ``judge``. If one of them does not, a
+    unit's first score counts, late units are not given to a second worker, and digests of equal runs may differ."""
     _own: OwnCode | None = PrivateAttr(default=None)
     """The files themselves, on their way to workers; see `config.own_functions`."""
 

@@ -158,6 +158,22 @@ def at_fallback_level(config: Config, fallback_level: int) -> Config:
     return config.model_copy(update={"rollout": rollout.model_copy(update={"explore": explore, "preview": preview})})
 
 
+def unreproducible_rewards(config: Config) -> tuple[str, ...]:
+    """Keys of the rewards that may give the same picture another score another time."""
+    found = []
+    for i, reward in enumerate(config.rewards):
+        says = reward.reproducible
+        if not (reward.kind != "judge" if says is None else says):
+            found.append(f"rewards.{i} ({reward.kind})")
+    return tuple(found)
+
+
+def hedge(config: Config) -> float:
+    """After how many medians a late unit is done by a second worker as well; 0, never, if the two might score its
+    pictures otherwise."""
+    return 0.0 if unreproducible_rewards(config) else config.fleet.hedge
+
+
 def warnings(config: Config) -> tuple[str, ...]:
     """What whoever reads the run's results must know first; shown at its start, in its summary and its report."""
     said = []
@@ -174,5 +190,11 @@ def warnings(config: Config) -> tuple[str, ...]:
         said.append(
             "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run "
             "to run; run.deterministic=true uses others."
+        )
+    if rewards := unreproducible_rewards(config):
+        said.append(
+            f"Scores may differ from time to time: {', '.join(rewards)} need not score a picture as before. A unit's "
+            "first score counts, and late units are not given to a second worker (fleet.hedge is taken as 0); equal "
+            "digests of equal runs are not promised."
         )
     return tuple(said)

@@ -71,12 +71,14 @@ def evaluation_metrics(
     overlapped: bool = False,
     duplicates: int = 0,
     differing: int = 0,
+    reward_costs: Mapping[str, int] | None = None,
 ) -> EvaluationMetrics:
     """Mean and standard error over prompts of the per-prompt mean rewards.
 
     Args:
         rewards: prompt id → rewards of its addresses.
         duplicates, differing: results that came again, and those of them with other rewards.
+        reward_costs: what reward servers and judges were asked.
     """
     means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
     stderr = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
@@ -91,6 +93,7 @@ def evaluation_metrics(
         overlapped=overlapped,
         duplicate_results=duplicates,
         differing_results=differing,
+        reward_costs=dict(reward_costs or {}),
     )
 
 

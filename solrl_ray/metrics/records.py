@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -83,6 +84,9 @@ class IterationMetrics:
     """Candidates whose previews were not finished, because their early scores were neither among the best nor among the
     worst."""
     expected_dropped: int = 0
+    reward_costs: dict[str, int] = field(default_factory=dict)
+    """Of reward servers and judges: ``requests``, ``retries`` among them, scores that were ``remembered``, and
+    ``prompt_tokens`` and ``completion_tokens`` of judges. Empty without any."""
     event: str = field(default="iteration", init=False)
 
 
@@ -107,6 +111,8 @@ class EvaluationMetrics:
     duplicate_results: int = 0
     differing_results: int = 0
     """As an iteration's: results that came again, and those of them with other rewards."""
+    reward_costs: dict[str, int] = field(default_factory=dict)
+    """As an iteration's."""
     event: str = field(default="evaluation", init=False)
 
 
@@ -135,6 +141,14 @@ class Progress:
     """Wall seconds of the run, as `Summary.seconds`: those of before a resume by `measured_seconds`."""
     remaining: float | None = None
     """Seconds left by the measured pace; None before the first iteration has ended."""
+
+
+def added(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums by name."""
+    total: Counter[str] = Counter()
+    for each in costs:
+        total.update(each)
+    return dict(total)
 
 
 def measured_seconds(iterations: Iterable[IterationMetrics], evaluations: Iterable[EvaluationMetrics]) -> float:

@@ -19,8 +19,10 @@ __all__ = ["family", "load"]
 FAMILIES = {
     "flux": "solrl_ray.models.flux:Flux",
     "flux2_klein": "solrl_ray.models.flux2_klein:Flux2Klein",
+    "qwen_image": "solrl_ray.models.qwen_image:QwenImage",
     "sana": "solrl_ray.models.sana:Sana",
     "sd3": "solrl_ray.models.sd3:StableDiffusion3",
+    "z_image": "solrl_ray.models.z_image:ZImage",
 }
 """``model.family`` → module and class, imported when first asked for."""
 

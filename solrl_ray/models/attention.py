@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.nn import functional
+
+ALIGNMENT = 16
+"""Keys for a multiple of which an attention kernel takes a mask as it is."""
 
 
 def choose_for_training(*, cudnn: bool = False) -> None:
@@ -30,3 +35,14 @@ def is_memory_efficient() -> bool:
     """Whether attention with a mask runs on memory-efficient kernels now: flash has no masks, and deterministic
     algorithms refuse cuDNN's."""
     return kernels() == "flash" or torch.are_deterministic_algorithms_enabled()
+
+
+def padded_text(sequence: Tensor, mask: Tensor, beside: int = 0) -> tuple[Tensor, Tensor]:
+    """Text [B, tokens, width] and its mask [B, tokens] with masked tokens of zeros, so that together with `beside`
+    other tokens it is a multiple of `ALIGNMENT`.
+
+    A token that is masked has weight 0. Memory-efficient attention would pad the mask by itself, and compiled blocks
+    (PyTorch 2.11) then hand it one that it refuses: "(*bias): last dimension must be contiguous".
+    """
+    missing = -(sequence.shape[1] + beside) % ALIGNMENT
+    return functional.pad(sequence, (0, 0, 0, missing)), functional.pad(mask, (0, missing))

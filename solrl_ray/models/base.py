@@ -253,9 +253,8 @@ class DiffusionModel(ABC):
 
     # What a family says of itself
 
-    @abstractmethod
-    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
-        """Set whatever `_velocity` needs."""
+    def _set_up(self, transformer_config: Mapping[str, Any]) -> None:  # noqa: B027
+        """Set what `_velocity` needs besides, if anything."""
 
     @abstractmethod
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:

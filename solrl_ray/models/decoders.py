@@ -32,8 +32,8 @@ def preview_loader(
             f"{PREVIEW_KEY} is {config.preview_decoder!r}, which is a {name!r}; "
             f"model.family {config.family!r} decodes with {', '.join(sorted(classes))}."
         )
-    found = (settings.get("latent_channels"), factor(settings))
-    needed = (vae_config.get("latent_channels"), factor(vae_config))
+    found = (_channels(settings), factor(settings))
+    needed = (_channels(vae_config), factor(vae_config))
     if found != needed:
         raise UserError(
             f"{PREVIEW_KEY} is {config.preview_decoder!r}, for latents of {found[0]} channels and {found[1]} pixels "
@@ -51,5 +51,12 @@ def set_tiling(decoder: Any, decoding: Decoding) -> Any:
 
 def factor(settings: Mapping[str, Any]) -> int:
     """Pixels per latent cell and side, as the stock pipelines work it out: each level after the first halves."""
+    if "temperal_downsample" in settings:  # diffusers' spelling; of an autoencoder for video, a value a halving
+        return int(2 ** len(settings["temperal_downsample"]))
     levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]
     return int(2 ** (len(levels) - 1))
+
+
+def _channels(settings: Mapping[str, Any]) -> int | None:
+    """Of a latent."""
+    return settings.get("latent_channels", settings.get("z_dim"))

@@ -9,15 +9,12 @@ import torch
 from diffusers import AutoencoderDC, AutoencoderTiny, SanaPipeline, SanaTransformer2DModel
 from diffusers.models.transformers.sana_transformer import GLUMBConv
 from torch import Tensor, nn
-from torch.nn import functional
 
 from solrl_ray.models import attention, sizes
 from solrl_ray.models.base import DiffusionModel
 
 TIMESTEPS = 1000
 """Of the diffusion time that the transformer was trained with."""
-ALIGNMENT = 16
-"""Text tokens for which an attention kernel takes a mask as it is."""
 
 
 class Sana(DiffusionModel):
@@ -57,7 +54,7 @@ class Sana(DiffusionModel):
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_attention_mask"]
         if latents.is_cuda and attention.is_memory_efficient():
-            sequence, mask = padded_text(sequence, mask)
+            sequence, mask = attention.padded_text(sequence, mask)
         velocity: Tensor = self.transformer(
             latents,
             encoder_hidden_states=sequence,
@@ -80,16 +77,6 @@ class Sana(DiffusionModel):
     def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
         # As the pipeline prepares a text.
         return super()._token_counts(tokenizer, [text.lower().strip() for text in texts])
-
-
-def padded_text(sequence: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Text [B, tokens, width] and its mask [B, tokens] with masked tokens of zeros up to a multiple of `ALIGNMENT`.
-
-    A token that is masked has weight 0. Memory-efficient attention would pad the mask by itself, and compiled blocks
-    (PyTorch 2.11) then hand it one that it refuses: "(*bias): last dimension must be contiguous".
-    """
-    missing = -sequence.shape[1] % ALIGNMENT
-    return functional.pad(sequence, (0, 0, 0, missing)), functional.pad(mask, (0, missing))
 
 
 class LinearGLU(nn.Module):

@@ -17,7 +17,7 @@ from solrl_ray.config.schema import Model
 from solrl_ray.quantization.planning import Linear
 
 FOLDER = Path(__file__).with_name("shapes")
-SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "pos_embed_max_size")
+SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens")
 """What `FamilySizes` reads of a transformer's ``config.json``."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,13 @@ class FamilySizes:
     """Whether the tokens of CLIP come before those of the long text encoder."""
     text_in_blocks: bool = True
     """Whether the blocks transform the text as well; else they attend to it."""
-    positions: bool = False
-    """Whether positions end where the checkpoint's table of them does (`pos_embed_max_size`)."""
+    text_multiple: int = 1
+    """Texts are filled up to a multiple of so many tokens."""
+    width: tuple[str, ...] = ("num_attention_heads", "attention_head_dim")
+    """Keys of ``config.json`` whose product is a token's channels inside the transformer."""
+    positions: str = ""
+    """Key of ``config.json`` that says where positions end: image tokens a side, or a list that begins with those of
+    the text and has those of rows and columns after them. Empty: nowhere."""
     kept_values: tuple[float, float]
     """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
     blocks, of eager ones. Measured; for estimates of memory."""
@@ -50,10 +55,24 @@ class FamilySizes:
                 f"model.max_sequence_length is {config.max_sequence_length}, "
                 f"but model.family {self.family!r} takes at most {self.longest}."
             )
-        largest = int(transformer["pos_embed_max_size"]) * step if self.positions else config.resolution
+        if self.positions:
+            self._check_positions(config, transformer[self.positions], step)
+
+    def _check_positions(self, config: Model, end: int | Sequence[int], step: int) -> None:
+        text, *sides = (None, end) if isinstance(end, int) else end
+        largest = min(sides) * step
         if config.resolution > largest:
             raise UserError(
                 f"model.resolution is {config.resolution}, but the positions of {config.path} end at {largest}."
+            )
+        if text is None:
+            return
+        # A text's tokens take the positions from 1 on, the image the one after them.
+        longest = (text - 2) // self.text_multiple * self.text_multiple
+        if config.max_sequence_length > longest:
+            raise UserError(
+                f"model.max_sequence_length is {config.max_sequence_length}, "
+                f"but the positions of {config.path} end at {longest}."
             )
 
     def image_tokens(self, config: Model, factor: int) -> int:
@@ -61,7 +80,8 @@ class FamilySizes:
 
     def text_tokens(self, config: Model) -> int:
         """Text tokens in the sequence that the blocks transform beside the image's."""
-        return (config.max_sequence_length + CLIP_TOKENS * self.clip) * self.text_in_blocks
+        own = math.ceil(config.max_sequence_length / self.text_multiple) * self.text_multiple
+        return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
 
     def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
@@ -74,7 +94,7 @@ class FamilySizes:
         """Estimates of what a transformer of so many blocks keeps of one sample for a backward pass: bytes if they
         compute all again (their inputs, and one block's activations when its turn comes), and if they compute nothing
         again."""
-        width = math.prod(int(transformer[key]) for key in ("num_attention_heads", "attention_head_dim"))
+        width = math.prod(int(transformer[key]) for key in self.width)
         tokens = self.image_tokens(config, factor) + self.text_tokens(config)
         inputs = blocks * tokens * width * DTYPE_BYTES[config.dtype]
         most = round(self.kept_values[0 if compiled else 1] * inputs)
@@ -85,7 +105,28 @@ FLUX = FamilySizes(family="flux", patch=2, longest=512, packed=True, kept_values
 FLUX2_KLEIN = FamilySizes(  # activations as of FLUX.1: not measured
     family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4)
 )
+QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
+    family="qwen_image", patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5)
+)
 SANA = FamilySizes(family="sana", patch=1, longest=300, packed=False, text_in_blocks=False, kept_values=(29.6, 37.5))
-SD3 = FamilySizes(family="sd3", patch=2, longest=512, packed=False, clip=True, positions=True, kept_values=(14.4, 22.5))
-FAMILY_SIZES = {sizes.family: sizes for sizes in (FLUX, FLUX2_KLEIN, SANA, SD3)}
+SD3 = FamilySizes(
+    family="sd3",
+    patch=2,
+    longest=512,
+    packed=False,
+    clip=True,
+    positions="pos_embed_max_size",
+    kept_values=(14.4, 22.5),
+)
+Z_IMAGE = FamilySizes(  # activations estimated as of Qwen-Image
+    family="z_image",
+    patch=2,
+    longest=512,  # the stock call's default; it names no limit
+    packed=False,
+    text_multiple=32,
+    width=("dim",),
+    positions="axes_lens",
+    kept_values=(20.0, 31.0),
+)
+FAMILY_SIZES = {sizes.family: sizes for sizes in (FLUX, FLUX2_KLEIN, QWEN_IMAGE, SANA, SD3, Z_IMAGE)}
 """By ``model.family``."""

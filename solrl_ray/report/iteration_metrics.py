@@ -37,6 +37,7 @@ def iteration_metrics(
     factors: Mapping[str, torch.Tensor],
     publication: Mapping[str, float] | None = None,
     requeued: int = 0,
+    reward_costs: Mapping[str, int] | None = None,
     fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
@@ -46,6 +47,7 @@ def iteration_metrics(
     factors: LoRA factors of the trained policy after the update.
     publication: of the revision that was explored with.
     requeued: units that were given to another worker because an answer was lost or refused.
+    reward_costs: what reward servers and judges were asked.
     fallback_level: of the fallback ladder, on which it was explored.
     weights_wait: share of the explorers' time in which they waited for weights.
     """
@@ -64,6 +66,7 @@ def iteration_metrics(
         samples=full.size,
         expected_samples=rollout.prompts * rollout.keep,
         requeued_units=requeued,
+        reward_costs=dict(reward_costs or {}),
         duplicate_results=counts.duplicates,
         differing_results=counts.violations,
         reward_mean=float(full.mean()),

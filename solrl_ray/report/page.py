@@ -7,6 +7,7 @@ from typing import Any
 
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve
@@ -81,6 +82,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "inside": sum(record.seconds["total"] for record in iterations),
         "evaluating": sum(record.seconds for record in data.evaluations),
         "clipped": finite_mean([record.clip_fraction for record in iterations]),
+        "reward_costs": added([i.reward_costs for i in iterations] + [e.reward_costs for e in data.evaluations]),
         "differing": [
             record.iteration
             for record in iterations

@@ -16,7 +16,7 @@ from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
-from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 
 SUMMARY_FILE = "summary.json"
 COVERED = ("metrics.jsonl", "spans.jsonl", "lora/pytorch_lora_weights.safetensors")
@@ -60,6 +60,8 @@ class Summary:
     duplicate_results: int
     preview_precision: str | None
     """The configured tier; what each worker really ran is in attestations.json. None without previews."""
+    reward_costs: dict[str, int] = field(default_factory=dict)
+    """Of all iterations and evaluations: see `IterationMetrics.reward_costs`."""
     strategy: str = "two_stage"
     """The rollout strategy."""
     warnings: list[str] = field(default_factory=list)
@@ -186,6 +188,7 @@ def summarize(
         requeued_units=sum(record.requeued_units for record in iterations),
         duplicate_results=sum(i.duplicate_results for i in iterations) + sum(e.duplicate_results for e in evaluations),
         preview_precision=None if is_one_stage(config) else config.rollout.explore.precision,
+        reward_costs=added([i.reward_costs for i in iterations] + [e.reward_costs for e in evaluations]),
         strategy=config.rollout.strategy,
         warnings=list(warnings(config)),
         versions=package_versions(),

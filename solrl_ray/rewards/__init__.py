@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config.reward_kinds import REGISTERED, check_kind
+from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
 from solrl_ray.config.schema import RewardConfig
-from solrl_ray.errors import MissingCheckpoint, UserError
+from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
 __all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
 
-OPTIONS = ("path", "base", "preprocessing", "remote")
+OPTIONS = ("path", "base", "preprocessing", "remote", "judge")
 """Fields that only some rewards read."""
 
 
@@ -25,13 +25,14 @@ def check(
     resolution: int,
     named: Callable[[str], str],
     *,
-    tell: Callable[[MissingCheckpoint], None] | None = None,
+    tell: Callable[[NotYetThere], None] | None = None,
 ) -> None:
     """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
 
     Args:
         named: how a message names a dotted key such as ``rewards.0.path``.
-        tell: is given each checkpoint that is not fetched yet, which otherwise is raised.
+        tell: is given each checkpoint that is not fetched and each server that is not started yet, which otherwise is
+            raised.
 
     Raises:
         UserError: one sentence naming key, value and what would be right.
@@ -40,7 +41,7 @@ def check(
         keys = _named(i, named)
         try:
             registered(config, keys).check(config, keys, resolution)
-        except MissingCheckpoint as error:
+        except NotYetThere as error:
             if tell is None:
                 raise
             tell(error)
@@ -79,9 +80,10 @@ def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
         found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
         return found
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
+        extra = EXTRAS.get(config.kind, "rewards")
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
-            "install the extra of this package, in its clone: pip install -e '.[rewards]'"
+            f"install the extra of this package, in its clone: pip install -e '.[{extra}]'"
         ) from error
 
 

@@ -27,6 +27,10 @@ class Reward(ABC):
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """One number an image, [B]; see `score` for the arguments. A function of this batch alone."""
 
+    def take_costs(self) -> dict[str, int]:
+        """What it cost since this was last asked, if it asks a server: ``requests``, ``retries``, ``tokens``, …"""
+        return {}
+
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """Score images.

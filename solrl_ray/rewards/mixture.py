@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,13 @@ class RewardMixture(Reward):
             total = total + weight * ((reward.score(images, prompts) - mean) / std)
         return total
 
+    def take_costs(self) -> dict[str, int]:
+        """Of all together."""
+        total: Counter[str] = Counter()
+        for each in self._rewards:
+            total.update(each.reward.take_costs())
+        return dict(total)
+
 
 class Columns(Reward):
     """Keeps what each reward of a mixture said of the last images; the first one's values are the reward.
@@ -62,3 +70,6 @@ class Columns(Reward):
         columns = tuple(self._mixture.components(images, prompts).values())
         self.last = tuple(tuple(column.tolist()) for column in columns)
         return columns[0]
+
+    def take_costs(self) -> dict[str, int]:
+        return self._mixture.take_costs()

@@ -11,8 +11,8 @@ anew, in the order of their indices, into micro-batches of the same shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class Sampled:
     """float32 [n], on the CPU."""
     trajectory: Trajectory | None = None
     """Of a sampler that records; on the CPU."""
+    reward_costs: Mapping[str, int] = field(default_factory=dict)
+    """What the rewards cost (`Reward.take_costs`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class Previewed:
     """float32 [n], on the CPU; of a member that was dropped its early score."""
     early: Tensor
     """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; of one that is not pruned [0]."""
+    reward_costs: Mapping[str, int]
+    """As of `Sampled`, of both scorings."""
 
 
 def _estimate(state: State) -> Tensor:
@@ -141,6 +145,7 @@ class Sampler:
             images=images,
             rewards=rewards,
             trajectory=Trajectory(states=states, first_step=start) if self._record else None,
+            reward_costs=self._reward.take_costs(),
         )
 
     @torch.no_grad()
@@ -149,14 +154,16 @@ class Sampler:
         batch, count = self._batch(unit, prompt, embedding), len(unit.indices)
         if unit.prune is None:
             rewards = [self._one(part, prompt, batch)[2] for part in self._micro_batches(unit)]
-            return Previewed(rewards=torch.cat(rewards)[:count], early=torch.empty(0))
+            scores = torch.cat(rewards)[:count]
+            return Previewed(rewards=scores, early=torch.empty(0), reward_costs=self._reward.take_costs())
         begun = [
             self._advance(part, self._noise(part), batch, end=unit.prune.after)[0] for part in self._micro_batches(unit)
         ]
         early = torch.cat([self._decode_and_score(_estimate(state), prompt)[1] for state in begun])[:count]
         kept = survivors(early.tolist(), unit.prune.keep)
         final = self._finish(unit, solvers.together(begun), kept, prompt, batch)
-        return Previewed(rewards=early.index_copy(0, torch.tensor(kept), final), early=early)
+        scores = early.index_copy(0, torch.tensor(kept), final)
+        return Previewed(rewards=scores, early=early, reward_costs=self._reward.take_costs())
 
     def _finish(
         self, unit: WorkUnit, state: State, kept: Sequence[int], prompt: Prompt, batch: dict[str, Tensor]

@@ -21,8 +21,9 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     Raises:
         ValueError: `steps` is below 1.
 
-    Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206)
-    and its dynamic exponential shift (FLUX); Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
+    Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206), its dynamic
+    exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); Sol-RL (arXiv 2604.06916) runs
+    SANA on the plain linear grid.
     """
     if steps < 1:
         raise ValueError(f"a sigma grid needs at least one step, got {steps}")
@@ -37,6 +38,8 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
         slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
         mu = schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
         grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(mu))
+        if schedule.terminal is not None and steps > 1:  # a single step is 1 and nothing to stretch
+            grid = 1.0 - (1.0 - grid) * ((1.0 - schedule.terminal) / (1.0 - grid[-1]))
     return torch.cat([grid, grid.new_zeros(1)])
 
 

@@ -62,6 +62,9 @@ class IterationPlan:
     """Solver steps of the pool's units on that fallback level, if not those of level 0."""
     prune: Pruning | None = None
     """Of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
+    reproducible: bool = True
+    """Whether scores come out the same again. If not, the first one counts, and what comes again is judged by its
+    samples alone."""
 
     @property
     def exploring_revision(self) -> int:
@@ -128,9 +131,13 @@ def rewards_digest(rewards: Sequence[float]) -> str:
     return hashlib.sha256(struct.pack(f"<{len(rewards)}f", *rewards)).hexdigest()
 
 
-def group_digest(group: SampleGroup) -> str:
-    """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see."""
-    digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards))
+def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
+    """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see.
+
+    Args:
+        scores: whether the rewards are part of it, as they are if they come out the same again.
+    """
+    digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards) if scores else b"")
     digest.update(group.latents.contiguous().numpy().data)
     if group.trajectory is not None:
         digest.update(struct.pack("<q", group.trajectory.first_step))
@@ -170,7 +177,7 @@ class IterationState:
         if self._kinds and kind_of(result.worker) != kind:
             raise ValueError(f"{result.worker} answered unit {result.unit.id}, which is for explorers of kind {kind!r}")
         out = set(dropped(result))
-        digest = rewards_digest((*result.rewards, *result.early)) + result.samples_digest
+        digest = self._scores_digest(result) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
         if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             self._kept.add(result.unit.id)
@@ -230,10 +237,14 @@ class IterationState:
         """Whether a group is the one that was accepted."""
         unit = self.regenerate_unit(self.selections[group.prompt_id])
         same = (group.indices, group.revision) == (unit.indices, unit.revision)
-        return same and self.group_digest_of(group.prompt_id) == group_digest(group)
+        return same and self.group_digest_of(group.prompt_id) == self.digest(group)
+
+    def digest(self, group: SampleGroup) -> str:
+        """By which a group that comes again is judged."""
+        return group_digest(group, scores=self.plan.reproducible)
 
     def group_digest_of(self, prompt_id: str) -> str:
-        """`group_digest` of a prompt's accepted group; empty if it is not there."""
+        """`digest` of a prompt's accepted group; empty if it is not there."""
         return self.regenerate.digest(self.regenerate_unit(self.selections[prompt_id]).id)
 
     def has_group(self, prompt_id: str) -> bool:
@@ -272,15 +283,15 @@ class IterationState:
         if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(group.latents.numpy()).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         self.regenerate.add(unit)
-        outcome = self._finish(self.regenerate, unit, group_digest(group), group.worker)
-        if outcome is Outcome.ACCEPTED:
+        outcome = self._finish(self.regenerate, unit, self.digest(group), group.worker)
+        if outcome in (Outcome.ACCEPTED, Outcome.RESTORED):
             self._group_rewards[group.prompt_id] = group.rewards
         return outcome
 
     def record_audit(self, result: UnitResult) -> Outcome:
         """Take the answer to an audit unit. Raises as `record` does."""
         self._refuse_nonsense(result, self.plan.revision)
-        outcome = self._finish(self.audit, result.unit, rewards_digest(result.rewards), result.worker)
+        outcome = self._finish(self.audit, result.unit, self._scores_digest(result), result.worker)
         if outcome is Outcome.ACCEPTED:
             self._audits[result.unit.prompt_id] = result
         return outcome
@@ -354,6 +365,18 @@ class IterationState:
     def violation(self) -> str:
         """The sentence on the last violation."""
         return self._violations[-1]
+
+    def with_first_scores(self, group: SampleGroup) -> SampleGroup:
+        """A group of kept samples with the scores by which they were chosen: samples that were lost and made again may
+        have others."""
+        if self.plan.reproducible:
+            return group
+        return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))
+
+    def _scores_digest(self, result: UnitResult) -> str:
+        if not self.plan.reproducible:
+            return "scores that may differ"
+        return rewards_digest((*result.rewards, *result.early))
 
     def _finish(self, ledger: Ledger, unit: WorkUnit, digest: str, worker: str) -> Outcome:
         outcome = ledger.finish(unit.id, digest, worker)

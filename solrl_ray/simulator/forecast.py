@@ -14,7 +14,7 @@ from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, pools, resized
 from solrl_ray.config.schema import Config, Worker
-from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.config.strategies import hedge, is_one_stage, pool_sampling
 from solrl_ray.simulator.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
 from solrl_ray.simulator.records import SimulatedIteration
 from solrl_ray.simulator.scenario import FREE, Disturbances, Scenario
@@ -150,7 +150,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,
         max_inflight=config.fleet.max_inflight,
-        hedge=config.fleet.hedge,
+        hedge=hedge(config),
         one_stage=is_one_stage(config),
         max_staleness=rollout.max_staleness,
         colocated=colocated(config),

@@ -33,6 +33,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         **({"kinds": list(plan.kinds)} if plan.kinds else {}),
         **({"staleness": plan.staleness} if plan.staleness else {}),
         **({"one_stage": True} if plan.one_stage else {}),
+        **({} if plan.reproducible else {"reproducible": False}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
         **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),
         **({"prune": asdict(plan.prune)} if plan.prune else {}),

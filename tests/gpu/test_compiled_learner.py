@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from full_size import random_embeddings, transformer_only
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.full_size import random_embeddings, transformer_only
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.policy_passes import PolicyPasses

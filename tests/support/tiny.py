@@ -96,7 +96,7 @@ def _t5(tokenizer: T5Tokenizer, width: int = 32) -> T5EncoderModel:
     )
 
 
-def _vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
+def kl_vae(tiny: bool) -> AutoencoderKL | AutoencoderTiny:
     if tiny:
         return AutoencoderTiny(
             encoder_block_out_channels=(8, 8),
@@ -142,7 +142,7 @@ def build_pipeline(folder: Path, *, guidance_embeds: bool = False, tiny_vae: boo
         transformer = flux_transformer(guidance_embeds=guidance_embeds)
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-            vae=_vae(tiny_vae),
+            vae=kl_vae(tiny_vae),
             text_encoder=CLIPTextModel(_text_config(tokenizer, projection=32)),
             tokenizer=tokenizer,
             text_encoder_2=_t5(tokenizer_2),
@@ -175,7 +175,7 @@ def build_sd3(folder: Path, *, t5: bool = True, dual_attention: bool = True, see
         pipeline = StableDiffusion3Pipeline(
             transformer=transformer,
             scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-            vae=_vae(tiny=False),
+            vae=kl_vae(tiny=False),
             text_encoder=CLIPTextModelWithProjection(_text_config(tokenizer, projection=32)),
             tokenizer=tokenizer,
             text_encoder_2=CLIPTextModelWithProjection(_text_config(tokenizer, projection=16)),

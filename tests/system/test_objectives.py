@@ -14,7 +14,7 @@ from actors.client import launch
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support import tiny
+from tests.support import tiny, tiny_qwen
 from tests.support.small import CONFIGS, SIZES, digests, folder, small_config, summary
 
 DANCE = (
@@ -62,6 +62,8 @@ def test_two_explorers_and_regenerators_change_no_byte(danced: Config, tmp_path:
         ("awm", "sd3", tiny.build_sd3, "objective.timesteps=2"),
         ("flow_grpo", "sana", tiny.build_sana, "rollout.explore.steps=3"),
         ("flow_grpo_fast", "flux2_klein", tiny.build_flux2_klein, "rollout.sampler.window={size: 2, range: [0, 3]}"),
+        ("flow_grpo", "qwen_image", tiny_qwen.build_qwen_image, "rollout.explore.steps=3"),
+        ("awm", "z_image", tiny_qwen.build_z_image, "objective.timesteps=2"),
     ],
 )
 def test_each_method_trains_another_family(

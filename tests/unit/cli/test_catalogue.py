@@ -50,7 +50,9 @@ def test_each_strategy_is_there_once_with_the_published_sizes() -> None:
         rollout, pool = config.rollout, pool_sampling(config)
         found[rollout.strategy] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
         assert (pool.tier in ("bf16", "float32")) == (rollout.strategy in ("direct", "scaled"))
-        assert bool(warnings(config)) == (rollout.strategy == "quantized")
+        said = warnings(config)
+        assert any("quantised samples" in words for words in said) == (rollout.strategy == "quantized")
+        assert any("digests" in words for words in said) == (config.rewards[0].kind == "judge")
     assert found == {
         "direct": (48, 24, 24, 10, True),
         "scaled": (48, 96, 24, 10, True),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import model_shapes
 import pytest
 
 from solrl_ray.cli import outline, preflight
@@ -16,8 +16,6 @@ from solrl_ray.models import shapes
 from tests.support.command_line import refusal
 from tests.support.small import CONFIGS
 
-sys.path.append(str(CONFIGS.parent / "benchmarks"))  # whose scripts import one another by their names
-model_shapes = importlib.import_module("model_shapes")
 MODELS = [path.stem for path in sorted((CONFIGS / "models").glob("*.yaml"))]
 PLAN = """
 import sys

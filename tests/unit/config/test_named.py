@@ -71,7 +71,9 @@ def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
 
 def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None:
     models = {path.stem for path in (CONFIGS / "models").glob("*.yaml")} - {"testbed"}
-    assert {file.stem for file in RUNS} == {f"{model}_{cards}" for model in models for cards in ("80gb", "eight_gpus")}
+    larger = {"qwen_image": "141gb"}  # its weights alone are 41 GB, and three workers have them
+    wanted = {f"{model}_{cards}" for model in models for cards in (larger.get(model, "80gb"), "eight_gpus")}
+    assert {file.stem for file in RUNS} == wanted
 
 
 def test_the_printed_configuration_reads_back_as_the_same_one(

@@ -73,7 +73,7 @@ class Clock:
         return 0.0
 
 
-async def evaluated(*, strict: bool = False) -> tuple[Evaluation, Said]:
+async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:
     said = Said()
     hand_out = HandOut(Clock(), made_runs.config().fleet, said, lambda worker, why: None)  # type: ignore[arg-type]
     evaluation = Evaluation(
@@ -82,6 +82,7 @@ async def evaluated(*, strict: bool = False) -> tuple[Evaluation, Said]:
         lambda unit: ("evaluate", (unit, "an embedding")),
         hand_out,
         strict=strict,
+        reproducible=reproducible,
         tell=said.message,
     )
     errors: list[BaseException] = []
@@ -109,3 +110,10 @@ def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None
     said = r"^regenerator-1 has other rewards for evaluate/0/bb/.* than regenerator-0, and fleet\.strict is true$"
     with pytest.raises(RunError, match=said):
         asyncio.run(evaluated(strict=True))
+
+
+def test_where_rewards_may_differ_others_are_duplicates_and_end_no_strict_run() -> None:
+    evaluation, said = asyncio.run(evaluated(strict=True, reproducible=False))
+    assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 0)
+    assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
+    assert not list(said)

@@ -27,7 +27,7 @@ from solrl_ray.models.compilation import compile_learner
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import PromptEmbedding, SampleGroup
-from tests.support import tiny
+from tests.support import tiny, tiny_qwen
 from tests.support.learning import config as learning_config
 
 CPU = torch.device("cpu")
@@ -38,6 +38,8 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "sd3": partial(tiny.build_sd3, dual_attention=False),  # as SD3.5-Large
     "sana": tiny.build_sana,
     "flux2_klein": tiny.build_flux2_klein,
+    "qwen_image": tiny_qwen.build_qwen_image,
+    "z_image": tiny_qwen.build_z_image,
 }
 AUTOGRAD = pytest.mark.parametrize("counter", ["aot_eager"], indirect=True)
 """Forward and backward as AOT autograd divides them."""
@@ -163,7 +165,9 @@ def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones
 
 
 @AUTOGRAD
-@pytest.mark.parametrize(("family", "kept"), [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0)])
+@pytest.mark.parametrize(
+    ("family", "kept"), [("flux", 0.0), ("sd3", 0.5), ("sana", 1.0), ("qwen_image", 0.5), ("z_image", 0.0)]
+)
 def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
     family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend
 ) -> None:
@@ -276,7 +280,17 @@ def test_what_is_compiled_is_kept_apart_by_attention_kernels(
         assert "flash" in other
 
 
-@pytest.mark.parametrize(("family", "cudnn"), [("flux", False), ("sd3", True), ("sana", True), ("flux2_klein", False)])
+@pytest.mark.parametrize(
+    ("family", "cudnn"),
+    [
+        ("flux", False),
+        ("sd3", True),
+        ("sana", True),
+        ("flux2_klein", False),
+        ("qwen_image", False),
+        ("z_image", False),
+    ],
+)
 def test_only_families_that_train_on_cudnns_attention_may_use_it_and_not_if_deterministic(
     family: str, cudnn: bool, tmp_path: Path, counter: CompileCounterWithBackend
 ) -> None:

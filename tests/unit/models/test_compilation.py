@@ -150,7 +150,7 @@ def lora_factors(transformer: nn.Module, config: Config) -> dict[str, torch.Tens
 
 
 def test_a_decoder_is_compiled_only_when_it_is_asked_for_and_is_then_part_of_the_score_class() -> None:
-    decoder = tiny._vae(tiny=True)
+    decoder = tiny.kl_vae(tiny=True)
     said = compile_decoder(decoder, ON, CPU)
     assert said == "no: compile.decoder is false"
     assert what_compiles("2 blocks, mode default", said) == "2 blocks, mode default"

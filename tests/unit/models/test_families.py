@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import Flux2KleinPipeline, SanaPipeline, StableDiffusion3Pipeline
+from diffusers import (
+    Flux2KleinPipeline,
+    QwenImagePipeline,
+    SanaPipeline,
+    StableDiffusion3Pipeline,
+    ZImagePipeline,
+)
 from torch import Tensor
+from torch.nn import functional
 
 from solrl_ray import models
 from solrl_ray.config.schema import Decoding, Lora, Model
@@ -27,7 +34,7 @@ from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import Publications
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
-from tests.support import tiny, weight_sync
+from tests.support import tiny, tiny_qwen, weight_sync
 
 TEXTS = ["a red square", "two blue circles"]
 
@@ -92,6 +99,22 @@ def encoded_by_klein(pipeline: Any, text: str) -> dict[str, Tensor]:
     return {"prompt_embeds": sequence}
 
 
+def encoded_by_qwen_image(pipeline: Any, text: str) -> dict[str, Tensor]:
+    sequence, _ = pipeline.encode_prompt(text, max_sequence_length=tiny.T5_TOKENS)
+    return filled_up(sequence, tiny.T5_TOKENS)
+
+
+def encoded_by_z_image(pipeline: Any, text: str) -> dict[str, Tensor]:
+    (sequence,), _ = pipeline.encode_prompt(text, None, False, max_sequence_length=tiny.T5_TOKENS)
+    return filled_up(sequence[None], 32)
+
+
+def filled_up(sequence: Tensor, tokens: int) -> dict[str, Tensor]:
+    missing = tokens - sequence.shape[1]
+    mask = functional.pad(torch.ones(sequence.shape[:2]), (0, missing))
+    return {"prompt_embeds": functional.pad(sequence, (0, 0, 0, missing)), "prompt_embeds_mask": mask}
+
+
 FAMILIES = [
     Family(
         name="sd3",
@@ -121,6 +144,24 @@ FAMILIES = [
         call={"guidance_scale": 1.0},
         encoded=encoded_by_klein,
         given=lambda latents: latents.transpose(1, 2).unflatten(2, (4, 4)),
+        limits={"tokenizer": tiny.T5_TOKENS},
+    ),
+    Family(
+        name="qwen_image",
+        build=tiny_qwen.build_qwen_image,
+        pipeline=QwenImagePipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "to_add_out", "img_mlp.net.0.proj", "txt_mlp.net.2"],
+        call={"true_cfg_scale": 1.0},
+        encoded=encoded_by_qwen_image,
+        limits={"tokenizer": tiny.T5_TOKENS},
+    ),
+    Family(
+        name="z_image",
+        build=tiny_qwen.build_z_image,
+        pipeline=ZImagePipeline,
+        targets=["to_q", "to_k", "to_v", "to_out.0", "feed_forward.w1", "feed_forward.w2"],
+        call={"guidance_scale": 0.0},
+        encoded=encoded_by_z_image,
         limits={"tokenizer": tiny.T5_TOKENS},
     ),
 ]

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import full_size
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from torch import nn
 
-from benchmarks import full_size
 from solrl_ray import cli, models
 from solrl_ray.cli import preflight
 from solrl_ray.config.checks import check
@@ -131,10 +133,46 @@ PUBLISHED = {
     ),
 }
 
+OURS = {
+    "qwen_image": Published(
+        pipeline="QwenImagePipeline",
+        transformer=("QwenImageTransformer2DModel", full_size.QWEN_IMAGE),
+        vae=full_size.QWEN_IMAGE_VAE,
+        latent_shape=(1024, 64),
+        image_tokens=1024,
+        # 60 blocks × 8, each 32 · (3072 + 3072).
+        lora_modules=480,
+        lora_parameters=480 * 32 * 6144,
+        # 4 + 4 of attention, 2 + 2 of feed-forward.
+        quantized=60 * 12,
+        all_blocks=60 * 12,
+        learner=(6, 1.0, 0),
+        solver="dpm2",
+        timesteps=4,
+    ),
+    "z_image": Published(
+        pipeline="ZImagePipeline",
+        transformer=("ZImageTransformer2DModel", full_size.Z_IMAGE),
+        vae=KL,
+        latent_shape=(16, 64, 64),
+        image_tokens=1024,
+        # 30 blocks and 2 + 2 refiners × 4, each 32 · (3840 + 3840).
+        lora_modules=136,
+        lora_parameters=136 * 32 * 7680,
+        # 4 of attention, 3 of feed-forward; not in the two refiners of the text.
+        quantized=32 * 7,
+        all_blocks=34 * 7,
+        learner=(12, 1.0, 0),
+        solver="dpm2",
+        timesteps=4,
+    ),
+}
+"""Of models for which nobody published settings: what their files say."""
 
-@pytest.mark.parametrize("name", PUBLISHED)
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *OURS])
 def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: Path) -> None:
-    published = PUBLISHED[name]
+    published = (PUBLISHED | OURS)[name]
     class_name, settings = published.transformer
     for part, content in {
         "model_index.json": {"_class_name": published.pipeline, "transformer": ["diffusers", class_name]},
@@ -164,7 +202,7 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
 
 def test_every_model_configuration_is_checked_here_or_is_not_published() -> None:
     found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
-    assert found == {*PUBLISHED, "testbed", "flux2_klein_base_4b"}
+    assert found == {*PUBLISHED, *OURS, "testbed", "flux2_klein_base_4b"}
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 4096])
@@ -176,7 +214,31 @@ def test_the_grid_of_flux2_klein_is_the_stock_pipelines_at_ten_steps(tokens: int
     torch.testing.assert_close(grid[:-1], expected, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("name", [*PUBLISHED, "flux2_klein_base_4b"])
+@pytest.mark.parametrize(
+    ("name", "stock"),
+    [
+        (
+            "qwen_image",
+            {
+                "use_dynamic_shifting": True,
+                "max_shift": 0.9,
+                "max_image_seq_len": 8192,
+                "shift_terminal": 0.02,
+            },
+        ),
+        ("z_image", {"shift": 6.0}),
+    ],
+)
+def test_the_grid_is_the_stock_pipelines_at_any_number_of_steps(name: str, stock: dict[str, Any]) -> None:
+    for steps in (6, 10, 28):
+        scheduler = FlowMatchEulerDiscreteScheduler(**stock)
+        mu = calculate_shift(1024, 256, stock.get("max_image_seq_len", 4096), 0.5, stock.get("max_shift", 1.15))
+        scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)], mu=mu)
+        grid = sigmas(configuration(name).model.schedule, steps, 1024)
+        torch.testing.assert_close(grid.float(), scheduler.sigmas, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", [*PUBLISHED, *OURS, "flux2_klein_base_4b"])
 def test_a_model_that_is_not_there_is_one_sentence(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,7 +254,7 @@ def test_a_model_that_is_not_there_is_one_sentence(
 
 def test_an_unknown_family_is_one_sentence() -> None:
     config = configuration("flux1_dev", "model.family=flux3").model
-    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, sa"):
+    with pytest.raises(UserError, match=r"^model\.family is 'flux3'; it must be one of flux, flux2_klein, qwen_i"):
         models.load(config, "cpu", components=())
 
 

@@ -32,7 +32,7 @@ from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
-from tests.support import tiny
+from tests.support import tiny, tiny_qwen
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
@@ -54,6 +54,8 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "sd3": tiny.build_sd3,
     "sana": tiny.build_sana,
     "flux2_klein": tiny.build_flux2_klein,
+    "qwen_image": tiny_qwen.build_qwen_image,
+    "z_image": tiny_qwen.build_z_image,
 }
 PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue circles")]
 

@@ -23,7 +23,7 @@ from PIL import Image
 from solrl_ray import rewards
 from solrl_ray.config.schema import Remote, RewardConfig
 from solrl_ray.errors import RewardError, UserError
-from solrl_ray.rewards import remote
+from solrl_ray.rewards import endpoint
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs" / "rewards.md"
 PROMPTS = ["a red square", "two blue circles"]
@@ -55,7 +55,7 @@ class Seen:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
-    monkeypatch.setattr(remote, "PAUSE", 0.01)
+    monkeypatch.setattr(endpoint, "PAUSE", 0.01)
     servers: list[tuple[ThreadingHTTPServer, Seen]] = []
 
     def start(*answers: Answer, hang: bool = False, drip: bool = False) -> Seen:

@@ -262,3 +262,42 @@ def test_a_journal_of_the_other_kind_of_strategy_is_refused(tmp_path: Path) -> N
     Selector(tmp_path).open(PLAN)
     with pytest.raises(RunError, match="was begun with another plan"):
         Selector(tmp_path).open(replace(PLAN, one_stage=False))
+
+
+ONCE = replace(PLAN, reproducible=False)
+
+
+def rescored(unit: WorkUnit) -> tuple[UnitResult, SampleGroup]:
+    """The same samples by a reward that says something else this time, as an explorer answers then."""
+    group = replace(sampled(unit), rewards=tuple(r + 1 for r in sampled(unit).rewards))
+    return replace(result(unit), rewards=group.rewards, samples_digest=group_digest(group, scores=False)), group
+
+
+def first(unit: WorkUnit) -> UnitResult:
+    return replace(result(unit), samples_digest=group_digest(sampled(unit), scores=False))
+
+
+def test_chosen_samples_that_are_made_again_keep_their_first_scores_where_scores_may_differ(tmp_path: Path) -> None:
+    begun = Selector(tmp_path)
+    begun.accept([first(unit) for unit in begun.open(ONCE).units])
+    again = Selector(tmp_path)
+    lost = [unit for unit in again.open(ONCE).units if unit.prompt_id == "cafe"]
+    made = {unit.id: rescored(unit) for unit in lost}
+    unit = again.accept([answer for answer, _ in made.values()])[-1].assemble
+    assert unit is not None
+    rewards, group = again.assemble(unit, *[samples for _, samples in made.values()])
+    assert rewards == group.rewards == (1.0, 0.0)
+    assert again._of(4).state.counts().violations == 0
+
+
+def test_a_group_of_scores_that_may_differ_is_read_again_by_its_samples(tmp_path: Path) -> None:
+    selector = Selector(tmp_path)
+    for unit in selector.open(ONCE).units:
+        (ack,) = selector.accept([first(unit)])
+        if ack.assemble is not None:
+            parts = [sampled(each) for each in ONCE.pool_units_of(ack.assemble.prompt_id)]
+            selector.assemble(ack.assemble, *parts)
+    selector.close(4)
+    opened = Selector(tmp_path).open(ONCE)
+    assert [group.prompt_id for group in opened.groups] == ["beef", "cafe"]
+    assert opened.units == ()

@@ -31,7 +31,11 @@ UNIT = WorkUnit(
 
 
 class Redness(Reward):
-    calls = 0
+    calls = taken = 0
+
+    def take_costs(self) -> dict[str, int]:
+        new, self.taken = self.calls - self.taken, self.calls
+        return {"requests": new}
 
     def compute(self, images: torch.Tensor, prompts: Sequence[str]) -> torch.Tensor:
         self.calls += 1
@@ -171,3 +175,9 @@ def test_a_pruned_unit_is_scored_twice_in_micro_batches_of_one_shape_and_its_las
     # Three micro-batches take three steps each; then six members, as two micro-batches of four, take the other three.
     assert shapes == [4] * (3 * 3 + 2 * 3)
     assert bench.reward.calls == 3 + 2
+
+
+def test_what_a_preview_costs_is_that_of_both_scorings() -> None:
+    bench = Bench(configured(), "float32")
+    assert bench.preview(UNIT).reward_costs == {"requests": 3 + 2}
+    assert bench.preview(replace(UNIT, prune=None)).reward_costs == {"requests": 3}

@@ -12,6 +12,7 @@ from solrl_ray.sampling.schedules import sigmas
 
 FLUX = SigmaSchedule(kind="flux")
 SD3 = SigmaSchedule(kind="shift", shift=3.0)
+QWEN = SigmaSchedule(kind="flux", max_shift=0.9, max_tokens=8192, terminal=0.02)
 LINEAR = SigmaSchedule(kind="linear")
 
 
@@ -50,6 +51,16 @@ def test_flux_grid_is_that_of_the_stock_pipeline(steps: int, image_tokens: int) 
     np.testing.assert_allclose(found.numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("steps", [2, 6, 10, 50])
+@pytest.mark.parametrize("image_tokens", [64, 1024, 4096])
+def test_a_grid_with_a_terminal_noise_level_is_that_of_qwen_images_scheduler(steps: int, image_tokens: int) -> None:
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, shift_terminal=0.02)
+    mu = 0.5 + (image_tokens - 256) * (0.9 - 0.5) / (8192 - 256)
+    scheduler.set_timesteps(sigmas=np.linspace(1.0, 1 / steps, steps).tolist(), mu=mu)
+    found = sigmas(QWEN, steps, image_tokens)
+    np.testing.assert_allclose(found.numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 6, 10, 40])
 def test_shift_grid_is_that_of_the_stock_scheduler(steps: int) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
@@ -57,7 +68,7 @@ def test_shift_grid_is_that_of_the_stock_scheduler(steps: int) -> None:
     np.testing.assert_allclose(sigmas(SD3, steps, 1024).numpy(), scheduler.sigmas.numpy(), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("schedule", [LINEAR, SD3, FLUX])
+@pytest.mark.parametrize("schedule", [LINEAR, SD3, FLUX, QWEN])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
 def test_every_grid_falls_from_one_to_exactly_zero(schedule: SigmaSchedule, steps: int) -> None:
     grid = sigmas(schedule, steps, image_tokens=64)

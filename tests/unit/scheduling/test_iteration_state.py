@@ -8,6 +8,7 @@ import torch
 from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
+from solrl_ray.rollout.pruning import dropped
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
 
@@ -267,6 +268,21 @@ def test_a_pruned_answer_that_its_early_scores_do_not_bear_out_is_refused(
         IterationState(replace(PRUNED, prune=None)).record(pruned_result(replace(beef, prune=None)))
 
 
+def test_where_scores_may_differ_the_first_early_ones_count_too_and_say_who_is_dropped() -> None:
+    state = IterationState(replace(PRUNED, reproducible=False))
+    beef, cafe = PRUNED.pool_units()
+    first = pruned_result(beef)
+    _, selection = state.record(first)
+    other = (0.9, 0.35, 0.5, 0.2, 0.3, 0.1)
+    again = tuple(early if i in (1, 4) else 1.0 + i for i, early in enumerate(other))
+    assert dropped(replace(first, early=other, rewards=again)) == (1, 4)
+    assert state.record(replace(first, early=other, rewards=again)) == (Outcome.DUPLICATE, None)
+    state.record(pruned_result(cafe))
+    assert (state.counts().duplicates, state.counts().violations, state.counts().dropped) == (1, 0, 4)
+    assert state.selections["beef"] == selection
+    assert [c.index for c in selection.chosen] == [1, 0]
+
+
 def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
     state = IterationState(replace(PRUNED, prompt_ids=("beef",), audit=AuditPlan(run_seed=42, prompts=1, seeds=2)))
     _, selection = state.record(pruned_result(PRUNED.pool_units()[0]))
@@ -277,3 +293,56 @@ def test_dropped_seeds_are_audited_as_a_stratum_of_their_own() -> None:
     (pool,) = state.close().audited
     assert (pool.chosen, pool.dropped, pool.audited) == ((1, 0), (2, 4), (2, 3, 4, 5))
     assert pool.proxies[2] == pytest.approx(0.35)
+
+
+ONCE = replace(PLAN, reproducible=False)
+
+
+def rescored(unit: WorkUnit) -> UnitResult:
+    """The same unit by a reward that says something else this time."""
+    again = result(unit, "explorer-1")
+    return replace(again, rewards=tuple(reward + 1 for reward in again.rewards))
+
+
+def test_where_scores_may_differ_the_first_one_counts_and_another_one_is_no_violation() -> None:
+    repeating, once = IterationState(PLAN), IterationState(ONCE)
+    for state, expected in ((repeating, Outcome.VIOLATION), (once, Outcome.DUPLICATE)):
+        for unit in PLAN.pool_units():
+            state.record(result(unit))
+            assert state.record(rescored(unit)) == (expected, None)
+    assert once.counts().violations == 0
+    assert once.counts().duplicates == len(PLAN.pool_units())
+    assert once.ordered_selections() == repeating.ordered_selections()
+
+
+def test_where_scores_may_differ_samples_may_not() -> None:
+    state = IterationState(ONCE)
+    for unit in ONCE.pool_units():
+        state.record(result(unit))
+    first = group(state.selections["beef"])
+    assert state.record_group(first) is Outcome.ACCEPTED
+    other_scores = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
+    assert state.record_group(other_scores) is Outcome.DUPLICATE
+    assert state.record_group(group(state.selections["beef"], shift=1.0)) is Outcome.VIOLATION
+
+
+def test_where_scores_may_differ_a_lost_group_is_made_again_to_the_same_samples() -> None:
+    state = IterationState(ONCE)
+    for unit in ONCE.pool_units():
+        state.record(result(unit))
+    first = group(state.selections["beef"])
+    state.record_group(first)
+    state.lose_group("beef")
+    again = replace(first, rewards=tuple(reward / 2 for reward in first.rewards))
+    assert state.record_group(again) is Outcome.RESTORED
+    assert state.holds(again)
+
+
+def test_where_scores_may_differ_kept_samples_have_the_scores_that_chose_them() -> None:
+    state = IterationState(replace(ONCE, one_stage=True, keep=2))
+    for unit in state.plan.pool_units():
+        state.record(result(unit))
+    selection = state.selections["beef"]
+    made = group(selection)
+    again = replace(made, rewards=tuple(reward + 1 for reward in made.rewards))
+    assert state.with_first_scores(again).rewards == tuple(c.reward for c in selection.chosen)

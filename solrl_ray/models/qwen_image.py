@@ -1,0 +1,88 @@
+"""Qwen-Image, through the parts of a diffusers `QwenImagePipeline` checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+from torch import Tensor, nn
+from torch.nn import functional
+
+from solrl_ray.models import attention, sizes
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.flux import unpack
+
+
+class QwenImage(DiffusionModel):
+    """Latents are packed as in the pipeline: [B, tokens, 64], a token is a 2x2 patch, row by row.
+
+    Text: the last hidden layer of Qwen2.5-VL, the prompt inside its template, whose first 34 tokens are cut off
+    after encoding. A text is filled up with zeros to `max_sequence_length` tokens, which are masked: the stock
+    pipeline does the same to the shorter texts of a batch. Positions of the image do not depend on the text's length.
+    The timestep is sigma, rounded to the transformer's dtype. The autoencoder is one for video, with one frame.
+    """
+
+    FAMILY = "qwen_image"
+    PIPELINE = QwenImagePipeline
+    TRANSFORMER = QwenImageTransformer2DModel
+    DECODERS: ClassVar[Mapping[str, Any]] = {"AutoencoderKLQwenImage": AutoencoderKLQwenImage}
+    ENCODERS = ("text_encoder",)
+    SIZES = sizes.QWEN_IMAGE
+
+    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
+        """``prompt_embeds`` [1, max_sequence_length, width], ``prompt_embeds_mask`` [1, max_sequence_length]."""
+        longest = self.config.max_sequence_length
+        sequence, _ = pipeline.encode_prompt(text, device=self.device, max_sequence_length=longest)
+        return fixed_length(sequence, longest)
+
+    def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
+        sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
+        if latents.is_cuda and attention.is_memory_efficient():
+            sequence, mask = attention.padded_text(sequence, mask, beside=self.image_tokens)
+        velocity: Tensor = self.transformer(
+            hidden_states=latents,
+            timestep=sigmas.to(self.dtype),
+            encoder_hidden_states=sequence,
+            encoder_hidden_states_mask=mask,
+            img_shapes=(1, self._grid, self._grid),  # frames, rows, columns
+            return_dict=False,
+        )[0]
+        return velocity
+
+    def _unpacked(self, latents: Tensor) -> Tensor:
+        return unpack(latents, self._grid, self._grid)
+
+    def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
+        mean, std = (latents.new_tensor(decoder.config[f"latents_{name}"])[:, None, None] for name in ("mean", "std"))
+        return (latents * std + mean).unsqueeze(2)
+
+    def _decode(self, decoder: Any, latents: Tensor) -> Tensor:
+        return super()._decode(decoder, latents)[:, :, 0]
+
+    @classmethod
+    def adapt_(cls, transformer: nn.Module) -> nn.Module:
+        # Its tables of positions are no buffers: made on the meta device, they would stay there.
+        rope: Any = transformer.pos_embed
+        transformer.pos_embed = type(rope)(rope.theta, rope.axes_dim, rope.scale_rope)
+        return transformer
+
+    @classmethod
+    def _token_counts(cls, tokenizer: Any, texts: Sequence[str]) -> list[int]:
+        parts = dict.fromkeys(("scheduler", "vae", "text_encoder", "tokenizer", "transformer"))
+        stock = QwenImagePipeline(**parts)
+        whole = super()._token_counts(tokenizer, [stock.prompt_template_encode.format(text) for text in texts])
+        return [count - stock.prompt_template_encode_start_idx for count in whole]
+
+
+def fixed_length(sequence: Tensor, tokens: int) -> dict[str, Tensor]:
+    """A text [1, n, width] filled up with zeros to `tokens` tokens, and the mask [1, tokens] of its own n.
+
+    Raises `ValueError` if it is longer.
+    """
+    own = sequence.shape[1]
+    if own > tokens:
+        raise ValueError(f"a text of {own} tokens does not fit into {tokens}")
+    mask = torch.arange(tokens, device=sequence.device) < own
+    return {"prompt_embeds": functional.pad(sequence, (0, 0, 0, tokens - own)), "prompt_embeds_mask": mask[None]}

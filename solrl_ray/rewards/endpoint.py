@@ -1,0 +1,170 @@
+"""A server that scores, asked over HTTP: attempts, their deadlines, and what they came to. For `remote` and `judge`."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from PIL import Image
+from torch import Tensor
+
+from solrl_ray.errors import RewardError, SilentServer, UserError
+
+PAUSE = 0.5
+"""Seconds before the first retry; doubled for each further one."""
+CHUNK = 65536
+MAX_ANSWER = 16 * 2**20
+"""Bytes; a score takes some 20."""
+CONNECT_CHECK = 5.0
+"""Longest that the check before a run waits for the server, seconds."""
+
+T = TypeVar("T")
+
+
+class TryAgain(Exception):
+    """A failure that may pass: no connection, a timeout, a busy or failing server, an answer without a score."""
+
+
+class Endpoint:
+    """Posts JSON, and posts it again when the server cannot be reached, takes longer than the timeout, answers 429 or
+    5xx, or when the reader of its answer asks for it. Every other answer ends the run with the server's own words: a
+    failed reward is never a number. Threads may share one."""
+
+    def __init__(self, name: str, url: str, *, token: str, timeout: float, retries: int) -> None:
+        """
+        Args:
+            name: the reward's.
+            timeout: longest that one attempt may take, seconds.
+            retries: further attempts after one that failed for a reason that may pass.
+        """
+        self._name, self._url, self._token = name, urlsplit(url), token
+        self._shown, self._timeout, self._attempts = url, timeout, retries + 1
+        self._lock = threading.Lock()
+        self._counted: Counter[str] = Counter()
+
+    def ask(self, body: bytes, identity: str, read: Callable[[bytes], T]) -> T:
+        """What `read` makes of the answer to a request.
+
+        Args:
+            identity: of the request, the same in all attempts.
+            read: may raise `TryAgain` for an answer that another attempt may better.
+
+        Raises:
+            RewardError: no attempt brought an answer that could be read, or the server refused the request.
+        """
+        for attempt in range(self._attempts):
+            self.count(requests=1, retries=int(attempt > 0))
+            try:
+                return read(self._post(body, identity))
+            except TryAgain as error:
+                if attempt + 1 == self._attempts:
+                    raise RewardError(
+                        f"Reward {self._name} got no scores from {self._shown} in {self._attempts} attempts of at most "
+                        f"{self._timeout:g} s; the last one: {error}."
+                    ) from error
+                time.sleep(PAUSE * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def count(self, **more: int) -> None:
+        """Add to what the requests cost."""
+        with self._lock:
+            self._counted.update(more)
+
+    def take_costs(self) -> dict[str, int]:
+        """What requests cost since this was last asked: ``requests`` (``retries`` among them), and what was counted."""
+        with self._lock:
+            counted, self._counted = self._counted, Counter()
+        return {name: count for name, count in counted.items() if count}
+
+    def _post(self, body: bytes, identity: str) -> bytes:
+        """The body of the answer. Raises TryAgain, or RewardError for a refusal."""
+        deadline = time.monotonic() + self._timeout
+        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
+        assert self._url.hostname
+        connection = kind(self._url.hostname, _port(self._url), timeout=self._timeout)
+        headers = {"Content-Type": "application/json", "X-Request-Id": identity}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        try:
+            connection.request("POST", target, body, headers)
+            response = connection.getresponse()
+            answer = _read(response, connection, deadline)
+        except (OSError, http.client.HTTPException) as error:
+            raise TryAgain(f"{type(error).__name__} {error}".strip()) from error
+        finally:
+            connection.close()
+        if response.status == 200:
+            return answer
+        words = f"{response.status} {response.reason}: {' '.join(answer.decode(errors='replace').split())[:500]}"
+        if response.status == 429 or response.status >= 500:
+            raise TryAgain(words)
+        raise RewardError(f"Reward {self._name} was refused by {self._shown}: {words}.")
+
+
+def check_url(url: str, key: str, example: str) -> None:
+    """Raise UserError for an address that cannot be right."""
+    try:
+        parts = urlsplit(url)
+        usable = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and _port(parts) > 0 and "@" not in parts.netloc
+        )
+    except ValueError:
+        usable = False
+    if not usable:
+        raise UserError(f"{key} is {url!r}; it must be an address such as {example!r}, without a password in it.")
+
+
+def check_reachable(url: str, key: str, timeout: float, advice: str) -> None:
+    """Raise SilentServer if nothing listens at an address."""
+    parts = urlsplit(url)
+    assert parts.hostname
+    try:
+        socket.create_connection((parts.hostname, _port(parts)), min(timeout, CONNECT_CHECK)).close()
+    except OSError as error:
+        raise SilentServer(f"{key} is {url!r}, but nothing answers there: {error}; {advice}.") from error
+
+
+def token_of(variable: str, key: str) -> str:
+    """The value of an environment variable; empty if none is named. Raises UserError if it is not set."""
+    token = os.environ.get(variable, "") if variable else ""
+    if variable and not token:
+        raise UserError(
+            f"{key} is {variable!r}, but that environment variable is not set; set it to the server's token."
+        )
+    return token
+
+
+def png(image: Tensor) -> str:
+    """uint8 [3, H, W] as base64 of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG", compress_level=1)
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
+    """The whole answer; a server that sends it byte by byte does not prolong the deadline."""
+    answer = b""
+    while part := response.read1(CHUNK):
+        answer += part
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out while the answer was arriving")
+        if len(answer) > MAX_ANSWER:
+            raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER} bytes")
+        if connection.sock is not None:
+            connection.sock.settimeout(left)
+    return answer
+
+
+def _port(url: SplitResult) -> int:
+    return url.port or (443 if url.scheme == "https" else 80)

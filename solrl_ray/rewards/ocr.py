@@ -1,0 +1,82 @@
+"""Writing in pictures: is the text that a prompt puts in quotation marks there, letter by letter? Read by RapidOCR."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from rapidfuzz.distance import Levenshtein
+from rapidocr import RapidOCR
+from torch import Tensor
+
+from solrl_ray.config.schema import RewardConfig
+from solrl_ray.errors import RewardError
+from solrl_ray.rewards.base import CheckpointReward, Keys
+from solrl_ray.rewards.preprocessing import eight_bits
+
+QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|「([^」]+)」')
+
+
+class Ocr(CheckpointReward):
+    """1 - edits / letters: the edits that turn what is read into what the prompt asks for, at most all letters.
+
+    Case, spaces and line breaks do not count; if what is asked for is there as a whole, neither does other writing
+    (Flow-GRPO, arXiv 2505.05470, scores text rendering so). The models of PP-OCR are part of the package `rapidocr`
+    and run on the CPU, with the worker's threads.
+    """
+
+    options = frozenset()
+
+    def __init__(self, name: str, engine: RapidOCR) -> None:
+        super().__init__(name)
+        self._engine = engine
+
+    @classmethod
+    def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
+        pass  # its library was imported, and that is all it needs
+
+    @classmethod
+    def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Ocr:
+        settings = {
+            "EngineConfig.onnxruntime.intra_op_num_threads": torch.get_num_threads(),
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            "Global.log_level": "critical",
+        }
+        return cls(name, RapidOCR(params=settings))
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        wanted = [self._wanted(prompt) for prompt in prompts]
+        pictures = eight_bits(images).to("cpu", torch.uint8).permute(0, 2, 3, 1).numpy()
+        pairs = zip(pictures, wanted, strict=True)
+        return torch.tensor([rendered(self._read(picture), text) for picture, text in pairs])
+
+    def _wanted(self, prompt: str) -> str:
+        text = quoted(prompt)
+        if not letters(text):
+            raise RewardError(
+                f"Reward {self.name} got the prompt {prompt!r}, which has no text in quotation marks to be written."
+            )
+        return text
+
+    def _read(self, picture: np.ndarray) -> str:
+        """uint8 [H, W, 3], RGB; the engine takes BGR."""
+        found = self._engine(np.ascontiguousarray(picture[..., ::-1]))
+        return "".join(found.txts or ())
+
+
+def quoted(prompt: str) -> str:
+    """All that a prompt has in quotation marks."""
+    return " ".join("".join(groups) for groups in QUOTED.findall(prompt))
+
+
+def letters(text: str) -> str:
+    return "".join(text.split()).casefold()
+
+
+def rendered(read: str, wanted: str) -> float:
+    """Share of the letters of `wanted` that are right, between 0 and 1."""
+    found, target = letters(read), letters(wanted)
+    edits = 0 if target in found else min(Levenshtein.distance(found, target), len(target))
+    return 1.0 - edits / len(target)

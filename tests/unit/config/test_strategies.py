@@ -1,0 +1,33 @@
+"""What follows from rewards that need not say the same twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.strategies import hedge, unreproducible_rewards, warnings
+from tests.support import made_runs
+
+
+def configured(*rewards: RewardConfig) -> Config:
+    return made_runs.config().model_copy(update={"rewards": list(rewards)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared", "expected"),
+    [
+        ("judge", None, ("rewards.1 (judge)",)),
+        ("judge", True, ()),
+        ("remote", None, ()),
+        ("remote", False, ("rewards.1 (remote)",)),
+        ("mine:score", False, ("rewards.1 (mine:score)",)),
+    ],
+)
+def test_a_reward_is_what_its_kind_is_unless_it_is_declared(
+    kind: str, declared: bool | None, expected: tuple[str, ...]
+) -> None:
+    config = configured(RewardConfig(kind="clipscore"), RewardConfig(kind=kind, reproducible=declared))
+    assert unreproducible_rewards(config) == expected
+    assert hedge(config) == (0.0 if expected else config.fleet.hedge)
+    assert any("digests of equal runs are not promised" in words for words in warnings(config)) == bool(expected)
+    assert config.fleet.hedge > 0

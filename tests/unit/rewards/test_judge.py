@@ -1,0 +1,222 @@
+"""A vision-language model as judge, against a server of the same interface on loopback."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from solrl_ray import rewards
+from solrl_ray.config.loading import read_file
+from solrl_ray.config.schema import Judge, Question, RewardConfig
+from solrl_ray.errors import RewardError, UserError
+from solrl_ray.rewards import endpoint
+from solrl_ray.rewards.judge import probability_of_yes, score
+from tests.support.chat_server import Asked, Model, serving
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "rewards"
+SHIPPED = {
+    "judge_aesthetics": "9",
+    "judge_alignment": "",
+    "judge_objects": "SHARE: 90",
+    "judge_text_rendering": "OPEN 24.\nSCORE: 9",
+}
+"""With an answer that stands for 0.9."""
+PROMPTS = ["a red square", "two {prompt} circles"]
+
+
+def images() -> torch.Tensor:
+    """One is redder than the other."""
+    pictures = torch.rand(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    pictures[0, 0] = 1.0
+    pictures[1, 0] = 0.2
+    return pictures
+
+
+def config(url: str, *, question: dict[str, Any] | None = None, **settings: Any) -> RewardConfig:
+    asked = Question(**({"text": 'How red is "{prompt}"?'} | (question or {})))
+    return RewardConfig(kind="judge", judge=Judge(url=url, model="eyes", question=asked, **settings))
+
+
+def judge(url: str, **settings: Any) -> rewards.RewardMixture:
+    return rewards.load([config(url, **settings)], "cpu")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PAUSE", 0.01)
+
+
+def redness(asked: Asked) -> str:
+    return f"{10 * asked.picture[..., 0].mean() / 255:.1f} of 10? Score: {10 * asked.picture[..., 0].mean() / 255:.1f}"
+
+
+def test_a_number_is_a_score_between_its_bounds() -> None:
+    with serving(redness) as server:
+        scores = judge(server.url).score(images(), PROMPTS)
+    assert scores.tolist() == pytest.approx([1.0, 0.2])
+
+
+def test_each_picture_is_asked_about_with_its_own_prompt() -> None:
+    with serving(lambda asked: "5") as server:
+        judge(server.url, request={"seed": 3, "temperature": 0.5}).score(images(), PROMPTS)
+    by_text = {asked.text: asked for asked in server.asked}
+    assert by_text.keys() == {'How red is "a red square"?', 'How red is "two {prompt} circles"?'}
+    expected = (images() * 255).round().byte().permute(0, 2, 3, 1)
+    for text, picture in zip(by_text, expected if "a red" in next(iter(by_text)) else expected.flip(0), strict=True):
+        assert (by_text[text].picture == picture.numpy()).all()
+    body = server.asked[0].body
+    assert (body["model"], body["max_tokens"], body["temperature"], body["seed"]) == ("eyes", 16, 0.5, 3)
+    assert "logprobs" not in body
+
+
+def test_the_probability_of_yes_is_a_score() -> None:
+    likely = {"Yes": 0.5, " yes": 0.1, "No": 0.2, "Maybe": 0.1}
+    with serving(lambda asked: likely) as server:
+        scores = judge(server.url, question={"answer": "yes"}).score(images(), PROMPTS)
+    assert scores.tolist() == pytest.approx([0.75, 0.75])
+    body = server.asked[0].body
+    assert (body["max_tokens"], body["logprobs"], body["top_logprobs"]) == (1, True, 20)
+
+
+def test_an_answer_that_is_neither_yes_nor_no_has_no_score() -> None:
+    with pytest.raises(ValueError, match="neither yes nor no"):
+        probability_of_yes([{"token": "Maybe", "logprob": -0.1}])
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "expected"),
+    [
+        ({}, "7", 0.7),
+        ({"low": 1, "high": 5}, "I see 2 dogs, so 4.", 0.75),
+        ({"pattern": r"SCORE: *(\d+)"}, "OPEN 24 hours\nSCORE: 8", 0.8),
+        ({"low": -1, "high": 1}, "-0.5", 0.25),
+    ],
+)
+def test_the_last_number_that_matches_counts(question: dict[str, Any], answer: str, expected: float) -> None:
+    assert score(Question(text="?", **question), {"message": {"content": answer}}) == pytest.approx(expected)
+
+
+def test_no_more_pictures_than_allowed_are_asked_about_at_a_time() -> None:
+    both = threading.Barrier(2)  # each waits for another one, so that two are there
+
+    def slowly(asked: Asked) -> str:
+        both.wait(10)
+        return "5"
+
+    with serving(slowly) as server:
+        pictures = torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+        judge(server.url, concurrency=2).score(pictures, ["a"] * 6)
+    assert server.most_at_once == 2
+
+
+def test_equal_pictures_of_equal_prompts_are_asked_about_once() -> None:
+    with serving(redness) as server:
+        one = judge(server.url)
+        first = one.score(images()[[0, 0, 1]], ["a", "a", "a"])
+        again = one.score(images(), ["a", "b"])
+    assert first.tolist() == pytest.approx([1.0, 1.0, 0.2])
+    assert again.tolist() == pytest.approx([1.0, 0.2])
+    assert len(server.asked) == 3
+    assert one.take_costs() == {
+        "requests": 3,
+        "remembered": 2,
+        "prompt_tokens": 300,
+        "completion_tokens": 9,
+    }
+    assert one.take_costs() == {}
+
+
+def test_only_so_many_scores_are_remembered() -> None:
+    with serving(redness) as server:
+        one = judge(server.url, remember=1)
+        for _ in range(2):
+            one.score(images()[:1], ["a"])
+        one.score(images()[1:], ["a"])
+        one.score(images()[:1], ["a"])
+    assert len(server.asked) == 3
+
+
+def answering(*answers: str | tuple[int, bytes]) -> Model:
+    """These in turn, the last one again and again."""
+    left = list(answers)
+    return lambda asked: left.pop(0) if len(left) > 1 else left[0]
+
+
+def test_an_answer_without_a_score_is_asked_for_again_and_counted() -> None:
+    with serving(answering("I cannot say.", "11", (503, b"loading"), (200, b"{}"), "6")) as server:
+        one = judge(server.url, retries=4)
+        assert one.score(images()[:1], ["a"]).tolist() == pytest.approx([0.6])
+    assert len({asked.headers["X-Request-Id"] for asked in server.asked}) == 1
+    costs = one.take_costs()
+    assert (costs["requests"], costs["retries"]) == (5, 4)
+
+
+def test_a_judge_that_gives_no_score_ends_the_run_and_is_no_score() -> None:
+    with (
+        serving(answering("I cannot say.")) as server,
+        pytest.raises(RewardError, match=r"^Reward rewards\[0\] \(judge\) got no scores from .*/completions in 2 "),
+    ):
+        judge(server.url, retries=1).score(images(), PROMPTS)
+
+
+def test_a_refusal_is_not_repeated() -> None:
+    with serving(answering((401, b"no such key"))) as server:
+        with pytest.raises(RewardError, match=r"refused by http.*401 Unauthorized: no such key"):
+            judge(server.url).score(images()[:1], ["a"])
+        assert len(server.asked) == 1
+
+
+def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(redness) as server:
+        with pytest.raises(UserError, match=r"^rewards\[0\]\.judge\.token_variable is 'KEY', but that environment"):
+            judge(server.url, token_variable="KEY")
+        monkeypatch.setenv("KEY", "s3cret")
+        judge(server.url, token_variable="KEY").score(images()[:1], ["a"])
+    assert server.asked[0].headers["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"url": "localhost:8000"}, r"judge\.url is .* must be an address such as 'http://127"),
+        ({"question": {"low": 3, "high": 3}}, r"judge\.question\.high is 3; it must be above low, 3\.$"),
+        ({"question": {"pattern": "("}}, r"judge\.question\.pattern is '\(', which is no regular expression"),
+        ({"question": {"pattern": "(a)(b)"}}, r"judge\.question\.pattern is .* which has 2 groups; at most one"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_before_the_run(changes: dict[str, Any], message: str) -> None:
+    settings = {"url": "http://127.0.0.1:9/v1"} | changes
+    with pytest.raises(UserError, match=rf"^rewards\.0\.{message}"):
+        rewards.check([config(**settings)], 5, str)
+
+
+def test_an_endpoint_that_is_not_there_is_missed_before_the_run() -> None:
+    with pytest.raises(UserError, match=r"^rewards\.0\.judge\.url is .*, but nothing answers .*; start the judge"):
+        rewards.check([config("http://127.0.0.1:9/v1")], 5, str)
+
+
+def test_who_only_plans_is_told_of_an_endpoint_that_is_not_there() -> None:
+    told: list[str] = []
+    rewards.check([config("http://127.0.0.1:9/v1")], 5, str, tell=lambda missing: told.append(str(missing)))
+    (sentence,) = told
+    assert sentence.endswith("start the judge first.")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_shipped_questions_are_answered(name: str) -> None:
+    (entry,) = read_file(CONFIGS / f"{name}.yaml")["rewards"]
+    asks = Question(**entry["judge"]["question"])
+
+    def model(asked: Asked) -> str | dict[str, float]:
+        return {"Yes": 0.9, "No": 0.1} if asks.answer == "yes" else SHIPPED[name]
+
+    with serving(model) as server:
+        entry["judge"]["url"] = server.url
+        shipped = RewardConfig.model_validate(entry)
+        rewards.check([shipped], 5, str)
+        assert rewards.load([shipped], "cpu").score(images(), PROMPTS).tolist() == pytest.approx([0.9, 0.9])
+    assert all((PROMPTS[0] in a.text or PROMPTS[1] in a.text) == ("{prompt}" in asks.text) for a in server.asked)
