@@ -12,7 +12,6 @@ from solrl_ray.storage.run_folder import RunFolder
 from tests.support.chat_server import Asked, serving
 from tests.support.small import folder, small_config, summary
 
-
 PRUNED = ("rollout.explore.steps=5", "rollout.preview={unit: 8, prune: {after: 2, keep: 6}}")
 
 
