@@ -125,7 +125,7 @@ def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
     monkeypatch.chdir(here)
     url = ("--address", "http://127.0.0.1:1")
     assert refusal(capsys, "submit", config_file, *url).startswith(
-        f"The configuration file {config_file} is outside of {here}"
+        f"The configuration file {config_file} is not in what the job is given: {here}"
     )
     monkeypatch.chdir(tmp_path)
     assert refusal(capsys, "submit", config_file, *url, "--set", "run.root=runs").startswith(
