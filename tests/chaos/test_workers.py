@@ -235,6 +235,7 @@ SAID = (
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.faults
 def test_a_run_in_which_everybody_dies_ends_with_the_same_bytes(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

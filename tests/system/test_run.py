@@ -106,6 +106,7 @@ SAID = (
 )
 
 
+@pytest.mark.faults
 def test_three_explorers_of_which_one_answers_nonsense_and_one_hangs_learn_the_same_bytes_as_one(
     calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

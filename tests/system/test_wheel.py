@@ -45,6 +45,7 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
     return done.stdout
 
 
+@pytest.mark.faults
 def test_the_demo_runs_by_its_name_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     def solrl(*arguments: str) -> str:
         variables = {"PYTHONPATH": str(installed), "RAY_AUTH_MODE": "disabled"}
