@@ -7,7 +7,7 @@ its transformer is called with, and how its latents go into the autoencoder. All
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -156,6 +156,12 @@ class DiffusionModel(ABC):
             long = tuple(text for text, length in zip(texts, lengths, strict=True) if length > limit)
             found.append(Truncation(tokenizer=name, limit=limit, texts=long))
         return found
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Weights and buffers of all that was loaded."""
+        for module in self._modules.values():
+            yield from module.parameters()
+            yield from module.buffers()
 
     @property
     def components(self) -> frozenset[Component]:

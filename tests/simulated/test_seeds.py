@@ -129,3 +129,18 @@ def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
         assert len(ended.happened) == 1
         assert ended.digests == undisturbed(WHOLE)
         assert not ended.errors
+
+
+@pytest.mark.parametrize("role", ["explorer", "regenerator", "learner"])
+@pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs"])
+def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_nothing(role: str, kind: str) -> None:
+    """`players.Learner` refuses an update while another worker has weights on the GPU."""
+    shape, hit = Plan.of(4).shape, set()
+    for call in range(2, 26):
+        at = (Fault(role, call, kind),)
+        ended = run(Plan(call, shape, explorers=2, regenerators=1, ranks=2, faults=at, sharing="lay_down"))
+        hit |= {name.rpartition(" ")[2] for name in ended.happened}
+        assert ended.digests == undisturbed(shape)
+        assert not ended.errors
+    comes_back = {"explorer": "load_revision", "regenerator": "load_revision", "learner": "update"}[role]
+    assert {"release_gpu_memory", comes_back} <= hit
