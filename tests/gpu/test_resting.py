@@ -8,7 +8,7 @@ from torch import nn
 
 from solrl_ray.models.resting import RestingWeights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 WIDTH, LAYERS = 8192, 8
 
 
