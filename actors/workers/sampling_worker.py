@@ -21,7 +21,7 @@ from solrl_ray.config.strategies import Sampling, pool_sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
-from solrl_ray.models.resting import RestingWeights
+from solrl_ray.models.resting import RestingWeights, tensors_of
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.planning import plan
 from solrl_ray.quantization.scope import QuantizationReport
@@ -82,6 +82,7 @@ class SamplingWorker(Callee):
         )
         termination.listen()
         self._model = model
+        self._scoring = reward
         self._receiver = Receiver(model.transformer, quantized_base=quantized_base)
         self._sampler = Sampler(
             config, model, reward, steps=sampling.steps, micro_batch=sampling.micro_batch, record=record
@@ -110,7 +111,8 @@ class SamplingWorker(Callee):
         """Leave the GPU's memory to others until the next call that computes; returns the bytes given back."""
         laid_down = 0
         if lays_down(self._config.fleet):
-            laid_down = self._resting.lay_down([*self._model.tensors(), *self._receiver.tensors()])
+            scoring = [tensor for module in self._scoring.modules() for tensor in tensors_of(module)]
+            laid_down = self._resting.lay_down([*self._model.tensors(), *self._receiver.tensors(), *scoring])
         return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:

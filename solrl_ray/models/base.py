@@ -19,6 +19,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
+from solrl_ray.models.resting import tensors_of
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.records import PromptEmbedding
 
@@ -160,8 +161,7 @@ class DiffusionModel(ABC):
     def tensors(self) -> Iterator[Tensor]:
         """Weights and buffers of all that was loaded."""
         for module in self._modules.values():
-            yield from module.parameters()
-            yield from module.buffers()
+            yield from tensors_of(module)
 
     @property
     def components(self) -> frozenset[Component]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.errors import RunError
 
@@ -94,6 +94,12 @@ class RestingWeights:
         room = _host_memory(size, pinned=torch.cuda.is_initialized())
         for (key, storage), start in zip(storages.items(), starts, strict=True):
             self._pieces[key] = _Piece(storage, room[start : start + storage.nbytes()], checksum=-1)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Its weights and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:

@@ -6,14 +6,14 @@ from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.errors import RunError
-from solrl_ray.models.resting import RestingWeights, _host_memory
+from solrl_ray.models.resting import RestingWeights, _host_memory, tensors_of
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.scope import quantize_
 from tests.unit.quantization.test_scope import SKIP, inputs, transformer
 
 
 def tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
+    return list(tensors_of(module))
 
 
 def held(module: nn.Module) -> int:
