@@ -13,7 +13,7 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
-from solrl_ray.config.pools import REGENERATORS, explorer_pools, pools, shares
+from solrl_ray.config.pools import REGENERATORS, explorer_pools, lays_down, pools, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
@@ -52,6 +52,10 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
+        self._turn = asyncio.Event()
+        """Whether workers may load their models. Where weights are laid down, the learners have the first turn."""
+        if not lays_down(config.fleet):
+            self._turn.set()
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(
@@ -61,6 +65,7 @@ class Fleet:
             hand_out=self.hand_out,
             deadlines=deadlines,
             replacements=self.replacements,
+            turn=self._turn,
             observer=self,
         )
         self.explorers = {
@@ -104,6 +109,7 @@ class Fleet:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
+        self._turn.set()  # the learners have made what they publish, and rest
         weights = Weights(publication, payloads, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
@@ -123,13 +129,16 @@ class Fleet:
             self._attested.clear()
             pool.renew()
 
-    async def release_gpu_cache(self) -> None:
-        """Before the learner's turn on a shared GPU: return once the workers that share it gave back what they keep.
+    async def release_gpu_memory(self) -> None:
+        """Before the learner's turn on a shared GPU: return once the workers that share it gave back what they keep;
+        where weights are laid down, nobody loads its model until the next revision is published.
 
         A worker that does not answer in time is replaced, so its memory is free as well.
         """
+        if lays_down(self._config.fleet):
+            self._turn.clear()
         sharing = [name for name, worker in pools(self._config.fleet).items() if shares(worker)]
-        await asyncio.gather(*[self._pools[name].release_gpu_cache() for name in sharing])
+        await asyncio.gather(*[self._pools[name].release_gpu_memory() for name in sharing])
 
     async def score_class(self) -> str:
         """What fixes the bits that all pools answer with; waits until a worker of each has started."""

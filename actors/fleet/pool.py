@@ -55,6 +55,7 @@ class Pool:
         hand_out: HandOut,
         deadlines: Deadlines,
         replacements: Replacements,
+        turn: asyncio.Event,
         observer: PoolObserver,
     ) -> None:
         """
@@ -62,6 +63,7 @@ class Pool:
             name: as in `config.pools`.
             spawn: makes the actor of a given name, without waiting for it.
             unit_seconds: deadline of one unit.
+            turn: whether workers may load their models.
         """
         self.name = name
         self.workers: dict[str, Worker] = {}
@@ -69,7 +71,7 @@ class Pool:
         self.weights: Weights | None = None
         self._spawn, self._unit_seconds = spawn, unit_seconds
         self._world, self._tasks, self._hand_out, self._deadlines = world, tasks, hand_out, deadlines
-        self._replacements, self._observer = replacements, observer
+        self._replacements, self._turn, self._observer = replacements, turn, observer
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
         """Workers that were ended from here, and why: None without a word."""
@@ -121,9 +123,9 @@ class Pool:
         for worker in self.workers.values():
             worker.outdated()
 
-    async def release_gpu_cache(self) -> None:
-        """Return once every worker has given back cached GPU memory, or is gone."""
-        await asyncio.gather(*[worker.release_gpu_cache() for worker in self.workers.values()])
+    async def release_gpu_memory(self) -> None:
+        """Return once every worker has given back GPU memory, or is gone."""
+        await asyncio.gather(*[worker.release_gpu_memory() for worker in self.workers.values()])
 
     def _staying(self) -> list[Worker]:
         """Those that do not leave; of one that is renewed, its successor alone."""
@@ -169,6 +171,7 @@ class Pool:
             unit_seconds=self._unit_seconds,
             weights=lambda: self.weights,
             alone=lambda: self.at_work <= 1,
+            turn=self._turn,
             unplaced=self._unplaced,
             observer=self._observer,
             hand_out=self._hand_out,

@@ -108,6 +108,7 @@ class Worker:
         unit_seconds: float,
         weights: Callable[[], Weights | None],
         alone: Callable[[], bool],
+        turn: asyncio.Event,
         unplaced: Callable[[Worker, float, float], None],
         observer: Observer,
         hand_out: HandOut,
@@ -118,6 +119,7 @@ class Worker:
             unit_seconds: deadline of one unit.
             weights: what it is to hold now.
             alone: whether no other worker of its pool is placed and stays.
+            turn: whether it may load its model and weights; not set while learners on the same GPU need the memory.
             unplaced: is told again and again that this worker has no place: after how many seconds more, and since when
                 those were. Raises RunError if there is none to wait for.
         """
@@ -134,9 +136,11 @@ class Worker:
         self.warm_ups = self.warmed = 0
         """Shapes of its forward for which it compiles before anything else, and those that are done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
-        self._weights, self._alone, self._unplaced = weights, alone, unplaced
+        self._weights, self._alone, self._turn, self._unplaced = weights, alone, turn, unplaced
         self._observer, self._hand_out = observer, hand_out
         self._loaded: Weights | None = None
+        self._began = False
+        """Whether it has begun to load its model."""
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
         self._releases: list[asyncio.Future[None]] = []
@@ -176,10 +180,11 @@ class Worker:
         self._hand_out.not_ready(self)
         self._changed.set()
 
-    def release_gpu_cache(self) -> asyncio.Future[None]:
-        """Give back cached GPU memory after the units that it holds; the future is done then, or when its life ends."""
+    def release_gpu_memory(self) -> asyncio.Future[None]:
+        """Give back GPU memory after the units that it holds, or after its start; the future is done then, or when its
+        life ends."""
         done = asyncio.get_running_loop().create_future()
-        if self.state in (State.WAITING, State.STARTING):
+        if not self._began:
             done.set_result(None)
         else:
             self._releases.append(done)
@@ -232,6 +237,8 @@ class Worker:
 
     async def _start(self) -> None:
         """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
+        await self._turn.wait()  # whoever has the GPU's memory has a deadline
+        self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
@@ -248,12 +255,12 @@ class Worker:
     async def _next_step(self) -> None:
         weights = self._weights()
         if self._releases:
-            seconds = self._deadlines.release_gpu_cache + self._unit_seconds * len(self.units)
-            await self._call("release_gpu_cache", what="giving back GPU memory", seconds=seconds)
+            seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
+            await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
             for release in self._releases:
                 release.set_result(None)
             self._releases.clear()
-        elif weights is not None and weights is not self._loaded:
+        elif weights is not None and weights is not self._loaded and self._turn.is_set():
             await self._load(weights)
         else:
             await self._wait_for_change()

@@ -219,7 +219,7 @@ class LearnerGroup:
             self._renew()
             try:
                 await self._join(await self._beginning())
-                await self._release_gpu_cache()
+                await self._release_gpu_memory()
             except WorkerGone as error:
                 await self._rebuild(error)
 
@@ -231,7 +231,7 @@ class LearnerGroup:
         shards = await self._all("shard", policy, self.tier, seconds=seconds)
         async with self._turn:
             try:
-                await self._release_gpu_cache()
+                await self._release_gpu_memory()
             except WorkerGone as error:
                 await self._rebuild(error)
         what = "putting the revision together"
@@ -319,10 +319,10 @@ class LearnerGroup:
         self._offers, self._warm = [], False
         self._ranks = self._spawn_all()
 
-    async def _release_gpu_cache(self) -> None:
+    async def _release_gpu_memory(self) -> None:
         """Leave the others on a shared GPU their turn."""
         if takes_turns(self._config.fleet):
-            await self._ask("release_gpu_cache", seconds=self._config.fleet.deadlines.release_gpu_cache)
+            await self._ask("release_gpu_memory", seconds=self._config.fleet.deadlines.release_gpu_memory)
 
     async def _seat(self, seconds: float) -> bool:
         what = f"the search for places of {self._wanted()}"

@@ -12,6 +12,7 @@ from actors.cluster import wait
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache, prepare
 from solrl_ray import models
+from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, RunError, WorkerGone
@@ -19,6 +20,7 @@ from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.models.resting import RestingWeights
 from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.weight_sync.manifest import Policy
@@ -30,6 +32,7 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
+        self._resting = RestingWeights()
 
     def __repr__(self) -> str:
         """What Ray shows in its dashboard and before each line that this process logs."""
@@ -69,7 +72,7 @@ class LearnerRank(Callee):
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
         """Have one kind of passes compiled: a call of its own, so that all can see how far it is. Returns seconds. Not
         collective."""
-        return self._joined.warm_up(policy, embedding)
+        return self._awake.warm_up(policy, embedding)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.
@@ -80,7 +83,7 @@ class LearnerRank(Callee):
             sizes: samples of each of the iteration's prompts.
             first: position of the first group in prompt order.
         """
-        self._joined.begin(iteration, sizes)
+        self._awake.begin(iteration, sizes)
         if first != self._joined.taken:
             return
         with contextlib.suppress(InputGone):
@@ -93,7 +96,7 @@ class LearnerRank(Callee):
         Raises:
             InputGone: some of them are lost, or do not arrive in time.
         """
-        missing = slice(self._joined.taken, None)
+        missing = slice(self._awake.taken, None)
         fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
         if not missing.start:
             self._joined.begin(iteration, [len(group.indices) for group in fetched])
@@ -113,19 +116,26 @@ class LearnerRank(Callee):
 
     def update(self, iteration: int) -> UpdateMetrics:
         """The update of an iteration that was fed, whose samples are let go; collective."""
-        return self._joined.finish(iteration)
+        return self._awake.finish(iteration)
 
     def state(self) -> LearnerState | None:
         """The whole state, from rank 0; collective."""
         state = self._joined.state()
         return state if self._rank == 0 else None
 
-    def release_gpu_cache(self) -> int:
-        """Leave the GPU's memory to others until the next update; returns the bytes given back."""
-        return free_cache()
+    def release_gpu_memory(self) -> int:
+        """Leave the GPU's memory to others until the next call that computes; returns the bytes given back.
+
+        LoRA factors and the optimizer's moments stay: they are small, and a state is asked for at any time.
+        """
+        laid_down = 0
+        if lays_down(self._config.fleet):
+            laid_down = self._resting.lay_down(adapters.base_tensors(self._model.transformer))
+        return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def shard(self, policy: Policy, tier: str) -> RevisionShard:
         """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
+        self._resting.take_up()
         if tier != self._tier:  # explorers are on another level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
@@ -140,6 +150,12 @@ class LearnerRank(Callee):
     def factors(self, policy: Policy) -> dict[str, Any]:
         """A policy's LoRA factors by name, float32 on the CPU."""
         return self._joined.factors(policy)
+
+    @property
+    def _awake(self) -> Learner:
+        """With its weights on the GPU."""
+        self._resting.take_up()
+        return self._joined
 
     @property
     def _joined(self) -> Learner:

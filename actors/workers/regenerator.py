@@ -109,6 +109,7 @@ class Regenerator(SamplingWorker):
     def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
         """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
         began, started = time.time(), time.perf_counter()
+        self._resting.take_up()
         images = reference_pictures(self._config, unit, prompt)
         scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
         return Evaluated(
@@ -127,6 +128,7 @@ class Regenerator(SamplingWorker):
 
         They are kept until the next revision of the sampling policy is loaded.
         """
+        self._resting.take_up()
         try:
             if self._outside is None or self._outside.config != config:
                 self._outside = None

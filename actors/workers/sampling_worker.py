@@ -15,11 +15,13 @@ from torch import nn
 from actors.cluster import termination
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache
+from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, pool_sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
+from solrl_ray.models.resting import RestingWeights, tensors_of
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.planning import plan
 from solrl_ray.quantization.scope import QuantizationReport
@@ -50,6 +52,7 @@ class SamplingWorker(Callee):
         self._name = name
         self._config = config
         self._holds: tuple[str, int] | None = None
+        self._resting = RestingWeights()
 
     def _attest(
         self,
@@ -79,6 +82,7 @@ class SamplingWorker(Callee):
         )
         termination.listen()
         self._model = model
+        self._scoring = reward
         self._receiver = Receiver(model.transformer, quantized_base=quantized_base)
         self._sampler = Sampler(
             config, model, reward, steps=sampling.steps, micro_batch=sampling.micro_batch, record=record
@@ -100,11 +104,16 @@ class SamplingWorker(Callee):
 
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """Have code compiled for one shape of the forward: a call of its own, so that all can see how far it is."""
+        self._resting.take_up()
         self._shapes()[shape](embedding)
 
-    def release_gpu_cache(self) -> int:
-        """Leave the GPU's memory to others until the next unit; returns the bytes given back."""
-        return free_cache()
+    def release_gpu_memory(self) -> int:
+        """Leave the GPU's memory to others until the next call that computes; returns the bytes given back."""
+        laid_down = 0
+        if lays_down(self._config.fleet):
+            scoring = [tensor for module in self._scoring.modules() for tensor in tensors_of(module)]
+            laid_down = self._resting.lay_down([*self._model.tensors(), *self._receiver.tensors(), *scoring])
+        return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Verify a payload, swap it in, and run one forward on fixed inputs.
@@ -117,6 +126,7 @@ class SamplingWorker(Callee):
         """
         termination.check(self._name)
         started = time.perf_counter()
+        self._resting.take_up()
         self._holds = None  # until it is proved, this worker holds nothing that may be used
         try:
             received = payload.read(content)
@@ -163,6 +173,7 @@ class SamplingWorker(Callee):
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
+        self._resting.take_up()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)
         result = UnitResult(

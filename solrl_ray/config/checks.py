@@ -12,7 +12,7 @@ from solrl_ray.config import compiled_learner, preview_checks
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.pools import key_of, pools, shares
+from solrl_ray.config.pools import key_of, pools, shares, takes_turns
 from solrl_ray.config.preview_checks import stochastic_preview
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
@@ -213,6 +213,19 @@ def _compile(config: Config) -> Iterator[Problem]:
         )
 
 
+def _sharing(config: Config) -> Iterator[Problem]:
+    if config.fleet.sharing != "lay_down":
+        return
+    if not takes_turns(config.fleet):
+        why = "nobody shares a GPU with learners (num_gpus of explorers or regenerators, and of learners, below 1)"
+        yield Problem("fleet.sharing", f"keep or auto: {why}")
+    if config.compile.cudagraphs:
+        yield Problem(
+            "fleet.sharing",
+            "keep with compile.cudagraphs: a captured graph reads weights at the addresses that they had",
+        )
+
+
 _RULES = (
     _names,
     _rollout,
@@ -229,6 +242,7 @@ _RULES = (
     _fleet,
     _other_explorers,
     _compile,
+    _sharing,
 )
 
 

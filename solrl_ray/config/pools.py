@@ -71,3 +71,8 @@ def shares(worker: Worker) -> bool:
 def takes_turns(fleet: FleetConfig) -> bool:
     """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
     return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
+
+
+def lays_down(fleet: FleetConfig) -> bool:
+    """Whether workers that take turns leave the GPU their weights' memory as well."""
+    return takes_turns(fleet) and fleet.sharing == "lay_down"

@@ -364,7 +364,7 @@ class Deadlines(Section):
     `update`, a rank that hangs ends the run, where the group would be rebuilt."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
-    release_gpu_cache: Seconds = 60.0
+    release_gpu_memory: Seconds = 60.0
     """Giving back cached memory of a GPU that learners share with explorers or regenerators."""
     selector: Seconds = 60.0
     """One call to the selector."""
@@ -402,6 +402,9 @@ class FleetConfig(Section):
     network: str = ""
     """Network interface of the learner group, such as ``eth0``; empty: NCCL and gloo choose, as `NCCL_SOCKET_IFNAME`
     and `GLOO_SOCKET_IFNAME` of the node say."""
+    sharing: Literal["keep", "lay_down", "auto"] = "auto"
+    """What workers that share a GPU with learners do with their weights in others' turn. ``keep``: leave them there.
+    ``lay_down``: have them wait in pinned host memory. ``auto``: ``keep`` if all fits on the GPU, else ``lay_down``."""
     deadlines: Deadlines = Deadlines()
 
 

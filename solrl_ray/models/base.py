@@ -7,7 +7,7 @@ its transformer is called with, and how its latents go into the autoencoder. All
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,6 +19,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
+from solrl_ray.models.resting import tensors_of
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.records import PromptEmbedding
 
@@ -156,6 +157,11 @@ class DiffusionModel(ABC):
             long = tuple(text for text, length in zip(texts, lengths, strict=True) if length > limit)
             found.append(Truncation(tokenizer=name, limit=limit, texts=long))
         return found
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Weights and buffers of all that was loaded."""
+        for module in self._modules.values():
+            yield from tensors_of(module)
 
     @property
     def components(self) -> frozenset[Component]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RewardNonsense
@@ -30,6 +30,10 @@ class Reward(ABC):
     def take_costs(self) -> dict[str, int]:
         """What it cost since this was last asked, if it asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Networks whose weights may leave the GPU while nothing is scored; a callable keeps its own to itself."""
+        yield from (value for value in vars(self).values() if isinstance(value, nn.Module))
 
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from solrl_ray.rewards.base import Reward
 
@@ -53,6 +53,10 @@ class RewardMixture(Reward):
             total.update(each.reward.take_costs())
         return dict(total)
 
+    def modules(self) -> Iterator[nn.Module]:
+        for each in self._rewards:
+            yield from each.reward.modules()
+
 
 class Columns(Reward):
     """Keeps what each reward of a mixture said of the last images; the first one's values are the reward.
@@ -73,3 +77,6 @@ class Columns(Reward):
 
     def take_costs(self) -> dict[str, int]:
         return self._mixture.take_costs()
+
+    def modules(self) -> Iterator[nn.Module]:
+        return self._mixture.modules()

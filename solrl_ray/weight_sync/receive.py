@@ -7,7 +7,7 @@ Until the swap nothing has changed, so that a payload that cannot be used leaves
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -44,6 +44,11 @@ class Receiver:
         self._quantized_base = dict(quantized_base or {})
         self._base: Tensors | None = None
         self._base_digest = ""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What it keeps of the base beside the model."""
+        yield from self._quantized_base.values()
+        yield from (self._base or {}).values()
 
     def apply(self, payload: Payload) -> tuple[int, str]:
         """Takes a revision; returns how many modules were overwritten and `tensors_digest` of what they hold now.

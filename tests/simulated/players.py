@@ -6,7 +6,7 @@ The selector is the real one; its files are written in its own thread, so that a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from actors.workers.regenerator import Evaluated
 from actors.workers.selector import Ack, Selector
 from solrl_ray.config.compiled_learner import is_compiled
+from solrl_ray.config.pools import lays_down, pools, shares
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
@@ -68,18 +69,23 @@ class Worker:
 
     def __init__(self, name: str, tier: str) -> None:
         self._name, self._tier = name, tier
+        self.is_up = False
+        """Whether its weights are on the GPU."""
         self._holds: tuple[str, int] | None = None
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
 
-    def release_gpu_cache(self) -> int:
+    def release_gpu_memory(self) -> int:
+        self.is_up = False
         return 0
 
     def start(self) -> Attestation:
+        self.is_up = True
         return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
     def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt:
+        self.is_up = True
         received = read(sent)
         manifest = received.manifest
         self._holds = (manifest.policy, manifest.revision)
@@ -100,6 +106,7 @@ class Worker:
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
+        self.is_up = True
         return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
@@ -174,7 +181,9 @@ _PARTS: dict[Any, RevisionShard] = {}
 class Learner:
     """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, others_up: Callable[[], list[str]]) -> None:
+        """`others_up`: names of explorers and regenerators whose weights are on the GPU."""
+        self._others_up: Callable[[], list[str]] = others_up if lays_down(config.fleet) else list
         self._publisher = publisher(config.model.lora)
         self._world_size = config.learner.world_size
         self._updates = 0
@@ -200,7 +209,7 @@ class Learner:
 
     def join(self, address: str, port: int, one_host: bool) -> None: ...
 
-    def release_gpu_cache(self) -> int:
+    def release_gpu_memory(self) -> int:
         return 0
 
     def load(self, state: LearnerState) -> None:
@@ -214,6 +223,7 @@ class Learner:
 
     def update(self, iteration: int) -> UpdateMetrics:
         assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
+        assert not (up := self._others_up()), f"update {iteration} while {up} have weights on the GPU"
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
         step = number(*[group_digest(group) for group in self._fed])
         self._b = self._b + torch.full_like(self._b, step)
@@ -302,8 +312,13 @@ class SimulatedSelector(Selector):
         return [entry for line in lines if (entry := parsed(line)) is not None]
 
 
-def players(config: Config, folder: Path) -> Any:
-    """Makes the player of a role."""
+def players(config: Config, folder: Path, living: Callable[[], list[str]]) -> Any:
+    """Makes the player of a role; `living`: names of those who live."""
+    workers: dict[str, Worker] = {}
+
+    def up() -> list[str]:
+        sharing = [name for name in living() if name in workers and shares(pools(config.fleet)[pool_of(name)])]
+        return [name for name in sharing if workers[name].is_up]
 
     def make(role: str, name: str, tier: str) -> Any:
         if role == "text_encoder":
@@ -311,7 +326,10 @@ def players(config: Config, folder: Path) -> Any:
         if role == "selector":
             return SimulatedSelector(folder, config.fleet.strict)
         if role == "learner":
-            return Learner(config)
-        return {"explorer": Explorer, "regenerator": Regenerator}[role](name, tier if role == "explorer" else "")
+            return Learner(config, up)
+        workers[name] = {"explorer": Explorer, "regenerator": Regenerator}[role](
+            name, tier if role == "explorer" else ""
+        )
+        return workers[name]
 
     return make

@@ -43,7 +43,7 @@ PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
     "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
-    "release_gpu_cache: 12, selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
+    "release_gpu_memory: 12, selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
 )
 """Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
@@ -168,6 +168,8 @@ class Plan:
     for it before it is gone."""
     compiled: bool = False
     """Whether learners compile."""
+    sharing: str = ""
+    """What those who share a GPU do with their weights in others' turn; empty: nobody shares one."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -211,6 +213,7 @@ class Plan:
             scales=tuple(scales),
             evaluations=tuple(evaluations),
             compiled=rng.random() < 0.3,
+            sharing="" if shape.staleness else rng.choice(["", "keep", "lay_down", "lay_down"]),
         )
 
 
@@ -261,9 +264,11 @@ def run(plan: Plan) -> Ended:
     explorers = base.fleet.explorers.model_copy(update={"count": plan.explorers})
     regenerators = base.fleet.regenerators.model_copy(update={"count": plan.regenerators})
     config = _but(base, "run", root="/", name="run")
-    config = _but(
-        _but(config, "fleet", explorers=explorers, regenerators=regenerators), "learner", world_size=plan.ranks
-    )
+    fleet = {"explorers": explorers, "regenerators": regenerators, "learners": base.fleet.learners}
+    if plan.sharing:
+        fleet = {name: pool.model_copy(update={"num_gpus": 0.3}) for name, pool in fleet.items()}
+        config = _but(config, "fleet", sharing=plan.sharing)
+    config = _but(_but(config, "fleet", **fleet), "learner", world_size=plan.ranks)
     config = _but(config, "compile", learner=plan.compiled)
     disk, ended = MemoryDisk(), Ended(None)
     folder: Any = disk.path("/run")
@@ -288,9 +293,8 @@ def run(plan: Plan) -> Ended:
 
 def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
     """One driver's life. Returns whether the run came to its end; raises the error that ended it."""
-    world = SimulatedWorld(
-        players(config, path), path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, size=_size
-    )
+    make = players(config, path, lambda: world.living())
+    world = SimulatedWorld(make, path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, size=_size)
     try:
         return virtual_clock.run(_driven(plan, config, path, world))
     except PowerLoss:

@@ -6,6 +6,7 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,17 @@ def replays_pruned_units_as_if_nobody_had_been_dropped(patch: pytest.MonkeyPatch
     patch.setattr(selector, "unit_result", replayed)
 
 
+def loads_models_in_the_learners_turn(patch: pytest.MonkeyPatch) -> None:
+    begin = FleetWorker.__init__
+
+    def begun(self: FleetWorker, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        self._turn = asyncio.Event()
+        self._turn.set()
+
+    patch.setattr(FleetWorker, "__init__", begun)
+
+
 BROKEN: dict[Break, str] = {
     acknowledges_before_the_journal_is_written: "acknowledged",
     keeps_what_a_lost_worker_had: "has not ended",
@@ -194,6 +206,7 @@ BROKEN: dict[Break, str] = {
     waits_for_a_sign_of_life_without_a_deadline: "",
     counts_a_duplicate_as_a_first_result: "",
     replays_pruned_units_as_if_nobody_had_been_dropped: "",
+    loads_models_in_the_learners_turn: "have weights on the GPU",
 }
 """Broken version → what the violation says, if it always says the same."""
 

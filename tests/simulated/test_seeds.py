@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -128,4 +129,23 @@ def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
         ended = run(Plan(1, WHOLE, explorers=2, regenerators=1, ranks=1, faults=faults))
         assert len(ended.happened) == 1
         assert ended.digests == undisturbed(WHOLE)
+        assert not ended.errors
+
+
+@pytest.mark.parametrize("role", ["explorer", "regenerator", "learner"])
+@pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs"])
+def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_nothing(role: str, kind: str) -> None:
+    """`players.Learner` refuses an update while another worker has weights on the GPU."""
+    plan = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, sharing="lay_down")
+    sent = [
+        line.rpartition(" ")[2] for line in run(plan).trace if line.rpartition(f" {role}-0")[1] and " is sent " in line
+    ]
+    turns = [
+        call for call, method in enumerate(sent, start=1) if method in ("release_gpu_memory", "load_revision", "update")
+    ]
+    assert len(turns) >= 4
+    for call in turns:
+        ended = run(replace(plan, faults=(Fault(role, call, kind),)))
+        assert ended.happened[0].endswith(f"{kind} at {sent[call - 1]}")
+        assert ended.digests == undisturbed(plan.shape)
         assert not ended.errors

@@ -5,6 +5,7 @@ The GPU is one that Ray only counts; the players compute on CPUs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from solrl_ray.config.schema import Config
+from solrl_ray.policy import adapters
 from tests.chaos.notes import Reader
 from tests.chaos.noting import NotingExplorer, NotingLearner, NotingRegenerator, noted
 from tests.support.small import digests, small_config
@@ -40,25 +42,40 @@ class OnCpu:
         return super().start()  # type: ignore[misc]
 
 
+def released(method: Callable[[Any], int]) -> Any:
+    """Release, with a look at what is left of the transformer's weights."""
+
+    def release(self: Any) -> int:
+        given = method(self)
+        bases = [base.untyped_storage() for base in adapters.base_tensors(self._model.transformer)]
+        # What a checksum was made of on a CPU is bound to NumPy, and stays.
+        left = sum(storage.nbytes() for storage in bases if storage.resizable())
+        assert (given == 0) == bool(left) == (self._config.fleet.sharing == "keep"), (given, left)
+        return given
+
+    return noted("resting", release, "rested")
+
+
 class SharingExplorer(OnCpu, NotingExplorer):
-    release_gpu_cache = noted("resting", Explorer.release_gpu_cache, "rested")
+    release_gpu_memory = released(Explorer.release_gpu_memory)
 
 
 class SharingRegenerator(OnCpu, NotingRegenerator):
-    release_gpu_cache = noted("resting", Regenerator.release_gpu_cache, "rested")
+    release_gpu_memory = released(Regenerator.release_gpu_memory)
 
 
 class SharingLearner(OnCpu, NotingLearner):
     offer = noted("taking", LearnerRank.offer, "taken")
     shard = noted("merging", LearnerRank.shard, "merged")
-    release_gpu_cache = noted("resting", LearnerRank.release_gpu_cache, "rested")
+    release_gpu_memory = released(LearnerRank.release_gpu_memory)
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("sharing", ["keep", "lay_down"])
 def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
-    calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sharing: str, calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config(tmp_path, "shared", *SHARES)
+    config = small_config(tmp_path, "shared", *SHARES, f"fleet.sharing={sharing}")
     monkeypatch.setattr(launch, "with_tier", lambda config: config)  # it would look for that GPU
     roles = ActorClasses(explorer=SharingExplorer, regenerator=SharingRegenerator, learner=SharingLearner)
     launch.train(config, live=False, classes=roles)

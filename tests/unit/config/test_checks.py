@@ -38,6 +38,17 @@ from solrl_ray.records import Pruning
             'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
         ),
         (
+            ["fleet.sharing=lay_down"],
+            'fleet.sharing is "lay_down" (--set); it must be keep or auto: nobody shares a GPU with learners',
+        ),
+        (
+            [
+                "fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: lay_down}",
+                "compile.cudagraphs=true",
+            ],
+            'fleet.sharing is "lay_down" (--set); it must be keep with compile.cudagraphs: a captured graph',
+        ),
+        (
             ["learner.activation_memory=0.5"],
             "learner.activation_memory is 0.5 (--set); it must be 0 or 1, because fleet.learners.num_gpus is 0: a "
             "learner that is not compiled keeps every activation or computes all again.",

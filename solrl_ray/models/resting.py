@@ -1,0 +1,152 @@
+"""Weights that leave a GPU while their worker rests, and are back before its turn.
+
+A tensor stays the same object: only the memory behind it goes and comes. So modules, optimisers and compiled code need
+not know. Its address may be another one afterwards, which captured CUDA graphs would not bear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray.errors import RunError
+
+_ALIGNED = 512
+"""Bytes; each copy on the host begins at a multiple of it."""
+_WORD = 8
+"""Bytes of an int64, by which memory is summed up."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Memory that is laid down as a whole; several tensors may be views of it."""
+
+    storage: torch.UntypedStorage
+    host: Tensor
+    """uint8, as many bytes: the copy."""
+    checksum: int
+
+
+class RestingWeights:
+    """What one worker lays down.
+
+    The copies on the host are pinned if there is a GPU, and made once: what has not changed since is not copied again.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, _Piece] = {}
+        """By identity of the storage."""
+        self._down: list[_Piece] = []
+
+    @property
+    def is_down(self) -> bool:
+        return bool(self._down)
+
+    @torch.no_grad()
+    def lay_down(self, tensors: Iterable[Tensor]) -> int:
+        """Give the memory behind tensors back to PyTorch's allocator; returns its bytes.
+
+        Nothing may use them until `take_up`. What lies in memory that PyTorch did not allocate stays.
+        """
+        if self._down:
+            return 0
+        found = {storage._cdata: storage for storage in _storages(tensors)}
+        self._pieces = {key: piece for key, piece in self._pieces.items() if key in found}
+        sums = dict(zip(found, _checksums(found.values()), strict=True))
+        self._make_room({key: storage for key, storage in found.items() if key not in self._pieces})
+        for key, piece in self._pieces.items():
+            if piece.checksum != sums[key]:
+                piece.host.copy_(_bytes(piece.storage), non_blocking=True)
+                piece.checksum = sums[key]
+        _wait(found.values())
+        self._down = list(self._pieces.values())
+        for piece in self._down:
+            piece.storage.resize_(0)
+        return sum(piece.host.numel() for piece in self._down)
+
+    @torch.no_grad()
+    def take_up(self) -> int:
+        """Bring back what was laid down, and prove it; returns its bytes.
+
+        Raises:
+            RunError: it is not what was laid down.
+            torch.OutOfMemoryError: somebody else has the memory.
+        """
+        down = self._down
+        for piece in down:
+            piece.storage.resize_(piece.host.numel())
+            _bytes(piece.storage).copy_(piece.host, non_blocking=True)
+        if [piece.checksum for piece in down] != _checksums(piece.storage for piece in down):
+            raise RunError("weights came back to the GPU otherwise than they were laid down; its memory is not sound")
+        self._down = []
+        return sum(piece.host.numel() for piece in down)
+
+    def _make_room(self, storages: dict[int, torch.UntypedStorage]) -> None:
+        """One piece of host memory for all that have none yet."""
+        starts, size = [], 0
+        for storage in storages.values():
+            starts.append(size)
+            size += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
+        room = _host_memory(size, pinned=torch.cuda.is_initialized())
+        for (key, storage), start in zip(storages.items(), starts, strict=True):
+            self._pieces[key] = _Piece(storage, room[start : start + storage.nbytes()], checksum=-1)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Its weights and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
+    for tensor in tensors:
+        if hasattr(tensor, "__tensor_flatten__"):  # a subclass that only wraps what it stores
+            yield from _storages(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes() and storage.resizable():
+            yield storage
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _checksums(storages: Iterable[torch.UntypedStorage]) -> list[int]:
+    """Of each, the sum of its words, modulo 2^64."""
+    sums = []
+    for storage in storages:
+        content = _bytes(storage)
+        whole = content.numel() // _WORD * _WORD
+        sums.append(content[:whole].view(torch.int64).sum() + content[whole:].sum())
+    return [int(each) for each in torch.stack(sums).tolist()] if sums else []
+
+
+def _host_memory(size: int, *, pinned: bool) -> Tensor:
+    """Uninitialised; pinned, a GPU copies from and to it at the full speed of its link. PyTorch's own allocator of
+    pinned memory would round the size up to a power of two."""
+    reason = ""
+    try:
+        room = torch.empty(size, dtype=torch.uint8)
+    except RuntimeError:
+        reason = "out of memory"
+    else:
+        runtime: Any = torch.cuda.cudart() if pinned and size else None
+        error = int(runtime.cudaHostRegister(room.data_ptr(), size, 0)) if runtime else 0
+        reason = f"it cannot be pinned: CUDA error {error}" if error else ""
+    if reason:
+        raise RunError(
+            f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be had ({reason}); set "
+            "fleet.sharing to keep, or give the node more memory"
+        )
+    return room
+
+
+def _wait(storages: Iterable[torch.UntypedStorage]) -> None:
+    """Until what was begun on their GPUs is done."""
+    for device in {storage.device for storage in storages if storage.device.type == "cuda"}:
+        torch.cuda.synchronize(device)
