@@ -6,12 +6,13 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import solrl_ray
 from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
+from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
@@ -44,13 +45,17 @@ def plan(arguments: argparse.Namespace) -> int:
         "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
         "learner.world_size": ("--learners", arguments.learners),
     }
-    loaded = fresh(arguments, _given(counts))
     foretold = None
     if arguments.gpu or arguments.machines:
         from solrl_ray.simulator.prices import cluster_and_prices
 
         foretold = cluster_and_prices(arguments.machines, arguments.gpu)
-    arithmetic = print_plan(loaded, planning=True, timed=foretold is not None)
+    loaded = fresh(arguments, _given(counts))
+    if foretold:
+        loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
+    arithmetic = print_plan(
+        loaded, planning=True, timed=foretold is not None, card=foretold[1].card if foretold else None
+    )
     if foretold:
         from solrl_ray.simulator.forecast import times
 
