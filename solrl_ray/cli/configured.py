@@ -16,7 +16,7 @@ from solrl_ray.config import checks, continuation, fitting, own_functions, strat
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
-from solrl_ray.config.schema import Config, Precision
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def print_plan(
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     if on_gpus := fitting.rows(arithmetic, card):
         print(paragraphs(on_gpus), flush=True)
+    if card and (fits := fitting.sentence(arithmetic, card)):
+        print(paragraphs([("fits", fits)]), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
     for warning in strategies.warnings(loaded.config):
@@ -121,7 +123,7 @@ def print_plan(
     return arithmetic
 
 
-def on_card(config: Config, fastest: Precision) -> Config:
+def on_card(config: Config, fastest: str) -> Config:
     """The configuration with what ``rollout.explore.precision: auto`` means on a card whose fastest tier that is."""
     explore = config.rollout.explore
     if explore.precision != "auto":

@@ -51,8 +51,8 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     turns = fullest.turns(way)
     turn = max(turns, key=lambda name: turns[name])
     said = (
-        f"{_names(fullest)} on one {card.name} need {size_in_words(turns[turn])} to {turn} (estimated, with fleet.sharing "
-        f"{way}), and {size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
+        f"{_names(fullest)} on one {card.name} need {size_in_words(turns[turn])} to {turn} (estimated, with "
+        f"fleet.sharing {way}), and {size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
     )
     changes = fitting_changes(arithmetic, card)
     if changes:
@@ -64,8 +64,8 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     alone = smallest.one_after_the_other()
     if smallest.takes_turns and alone <= card.usable:
         raise UserError(
-            f"{said}. Explorers and regenerators one after the other would take {size_in_words(alone)}, which this version "
-            "does not do: take a card with more memory, or a card for each (num_gpus: 1)."
+            f"{said}. Explorers and regenerators one after the other would take {size_in_words(alone)}, which this "
+            "version does not do: take a card with more memory, or a card for each (num_gpus: 1)."
         )
     raise UserError(f"{said}: take a card with more memory, or a card for each worker (num_gpus: 1).")
 
@@ -142,26 +142,23 @@ def _names(card: CardMemory) -> str:
 
 
 def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
-    """Names and sentences: what is on the fullest card, its turns, and what laying down brings; none without GPUs.
-
-    Raises `UserError` as `check`, if `card` is given.
-    """
+    """Names and sentences: what is on the fullest card, its turns, and what laying down brings; none without GPUs."""
     found = cards(arithmetic)
     if not found:
         return []
-    fullest = found[0]
-    shown = [("on a GPU", _resting(fullest)), ("its peak", _turns(fullest))]
-    if fullest.takes_turns:
-        shown.append(("lay_down", _laying_down(arithmetic, fullest, card)))
-    if card is not None:
-        way = check(arithmetic, card)
-        fits = (
-            f"{size_in_words(fullest.peak(way))} of {size_in_words(card.usable)}, which are {FILLED:.0%} of {card.name}"
-        )
-        asked = arithmetic.config.fleet.sharing
-        resolved = f"fleet.sharing {asked}{f' is {way}' if asked != way else ''}: " if fullest.takes_turns else ""
-        shown.append(("fits", f"{resolved}{fits}"))
-    return shown
+    shown = [("on a GPU", _resting(found[0])), ("its peak", _turns(found[0]))]
+    return shown + ([("lay_down", _laying_down(arithmetic, found[0], card))] if found[0].takes_turns else [])
+
+
+def sentence(arithmetic: Arithmetic, card: Card) -> str:
+    """That the run fits such cards, and how; empty without GPUs. Raises `UserError` as `check` if it does not."""
+    found = cards(arithmetic)
+    if not found:
+        return ""
+    way, asked = check(arithmetic, card), arithmetic.config.fleet.sharing
+    peak = max(one.peak(way) for one in found)
+    fits = f"{size_in_words(peak)} of {size_in_words(card.usable)}, which are {FILLED:.0%} of {card.name}"
+    return f"fleet.sharing {asked}{f' is {way}' if asked != way else ''}: {fits}" if found[0].takes_turns else fits
 
 
 def _resting(card: CardMemory) -> str:
@@ -195,9 +192,9 @@ def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> s
     staged = card.one_after_the_other()
     return (
         f"{size_in_words(card.laid_down)} of pinned host memory a GPU, beside {size_in_words(store)} in Ray's object "
-        f"store (/dev/shm: samples, two revisions); about {seconds(card, link):.2g} s an iteration: these bytes down and "
-        f"up once, at {link / 1e9:g} GB/s · explorers and regenerators one after the other, in a window of all {prompts} "
-        f"prompts: {size_in_words(staged)}, not built"
+        f"store (/dev/shm: samples, two revisions); about {seconds(card, link):.2g} s an iteration: these bytes down "
+        f"and up once, at {link / 1e9:g} GB/s · explorers and regenerators one after the other, in a window of all "
+        f"{prompts} prompts: {size_in_words(staged)}, not built"
     )
 
 

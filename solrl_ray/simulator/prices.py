@@ -92,8 +92,8 @@ def price_list(name: str) -> PriceList:
         return found
     if found.like not in shipped or found.speed is None:
         raise UserError(
-            f"{path}: like is {found.like!r}; it must be one of {', '.join(shipped)}, and the key speed must say how fast "
-            "this card is."
+            f"{path}: like is {found.like!r}; it must be one of {', '.join(shipped)}, and the key speed must say how "
+            "fast this card is."
         )
     return scaled_from(found, price_list(found.like))
 
