@@ -128,7 +128,8 @@ def on_card(config: Config, fastest: str) -> Config:
     explore = config.rollout.explore
     if explore.precision != "auto":
         return config
-    rollout = config.rollout.model_copy(update={"explore": explore.model_copy(update={"precision": fastest})})
+    tier = strategies.full_tier(config.model) if fastest in strategies.UNQUANTIZED_TIERS else fastest
+    rollout = config.rollout.model_copy(update={"explore": explore.model_copy(update={"precision": tier})})
     return config.model_copy(update={"rollout": rollout})
 
 

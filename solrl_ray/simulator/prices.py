@@ -206,7 +206,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     work = {weights * tokens: listed for weights, tokens, listed in ratios}
     nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
     if not 1 / SCALABLE <= nearest <= SCALABLE:
-        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models)
+        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models) or "no models"
         raise UserError(
             f"The price list of {prices.gpu} has nothing like {model.path} at {model.resolution} px (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "
