@@ -47,7 +47,8 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     found = sharing_on(arithmetic, card)
     if found is not None:
         return found
-    fullest, way = cards(arithmetic)[0], _ways(arithmetic.config)[-1]
+    way = _ways(arithmetic.config)[-1]
+    fullest = max(cards(arithmetic), key=lambda one: one.peak(way))
     turns = fullest.turns(way)
     turn = max(turns, key=lambda name: turns[name])
     said = (
@@ -58,8 +59,10 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     if changes:
         words = " ".join(f"--set {key}={value}" for key, value in changes.items())
         raise UserError(f"{said}; it fits with {words}.")
-    smallest = cards(_changed(arithmetic, dict(_candidates(arithmetic.config))))[0]
-    least = smallest.peak("lay_down" if smallest.takes_turns else "keep")
+    smallest = max(
+        cards(_changed(arithmetic, dict(_candidates(arithmetic.config)))), key=lambda one: one.peak("lay_down")
+    )
+    least = smallest.peak("lay_down")
     said += f"; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}"
     alone = smallest.one_after_the_other()
     if smallest.takes_turns and alone <= card.usable:
