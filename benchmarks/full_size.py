@@ -261,7 +261,7 @@ TRANSFORMERS = {
     "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
-WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560}
+WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
 """Model → channels of a text token."""
 PIPELINES = {"flux": flux, "sd3": sd3, "sana": sana, "qwen_image": qwen_image, "z_image": z_image}
 

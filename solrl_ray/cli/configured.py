@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks, continuation, own_functions, strategies
-from solrl_ray.config.arithmetic import Arithmetic, describe
+from solrl_ray.config import checks, continuation, fitting, own_functions, strategies
+from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -91,10 +92,13 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     return loaded
 
 
-def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = False) -> Arithmetic:
+def print_plan(
+    loaded: LoadedConfig, *, planning: bool = False, timed: bool = False, card: Card | None = None
+) -> Arithmetic:
     """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
 
-    `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it.
+    `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it; `card`: its GPUs are
+    such. Raises `UserError` as `fitting.check` if it does not fit them.
     """
     inputs = _outlined(loaded) if planning else None
     if inputs is None:
@@ -108,11 +112,25 @@ def print_plan(loaded: LoadedConfig, *, planning: bool = False, timed: bool = Fa
     prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
     arithmetic = describe(loaded.config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
+    if on_gpus := fitting.rows(arithmetic, card):
+        print(paragraphs(on_gpus), flush=True)
+    if card and (fits := fitting.sentence(arithmetic, card)):
+        print(paragraphs([("fits", fits)]), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
     for warning in strategies.warnings(loaded.config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic
+
+
+def on_card(config: Config, fastest: str) -> Config:
+    """The configuration with what ``rollout.explore.precision: auto`` means on a card whose fastest tier that is."""
+    explore = config.rollout.explore
+    if explore.precision != "auto":
+        return config
+    tier = strategies.full_tier(config.model) if fastest in strategies.UNQUANTIZED_TIERS else fastest
+    rollout = config.rollout.model_copy(update={"explore": explore.model_copy(update={"precision": tier})})
+    return config.model_copy(update={"rollout": rollout})
 
 
 def _outlined(loaded: LoadedConfig) -> Inputs | None:

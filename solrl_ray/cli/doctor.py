@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
+from solrl_ray.cli.models_on_cards import verdicts
 from solrl_ray.common.files import refuses_files
+from solrl_ray.config.fitting import Card
 from solrl_ray.errors import RunError
 from solrl_ray.models import compilation
 from solrl_ray.quantization import attestation, capability
@@ -71,6 +73,22 @@ def _device(device: torch.device) -> Iterator[Finding]:
             continue
         tested = "; ".join(f"{check}: {found}" for check, found in checks.items())
         yield Finding(part, tier, "ok", f"{NOTES[tier]} · {tested}")
+    if device.type == "cpu":
+        yield Finding(
+            part, "models", "lacks", "no published model trains on CPUs; the testbed does (`solrl train demo`)"
+        )
+    else:
+        total = torch.cuda.get_device_properties(device).total_memory
+        yield models_on(Card(name=part, memory=total), auto)
+
+
+def models_on(card: Card, fastest: str) -> Finding:
+    """Which published models train on a GPU, alone on it, whose fastest tier that is; by estimates of memory."""
+    found = list(verdicts(card, fastest))
+    fit = [f"{verdict.model} ({verdict.sharing})" for verdict in found if verdict.sharing]
+    told = f"with fleet.sharing as said, estimated: {', '.join(fit)}" if fit else "none fits"
+    part = f"; `solrl plan MODEL two_stage diffusion_nft pickscore {found[0].cluster}` says more"
+    return Finding(card.name, "models", "ok" if fit else "lacks", told + part)
 
 
 def _storage(root: Path) -> Iterator[Finding]:

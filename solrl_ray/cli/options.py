@@ -81,7 +81,9 @@ def _train(commands: Any) -> None:
 def _plan(commands: Any) -> None:
     command = _add(commands, "plan", verbs.plan, "print the arithmetic of a run", CONFIG, SET)
     command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: say what it lacks for this run")
-    command.add_argument("--gpu", metavar="NAME", help="say how long it takes: on h200, b200, or by a file of costs")
+    command.add_argument(
+        "--gpu", metavar="NAME", help="whether it fits and how long it takes: on h200, h100-80, l40s, … or by a file"
+    )
     command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, nodes, network, …")
     for role in ("explorers", "regenerators", "learners"):
         command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")

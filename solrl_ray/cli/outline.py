@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.arithmetic import ModelFacts
+from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
@@ -141,19 +141,44 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     recomputed, activations = sizes.activation_bytes(
         model, shapes.transformer, shapes.factor, blocks=shapes.blocks, compiled=compiled_learner.is_compiled(config)
     )
+    forward, decoding = sizes.sampling_bytes(model, shapes.transformer, shapes.factor)
+    packed = {path: _packed(linears[path], own) for path, own in quantized.items()}
+    touched = {path: _weights(linears[path]) for path in adapted}
     return ModelFacts(
         latent_shape=sizes.latent_shape(model, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
+        forward_bytes=forward,
+        decoding_bytes=decoding,
+        decoder_parameters=sizes.decoder.parameters,
         parameters=shapes.parameters,
         lora_modules=len(adapted),
         lora_parameters=sum(model.lora.rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
         packed_tiers=tuple(sorted({quantized[path] for path in adapted & quantized.keys()})),
-        packed_bytes=sum(
-            packed_bytes(FORMAT_OF_TIER[quantized[path]], linears[path].out_features, linears[path].in_features)
-            for path in adapted & quantized.keys()
-        ),
+        packed_bytes=sum(packed[path] for path in adapted & quantized.keys()),
+        touched_parameters=sum(touched.values()),
+        plain_touched_parameters=sum(touched[path] for path in adapted - quantized.keys()),
+        quantized_parameters=sum(_weights(linears[path]) for path in quantized),
+        explorer_bytes=_explorer_bytes(config, shapes, quantized, packed),
     )
+
+
+def _weights(linear: Linear) -> int:
+    return linear.in_features * linear.out_features
+
+
+def _packed(linear: Linear, tier: str) -> int:
+    return packed_bytes(FORMAT_OF_TIER[tier], linear.out_features, linear.in_features)
+
+
+def _explorer_bytes(
+    config: Config, shapes: ModelShapes, quantized: Mapping[str, str], packed: Mapping[str, int]
+) -> int:
+    """The transformer of an explorer. Emulated layers hold the operand that they multiply with as well, in bfloat16."""
+    weights = {path: _weights(shapes.linears[path]) for path in quantized}
+    operands = sum(weights[path] for path, tier in quantized.items() if tier == "nvfp4-emulated")
+    plain = (shapes.parameters - sum(weights.values())) * DTYPE_BYTES[config.model.dtype]
+    return plain + sum(packed.values()) + operands * DTYPE_BYTES["bfloat16"]
 
 
 def preview_tier(config: Config, sources: Sources, device: torch.device | str | None) -> str:

@@ -6,17 +6,23 @@ import argparse
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import solrl_ray
 from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, fresh, print_plan, resumed, try_own_rewards
+from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_rewards
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from solrl_ray.config.arithmetic import Arithmetic
+    from solrl_ray.simulator.price_list import PriceList
+    from solrl_ray.simulator.prices import Cluster
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -44,23 +50,39 @@ def plan(arguments: argparse.Namespace) -> int:
         "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
         "learner.world_size": ("--learners", arguments.learners),
     }
+    foretold = _prices(arguments)
     loaded = fresh(arguments, _given(counts))
-    foretold = None
-    if arguments.gpu or arguments.machines:
-        from solrl_ray.simulator.prices import cluster_and_prices
-
-        foretold = cluster_and_prices(arguments.machines, arguments.gpu)
-    arithmetic = print_plan(loaded, planning=True, timed=foretold is not None)
+    card = foretold[1].card if foretold else None
     if foretold:
-        from solrl_ray.simulator.forecast import times
-
-        print(times(arithmetic, *foretold), flush=True)
+        loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
+    arithmetic = print_plan(loaded, planning=True, timed=foretold is not None, card=card)
+    if foretold:
+        _print_times(arithmetic, *foretold)
     if arguments.address:
         ray_auth.settle(local=False)
         from actors.client import launch
 
         launch.resources(loaded.config, arguments.address)
     return 0
+
+
+def _prices(arguments: argparse.Namespace) -> tuple[Cluster, PriceList] | None:
+    if not (arguments.gpu or arguments.machines):
+        return None
+    from solrl_ray.simulator.prices import cluster_and_prices
+
+    return cluster_and_prices(arguments.machines, arguments.gpu)
+
+
+def _print_times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> None:
+    from solrl_ray.simulator.forecast import times
+
+    try:
+        print(times(arithmetic, cluster, prices), flush=True)
+    except UserError as error:
+        if prices.card is None or not arithmetic.gpus:
+            raise
+        print(f"note: it fits, but how long it takes is not known here: {error}", flush=True)
 
 
 def list_parts(arguments: argparse.Namespace) -> int:

@@ -51,6 +51,20 @@ class ModelFacts:
     """Estimated: what a learner's forward keeps of one sample for its backward pass if that computes all again."""
     activation_bytes: int = 0
     """Estimated: the same if it computes nothing again."""
+    explorer_bytes: int = 0
+    """The transformer as explorers hold it: quantised layers in their format, all else in `model.dtype`."""
+    quantized_parameters: int = 0
+    """Weights that explorers quantise."""
+    touched_parameters: int = 0
+    """Weights of the linears that receive LoRA factors."""
+    plain_touched_parameters: int = 0
+    """Those of them that explorers do not quantise."""
+    forward_bytes: int = 0
+    """Estimated: the most that a forward without gradient holds at a time of one sample."""
+    decoding_bytes: int = 0
+    """Estimated: the same of decoding one image."""
+    decoder_parameters: int = 0
+    """Of the autoencoder, its encoder included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +140,7 @@ class Arithmetic:
         texts = Environment(
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        texts.filters |= {"listed": listed, "of": _of, "size": _size, "thousands": "{:,}".format}
+        texts.filters |= {"listed": listed, "of": _of, "size": size_in_words, "thousands": "{:,}".format}
         text = texts.get_template("arithmetic.txt").render(
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
             one_stage=is_one_stage(config),
@@ -140,6 +154,7 @@ class Arithmetic:
             recomputed_bytes=config.learner.micro_batch * self.facts.recomputed_bytes if self.facts else 0,
             revision_bytes=self.revision_bytes,
             workers=_workers(config),
+            gpus=self.gpus,
         )
         _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
         return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
@@ -253,7 +268,7 @@ def _of(count: float, noun: str) -> str:
     return f"{count:g} {noun}{'' if f'{count:g}' == '1' else 's'}"
 
 
-def _size(count: int) -> str:
+def size_in_words(count: float) -> str:
     """Bytes in decimal units, as disks and networks count."""
     size = float(count)
     for unit in ("B", "kB", "MB"):

@@ -388,6 +388,9 @@ class FleetConfig(Section):
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""
+    sharing: Literal["keep", "lay_down", "auto"] = "auto"
+    """What a worker does with its weights while it rests, if workers take turns on a GPU. ``keep``: they stay there.
+    ``lay_down``: it gives them back, to pinned host memory, before another's turn. ``auto``: ``keep`` if all fit."""
     max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: Natural = 8

@@ -15,6 +15,21 @@ CLIP_TOKENS = 77
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSizes:
+    """Of an autoencoder in bfloat16, as counted by `benchmarks/activation_sizes.py`."""
+
+    parameters: int
+    """Its encoder is loaded as well."""
+    bytes_a_pixel: int
+    """The most that the decoding of an image holds at a time."""
+
+
+KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
+DC_AE = DecoderSizes(parameters=312_250_275, bytes_a_pixel=1666)
+QWEN = DecoderSizes(parameters=126_892_531, bytes_a_pixel=3462)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySizes:
     """What all checkpoints of a family have in common."""
 
@@ -39,6 +54,10 @@ class FamilySizes:
     kept_values: tuple[float, float]
     """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
     blocks, of eager ones. Measured; for estimates of memory."""
+    forward_values: float
+    """The most values that a forward without gradient holds at a time, a channel of such a token: of eager blocks, as
+    counted by `benchmarks/activation_sizes.py`. Compiled ones hold less."""
+    decoder: DecoderSizes
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
         """Raise `UserError` for sizes that a checkpoint cannot do.
@@ -94,21 +113,42 @@ class FamilySizes:
         """Estimates of what a transformer of so many blocks keeps of one sample for a backward pass: bytes if they
         compute all again (their inputs, and one block's activations when its turn comes), and if they compute nothing
         again."""
-        width = math.prod(int(transformer[key]) for key in self.width)
-        tokens = self.image_tokens(config, factor) + self.text_tokens(config)
-        inputs = blocks * tokens * width * DTYPE_BYTES[config.dtype]
+        inputs = blocks * self._stream_bytes(config, transformer, factor)
         most = round(self.kept_values[0 if compiled else 1] * inputs)
         return inputs + most // max(1, blocks), most
 
+    def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
+        """Estimates of the most that a worker without gradients holds at a time: bytes of one sample's forward, of one
+        image's decoding."""
+        forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
+        return forward, self.decoder.bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
 
-FLUX = FamilySizes(family="flux", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4))
+    def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
+        """One sample's tokens as they go from block to block."""
+        width = math.prod(int(transformer[key]) for key in self.width)
+        tokens = self.image_tokens(config, factor) + self.text_tokens(config)
+        return tokens * width * DTYPE_BYTES[config.dtype]
+
+
+FLUX = FamilySizes(
+    family="flux", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL
+)
 FLUX2_KLEIN = FamilySizes(  # activations as of FLUX.1: not measured
-    family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4)
+    family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
 )
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
-    family="qwen_image", patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5)
+    family="qwen_image", patch=2, longest=1024, packed=True, kept_values=(17.0, 26.5), forward_values=14.4, decoder=QWEN
 )
-SANA = FamilySizes(family="sana", patch=1, longest=300, packed=False, text_in_blocks=False, kept_values=(29.6, 37.5))
+SANA = FamilySizes(
+    family="sana",
+    patch=1,
+    longest=300,
+    packed=False,
+    text_in_blocks=False,
+    kept_values=(29.6, 37.5),
+    forward_values=15.6,
+    decoder=DC_AE,
+)
 SD3 = FamilySizes(
     family="sd3",
     patch=2,
@@ -117,6 +157,8 @@ SD3 = FamilySizes(
     clip=True,
     positions="pos_embed_max_size",
     kept_values=(14.4, 22.5),
+    forward_values=12.7,
+    decoder=KL,
 )
 Z_IMAGE = FamilySizes(  # activations estimated as of Qwen-Image
     family="z_image",
@@ -127,6 +169,8 @@ Z_IMAGE = FamilySizes(  # activations estimated as of Qwen-Image
     width=("dim",),
     positions="axes_lens",
     kept_values=(20.0, 31.0),
+    forward_values=15.9,
+    decoder=KL,
 )
 FAMILY_SIZES = {sizes.family: sizes for sizes in (FLUX, FLUX2_KLEIN, QWEN_IMAGE, SANA, SD3, Z_IMAGE)}
 """By ``model.family``."""

@@ -20,6 +20,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
+from solrl_ray.simulator.other_cards import scaled_from
+from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, PriceList
 from solrl_ray.simulator.scenario import Network, Orchestration, Stages
 
 SHIPPED = Path(__file__).with_name("price_lists")
@@ -31,74 +33,6 @@ DELTA_SHARE = 0.07
 """Assumed size of a compressed delta between packed revisions, of the whole."""
 
 P = TypeVar("P", bound=Section)
-
-
-class Figure(Section):
-    ms: AboveZero
-    measured: bool
-    source: str
-    """What was measured, on which version; or how the estimate was made."""
-
-    @property
-    def time(self) -> str:
-        """In words, three digits of it."""
-        ms = float(f"{self.ms:.3g}")
-        return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
-
-
-class CompiledPasses(Section):
-    """A compiled learner's passes, milliseconds of one sample at one timestep."""
-
-    forward: Figure
-    """Without gradient."""
-    backward: Figure
-    """Forward and backward with `learner.activation_memory` 1."""
-    half: Figure
-    """The same with 0.5."""
-    recomputed: Figure
-    """The same with 0."""
-
-    def at(self, activation_memory: float) -> Figure:
-        """Forward and backward; between what is listed on a straight line."""
-        low, high, share = self.recomputed, self.half, 2 * activation_memory
-        if activation_memory > 0.5:
-            low, high, share = self.half, self.backward, share - 1
-        if share in (0, 1):
-            return high if share else low
-        source = f"between {low.ms:g} and {high.ms:g} ms, by learner.activation_memory {activation_memory:g}"
-        return Figure(ms=low.ms + share * (high.ms - low.ms), measured=False, source=source)
-
-
-class ModelCosts(Section):
-    """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
-
-    family: str
-    parameters: AboveZero
-    """Of the transformer."""
-    resolution: Positive
-    steps: dict[str, Figure]
-    """Tier → one solver step."""
-    decode_and_reward: Figure
-    forward: Figure
-    """An eager learner's forward without gradient, at one timestep."""
-    backward: Figure
-    """Forward and backward, at one timestep."""
-    backward_checkpointed: Figure | None = None
-    """The same with gradient checkpointing; None: a forward more."""
-    compiled: CompiledPasses | None = None
-    """A compiled learner's; None: as an eager one's."""
-    publication: Figure
-    """Making a revision."""
-    load: Figure
-    """Verifying, swapping in and proving it on a worker that has it."""
-    checkpoint: Figure
-
-
-class PriceList(Section):
-    gpu: str
-    fastest: str
-    """Tier that ``rollout.explore.precision: auto`` means on this card."""
-    models: list[ModelCosts]
 
 
 class Cluster(Section):
@@ -139,16 +73,29 @@ class Priced:
     """What for → the figure, scaled if need be."""
 
 
+def shipped_lists() -> list[str]:
+    """Names of the shipped price lists."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
+
+
 def price_list(name: str) -> PriceList:
-    """The shipped list called `name`, or the one in the file `name`. Raises UserError if there is no such."""
-    shipped = sorted(path.stem for path in SHIPPED.glob("*.yaml") if path.stem != "controller")
+    """The shipped list called `name`, or the one in the file `name`, complete. Raises UserError if there is no such."""
+    shipped = shipped_lists()
     path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
     if not path.is_file():
         raise UserError(
             f"gpu is {name!r} (--gpu or the cluster's file); it must be one of {', '.join(shipped)}, or a price list "
             "in a file."
         )
-    return read_part(path, PriceList)
+    found = read_part(path, PriceList)
+    if not found.like:
+        return found
+    if found.like not in shipped or found.speed is None:
+        raise UserError(
+            f"{path}: like is {found.like!r}; it must be one of {', '.join(shipped)}, and the key speed must say how "
+            "fast this card is."
+        )
+    return scaled_from(found, price_list(found.like))
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
@@ -259,7 +206,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     work = {weights * tokens: listed for weights, tokens, listed in ratios}
     nearest = min(work, key=lambda factor: abs(math.log(factor)), default=math.inf)
     if not 1 / SCALABLE <= nearest <= SCALABLE:
-        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models)
+        listed_names = ", ".join(f"{m.family} at {m.resolution} px" for m in prices.models) or "no models"
         raise UserError(
             f"The price list of {prices.gpu} has nothing like {model.path} at {model.resolution} px (family "
             f"{model.family}, {facts.parameters:,} parameters); it has {listed_names}. Name a list of your own "

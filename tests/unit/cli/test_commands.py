@@ -99,6 +99,30 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     assert "ESTIMATES none" in text
 
 
+FLUX = ("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "--set", "prompts={train: t, heldout: h}")
+
+
+def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_takes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert solrl("plan", *FLUX, "--gpu", "l40s") == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(
+        "error: explorer, regenerator and learner rank on one NVIDIA L40S need 67.2 GB to explore"
+    )
+    assert "at rest, estimated: explorer 19.8 GB (transformer 15.2 GB, " in " ".join(said.out.split())
+
+
+def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = tmp_path / "card.yaml"
+    card.write_text("{gpu: ours, fastest: bf16, memory_gb: 100}")
+    assert solrl("plan", *FLUX, "--gpu", card) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
+    assert "fits fleet.sharing auto is lay_down: 79.4 GB of 95 GB, which are 95% of ours" in said
+    assert "note: it fits, but how long it takes is not known here: The price list of ours has nothing like" in said
+
+
 def test_options_may_stand_before_and_after_files(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

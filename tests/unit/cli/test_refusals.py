@@ -23,7 +23,10 @@ from tests.support.command_line import begin, refusal, solrl
         (["--explorers", "0"], "fleet.explorers.count in --explorers is 0; it must be at least 1."),
         (["--regenerators", "-2"], "fleet.regenerators.count in --regenerators is -2; it must be at least 1."),
         (["--learners", "0"], "learner.world_size in --learners is 0; it must be at least 1."),
-        (["--gpu", "nothere.yaml"], "gpu is 'nothere.yaml' (--gpu or the cluster's file); it must be one of b200, h"),
+        (
+            ["--gpu", "nothere.yaml"],
+            "gpu is 'nothere.yaml' (--gpu or the cluster's file); it must be one of a100-80, b",
+        ),
         (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
     ],
 )

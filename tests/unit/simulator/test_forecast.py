@@ -220,7 +220,7 @@ def test_a_cluster_is_a_file_and_its_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cluster\.yaml: gpus_per_node: input should be a valid integer"):
         cluster_of(file, None)
     with pytest.raises(
-        UserError, match=r"gpu is 'h300' \(--gpu or .*\); it must be one of b200, h200, or a price list in a"
+        UserError, match=r"gpu is 'h300' \(--gpu or .*\); it must be one of a100-80, b200, h100-80, h200, l40s, "
     ):
         price_list("h300")
 

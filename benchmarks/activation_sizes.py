@@ -1,0 +1,121 @@
+"""How much do a forward without gradient and a decoding hold at a time? Counts for solrl_ray/models/sizes.py.
+
+    python benchmarks/activation_sizes.py [flux1_dev …]
+
+Runs the published architectures on the meta device, where tensors have shapes and no memory, and adds up what is alive
+at each moment: attention as one kernel, nothing compiled, no workspaces. Takes seconds, needs no GPU and no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import model_shapes
+import torch
+from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage
+from full_size import random_embeddings
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from solrl_ray import models
+
+DECODERS = {"sana": AutoencoderDC, "qwen_image": AutoencoderKLQwenImage, "flux2_klein": AutoencoderKLFlux2}
+"""By family; others have `AutoencoderKL`."""
+SAMPLES = 2
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the tensors that are alive, but for those of a module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.peak = self._now = 0
+        self._sizes = {t.untyped_storage()._cdata: 0 for t in (*module.parameters(), *module.buffers())}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._sizes:
+            self._sizes[key] = storage.nbytes()
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self._now -= self._sizes.pop(key)
+
+
+def one_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Attention that holds nothing but its result."""
+    return query.new_empty(*query.shape[:-1], value.shape[-1])
+
+
+@torch.no_grad()
+def forward_values(name: str) -> float:
+    """The most values that a forward holds at a time, a channel of a token and sample."""
+    config = model_shapes.configuration(name)
+    family = models.family(config)
+    settings, autoencoder = model_shapes.PUBLISHED[name]
+    with torch.device("meta"):
+        transformer: Any = family.adapt_(family.TRANSFORMER.from_config(settings)).to(torch.bfloat16).eval()
+    model = family(
+        config,
+        "meta",
+        {"transformer": transformer},
+        transformer_config=dict(transformer.config),
+        vae_config=autoencoder,
+    )
+    batch = model.batch_embeddings(random_embeddings(config, SAMPLES))
+    latents = torch.empty(SAMPLES, *model.latent_shape, device="meta")
+    with Alive(transformer) as alive:
+        model.velocity(latents, 0.5, batch)
+    width = math.prod(int(settings[key]) for key in family.SIZES.width)
+    tokens = model.image_tokens + family.SIZES.text_tokens(config)
+    return alive.peak / SAMPLES / 2 / tokens / width
+
+
+@torch.no_grad()
+def decoding(name: str) -> tuple[int, float]:
+    """Parameters of the autoencoder, and the most bytes a pixel that decoding an image in bfloat16 holds at a time."""
+    config, (_, settings) = model_shapes.configuration(name), model_shapes.PUBLISHED[name]
+    kind = DECODERS.get(config.family, AutoencoderKL)
+    if kind is AutoencoderKL:
+        settings = model_shapes.architectures.kl_autoencoder(1.0, 0.0)
+    with torch.device("meta"):
+        decoder = kind(**{key: list(v) if isinstance(v, tuple) else v for key, v in settings.items()})
+        decoder = decoder.to(torch.bfloat16).eval()
+        cells = config.resolution // models.decoders.factor(decoder.config)
+        channels = decoder.config.get("latent_channels") or decoder.config["z_dim"]
+        frames = (1,) if kind is AutoencoderKLQwenImage else ()
+        z = torch.empty(1, channels, *frames, cells, cells, dtype=torch.bfloat16)
+    with Alive(decoder) as alive:
+        decoder.decode(z, return_dict=False)[0].float()
+    return sum(parameter.numel() for parameter in decoder.parameters()), alive.peak / config.resolution**2
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(model_shapes.PUBLISHED))
+    functional.scaled_dot_product_attention = one_kernel
+    for name in parser.parse_args(argv).models:
+        parameters, pixel = decoding(name)
+        print(
+            f"{name}: a forward {forward_values(name):.1f} values a channel and token; autoencoder {parameters:,} "
+            f"parameters, {pixel:.0f} bytes a pixel",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Which model fits which card? Prints the table of the README, which a test holds against the plan.
+
+    python benchmarks/fits.py
+
+A cell is how the workers share the card, and the minutes of an iteration; all of it is estimated. Nothing is measured.
+"""
+
+from __future__ import annotations
+
+from solrl_ray.cli.models_on_cards import Verdict, published, seconds, verdicts
+from solrl_ray.simulator.price_list import PriceList
+from solrl_ray.simulator.prices import price_list
+
+CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
+"""Columns: what `solrl plan --gpu` takes."""
+
+
+def cell(verdict: Verdict, prices: PriceList) -> str:
+    if verdict.sharing is None:
+        return "–"
+    took = seconds(verdict, prices)
+    return verdict.sharing if took is None else f"{verdict.sharing}, {took / 60:.0f} min"
+
+
+def row(model: str, columns: dict[str, dict[str, str]]) -> str:
+    return f"| `{model}` | {' | '.join(columns[card][model] for card in CARDS)} |"
+
+
+def column(card: str) -> dict[str, str]:
+    """Model → cell."""
+    prices = price_list(card)
+    assert prices.card is not None
+    return {verdict.model: cell(verdict, prices) for verdict in verdicts(prices.card, prices.fastest)}
+
+
+def table() -> list[str]:
+    columns = {card: column(card) for card in CARDS}
+    head = [f"| `--gpu` | {' | '.join(CARDS)} |", "|---" * (len(CARDS) + 1) + "|"]
+    return head + [row(model, columns) for model in published()]
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -1,0 +1,81 @@
+"""Which of the shipped models train on one card, with everybody on it, and how long an iteration takes there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from solrl_ray.cli.configured import on_card
+from solrl_ray.cli.outline import facts_of
+from solrl_ray.config import checks, fitting, named
+from solrl_ray.config.arithmetic import Arithmetic, describe
+from solrl_ray.config.card_memory import Sharing, cards
+from solrl_ray.config.fitting import Card
+from solrl_ray.config.loading import Sources, load, read_file
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
+from solrl_ray.errors import UserError
+from solrl_ray.models.paths import BUILTIN
+from solrl_ray.models.shapes import shipped
+from solrl_ray.simulator.price_list import PriceList
+from solrl_ray.simulator.prices import Cluster, priced
+
+PARTS = ("two_stage", "diffusion_nft", "pickscore")
+"""Beside the model and the card."""
+CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
+"""Bytes that a card must have → the part for it; the first one counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    model: str
+    """Its name in configs/models."""
+    cluster: str
+    """The part of configs/clusters."""
+    sharing: Sharing | None
+    """How its workers share the card; None: they do not fit."""
+    arithmetic: Arithmetic
+
+
+def published() -> list[str]:
+    """The names of the shipped models but the testbed."""
+    files = sorted((named.folder() / "models").glob("*.yaml"))
+    return [file.stem for file in files if not read_file(file)["model"]["path"].startswith(BUILTIN)]
+
+
+def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
+    """Of each published model, on a card whose fastest tier that is."""
+    cluster = next(part for least, part in CLUSTERS if card.memory >= least)
+    for model in published():
+        config = _configured(model, cluster, fastest)
+        shapes = shipped(config.model)
+        assert shapes is not None
+        arithmetic = describe(config, facts_of(config, Sources(), shapes, pool_sampling(config).tier))
+        sharing = fitting.sharing_on(arithmetic, card)
+        yield Verdict(model=model, cluster=cluster, sharing=sharing, arithmetic=arithmetic)
+
+
+def _configured(model: str, cluster: str, fastest: str) -> Config:
+    settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
+    if fastest in UNQUANTIZED_TIERS:
+        settings.append("publish.base=checkpoint")  # explorers quantise nothing
+    config = on_card(load(named.resolve([Path(part) for part in (model, *PARTS, cluster)]), settings), fastest)
+    checks.check(config)
+    return config
+
+
+def seconds(verdict: Verdict, prices: PriceList) -> float | None:
+    """Estimated, of an iteration: its stages one after the other, and the way of what is laid down. None if nothing
+    like the model was priced."""
+    arithmetic = verdict.arithmetic
+    try:
+        stages = priced(arithmetic.config, arithmetic, prices, Cluster(gpu=prices.gpu)).stages
+    except UserError:
+        return None
+    work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
+    work += stages.update + stages.publication + stages.load
+    card = prices.card
+    if verdict.sharing != "lay_down" or card is None:
+        return work
+    return work + sum(fitting.seconds(one, card.host_link) for one in cards(arithmetic))

@@ -1,0 +1,187 @@
+"""What the workers of a run hold of a GPU's memory: at rest, in each turn, and if they lay their weights down.
+
+    keep       a turn's peak = what all hold at rest + what the turn takes besides
+    lay_down   a turn's peak = what those at work hold and take + what stays of those who rest
+
+Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds it against peaks
+that were measured. Not counted: buffers of NCCL, memory that CUDA graphs keep, rewards of one's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
+from solrl_ray.config.pools import pools, takes_turns
+from solrl_ray.config.reward_kinds import GPU_BYTES
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
+from solrl_ray.config.update import FLOAT32_BYTES
+
+Sharing = Literal["keep", "lay_down"]
+SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down")
+CONTEXT = 500_000_000
+"""Bytes of a process' CUDA context: kernels, cuBLAS' workspace."""
+RESERVED = 1.1
+"""What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
+peaks."""
+ROLL_OUT, LEARN, PUBLISH, EVALUATE = "explore and regenerate", "learn", "publish", "evaluate"
+TURNS = (ROLL_OUT, LEARN, PUBLISH, EVALUATE)
+AT_WORK = {ROLL_OUT: ("explorer", "regenerator"), LEARN: ("learner rank",), PUBLISH: ("explorer", "regenerator")}
+AT_WORK[EVALUATE] = ("regenerator",)
+"""Turn → roles whose weights must be on the card. A prompt is regenerated while others are explored."""
+LOADED = "full-precision weights, freed but not given back before the first update"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupant:
+    """One worker on a card; all in bytes."""
+
+    role: str
+    weights: Mapping[str, int]
+    """What it can lay down, by what it is."""
+    stays: Mapping[str, int]
+    """What it cannot."""
+    takes: Mapping[str, int] = field(default_factory=dict)
+    """Turn → what it takes besides, as PyTorch's allocator rounds it up."""
+    once: int = 0
+    """`LOADED`: what it takes besides in `ROLL_OUT` until its cache is freed for the first time."""
+
+    @property
+    def laid_down(self) -> int:
+        return sum(self.weights.values())
+
+    @property
+    def staying(self) -> int:
+        return sum(self.stays.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardMemory:
+    """Who is together on a GPU."""
+
+    occupants: tuple[Occupant, ...]
+    takes_turns: bool
+    """Whether they take turns, so that they could lay their weights down."""
+
+    def turn(self, name: str, sharing: Sharing) -> int:
+        """Bytes at a turn's peak."""
+        if sharing == "keep":
+            rests = sum(worker.laid_down + worker.staying for worker in self.occupants)
+            once = sum(worker.once for worker in self.occupants) * (name == ROLL_OUT)
+            return rests + once + sum(worker.takes.get(name, 0) for worker in self.occupants)
+        return self._alone(name, AT_WORK[name])
+
+    def turns(self, sharing: Sharing) -> dict[str, int]:
+        """Those in which somebody here is at work."""
+        names = [turn for turn in TURNS if any(worker.takes.get(turn) for worker in self.occupants)]
+        return {name: self.turn(name, sharing) for name in names}
+
+    def peak(self, sharing: Sharing) -> int:
+        return max(self.turns(sharing).values())
+
+    def one_after_the_other(self) -> int:
+        """The peak if explorers and regenerators laid their weights down for each other as well."""
+        roles = [(name, (role,)) for name in TURNS for role in AT_WORK[name]]
+        return max(self._alone(name, role) for name, role in roles)
+
+    @property
+    def laid_down(self) -> int:
+        """Bytes of pinned host memory that hold what is laid down."""
+        return sum(worker.laid_down for worker in self.occupants)
+
+    def _alone(self, turn: str, roles: tuple[str, ...]) -> int:
+        at_work = [worker for worker in self.occupants if worker.role in roles]
+        held = sum(worker.laid_down + worker.takes.get(turn, 0) for worker in at_work)
+        return held + sum(worker.staying for worker in self.occupants)
+
+
+def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
+    """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU.
+
+    Workers are put on cards in turn, one of each kind at a time, wherever their `num_gpus` still fits.
+    """
+    config = arithmetic.config
+    if arithmetic.facts is None:
+        return ()
+    filled: list[tuple[float, list[str]]] = []
+    for role, share in _in_turn(config):
+        place = next((i for i, (used, _) in enumerate(filled) if used + share <= 1 + 1e-6), len(filled))
+        if place == len(filled):
+            filled.append((0.0, []))
+        filled[place] = (filled[place][0] + share, [*filled[place][1], role])
+    made = _occupants(arithmetic, arithmetic.facts)
+    kinds = dict.fromkeys(tuple(sorted(roles, key=list(made).index)) for _, roles in filled)
+    turns = takes_turns(config.fleet)
+    found = [CardMemory(occupants=tuple(made[r] for r in roles), takes_turns=turns) for roles in kinds]
+    return tuple(sorted(found, key=lambda card: -card.peak("keep")))
+
+
+def _in_turn(config: Config) -> list[tuple[str, float]]:
+    """Workers with GPUs: role, share of a card."""
+    queues = [
+        [("regenerator" if name == "regenerators" else "explorer", min(1.0, pool.num_gpus))] * pool.count
+        for name, pool in pools(config.fleet).items()
+    ]
+    queues.append([("learner rank", min(1.0, config.fleet.learners.num_gpus))] * config.learner.world_size)
+    queues = [queue for queue in queues if queue[0][1] > 0]
+    longest = max(map(len, queues), default=0)
+    return [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
+
+
+def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]:
+    config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
+    pool, rollout = pool_sampling(config), config.rollout
+    context = {"CUDA context": CONTEXT}
+    scoring = {
+        "decoder": facts.decoder_parameters * width,
+        "rewards": sum(GPU_BYTES.get(reward.kind, 0) for reward in config.rewards),
+    }
+    quantised = pool.tier not in UNQUANTIZED_TIERS
+    staged = arithmetic.packed_bytes or 0
+    explorer = Occupant(
+        role="explorer",
+        weights={
+            "transformer": facts.explorer_bytes,
+            "base of what LoRA touches": _kept_base(config, facts, width),
+            **scoring,
+        },
+        stays=context,
+        takes={ROLL_OUT: _sampling(config, facts, pool.micro_batch), PUBLISH: round(RESERVED * staged)},
+        once=facts.quantized_parameters * width * (quantised and config.publish.base == "checkpoint"),
+    )
+    regenerating = 0 if is_one_stage(config) else _sampling(config, facts, rollout.regenerate.micro_batch)
+    evaluating = _sampling(config, facts, config.evaluation.samples)
+    regenerator = Occupant(
+        role="regenerator",
+        weights={
+            "transformer": arithmetic.weights_bytes or 0,
+            "base of what LoRA touches": facts.touched_parameters * width,
+            **scoring,
+        },
+        stays=context,
+        takes={ROLL_OUT: max(regenerating, evaluating), EVALUATE: evaluating},
+    )
+    learner = Occupant(
+        role="learner rank",
+        weights={"transformer": arithmetic.weights_bytes or 0},
+        stays={**context, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0},
+        takes={LEARN: round(RESERVED * (arithmetic.activation_bytes or 0))},
+    )
+    return {worker.role: worker for worker in (explorer, regenerator, learner)}
+
+
+def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
+    """What an explorer merges revisions into: of layers that it does not quantise; with `publish.mode` lora, of all."""
+    quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
+    return facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
+
+
+def _sampling(config: Config, facts: ModelFacts, micro_batch: int) -> int:
+    """A micro-batch's forward, and its decoding, whose memory PyTorch keeps beside it."""
+    at_once = min(config.model.decoding.micro_batch or micro_batch, micro_batch)
+    images = 2 * 3 * config.model.resolution**2 * FLOAT32_BYTES  # each, and once more as they are put together
+    held = micro_batch * (facts.forward_bytes + images) + at_once * facts.decoding_bytes
+    return round(RESERVED * held)

@@ -1,0 +1,206 @@
+"""Whether a run fits a card: how its workers share it, what is changed if it does not, and how a plan says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from solrl_ray.config import compiled_learner
+from solrl_ray.config.arithmetic import Arithmetic, describe, size_in_words
+from solrl_ray.config.card_memory import CardMemory, Sharing, cards
+from solrl_ray.config.contradictions import value_of
+from solrl_ray.config.problems import listed
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+
+FILLED = 0.95
+"""Share of a card that a plan fills: the rest is for what the estimates miss."""
+HOST_LINK = 25e9
+"""Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """A GPU, as far as memory goes."""
+
+    name: str
+    memory: float
+    """Bytes, as its driver reports them."""
+    host_link: float = HOST_LINK
+    """Bytes a second between it and pinned memory."""
+
+    @property
+    def usable(self) -> float:
+        return FILLED * self.memory
+
+
+def sharing_on(arithmetic: Arithmetic, card: Card) -> Sharing | None:
+    """What `fleet.sharing` means on such cards; None if the run does not fit them so."""
+    ways = _ways(arithmetic.config)
+    found = cards(arithmetic)
+    return next((way for way in ways if all(one.peak(way) <= card.usable for one in found)), None)
+
+
+def check(arithmetic: Arithmetic, card: Card) -> Sharing:
+    """`sharing_on`. Raises `UserError` with what would make the run fit."""
+    found = sharing_on(arithmetic, card)
+    if found is not None:
+        return found
+    way = _ways(arithmetic.config)[-1]
+    fullest = max(cards(arithmetic), key=lambda one: one.peak(way))
+    turns = fullest.turns(way)
+    turn = max(turns, key=lambda name: turns[name])
+    said = (
+        f"{_names(fullest)} on one {card.name} need {size_in_words(turns[turn])} to {turn} (estimated, with "
+        f"fleet.sharing {way}), and {size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
+    )
+    changes = fitting_changes(arithmetic, card)
+    if changes:
+        words = " ".join(f"--set {key}={value}" for key, value in changes.items())
+        raise UserError(f"{said}; it fits with {words}.")
+    smallest = max(
+        cards(_changed(arithmetic, dict(_candidates(arithmetic.config)))), key=lambda one: one.peak("lay_down")
+    )
+    least = smallest.peak("lay_down")
+    said += f"; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}"
+    alone = smallest.one_after_the_other()
+    if smallest.takes_turns and alone <= card.usable:
+        raise UserError(
+            f"{said}. Explorers and regenerators one after the other would take {size_in_words(alone)}, which this "
+            "version does not do: take a card with more memory, or a card for each (num_gpus: 1)."
+        )
+    raise UserError(f"{said}: take a card with more memory, or a card for each worker (num_gpus: 1).")
+
+
+def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
+    """Keys and values with which the run fits: the first of `_candidates` that are enough, each as little changed as
+    the others allow. None if all of them are not enough."""
+    candidates = list(_candidates(arithmetic.config))
+    changes: dict[str, Any] = {}
+    for key, value in candidates:
+        changes[key] = value
+        if _fits(arithmetic, changes, card):
+            break
+    else:
+        return None
+    for key in list(changes):
+        others = {other: value for other, value in changes.items() if other != key}
+        less = [others, *(others | {key: value} for name, value in candidates if name == key)]
+        changes = next(fewer for fewer in less if _fits(arithmetic, fewer, card))
+    return changes
+
+
+def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
+    """What is tried, from what costs least: laying down, computing activations again, then smaller batches: of the
+    learner, of decoding, of sampling."""
+    if config.fleet.sharing == "keep":
+        yield "fleet.sharing", "lay_down"
+    kept = compiled_learner.activation_memory(config)
+    for share in (0.5, 0):
+        if share < kept and (share == 0 or compiled_learner.is_compiled(config)):
+            yield "learner.activation_memory", share
+    yield from (("learner.micro_batch", size) for size in _halves(config.learner.micro_batch))
+    sampled = config.rollout.regenerate.micro_batch
+    decoded = config.model.decoding.micro_batch or sampled
+    yield from (("model.decoding.micro_batch", size) for size in _halves(decoded))
+    for stage in ("explore", "regenerate"):
+        key = f"rollout.{stage}.micro_batch"
+        sizes = _halves(value_of(config, key))
+        yield from ((key, size) for size in sizes if config.rollout.pool % size == 0)
+
+
+def _halves(size: int) -> Iterator[int]:
+    while size > 1:
+        size //= 2
+        yield size
+
+
+def _fits(arithmetic: Arithmetic, changes: Mapping[str, Any], card: Card) -> bool:
+    return sharing_on(_changed(arithmetic, changes), card) is not None
+
+
+def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
+    config = arithmetic.config
+    for key, value in changes.items():
+        config = _with(config, key.split("."), value)
+    return describe(config, arithmetic.facts)
+
+
+def _with(section: Any, key: list[str], value: Any) -> Any:
+    first, *rest = key
+    return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
+
+
+def _ways(config: Config) -> tuple[Sharing, ...]:
+    sharing = config.fleet.sharing
+    return ("keep", "lay_down") if sharing == "auto" else (sharing,)
+
+
+def _names(card: CardMemory) -> str:
+    return listed([worker.role for worker in card.occupants])
+
+
+# What a plan prints
+
+
+def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
+    """Names and sentences: what is on the fullest card, its turns, and what laying down brings; none without GPUs."""
+    found = cards(arithmetic)
+    if not found:
+        return []
+    shown = [("on a GPU", _resting(found[0])), ("its peak", _turns(found[0]))]
+    return shown + ([("lay_down", _laying_down(arithmetic, found[0], card))] if found[0].takes_turns else [])
+
+
+def sentence(arithmetic: Arithmetic, card: Card) -> str:
+    """That the run fits such cards, and how; empty without GPUs. Raises `UserError` as `check` if it does not."""
+    found = cards(arithmetic)
+    if not found:
+        return ""
+    way, asked = check(arithmetic, card), arithmetic.config.fleet.sharing
+    peak = max(one.peak(way) for one in found)
+    fits = f"{size_in_words(peak)} of {size_in_words(card.usable)}, which are {FILLED:.0%} of {card.name}"
+    return f"fleet.sharing {asked}{f' is {way}' if asked != way else ''}: {fits}" if found[0].takes_turns else fits
+
+
+def _resting(card: CardMemory) -> str:
+    workers = []
+    for worker in card.occupants:
+        held = {**worker.weights, **worker.stays}
+        parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in held.items() if size)
+        workers.append(f"{worker.role} {size_in_words(worker.laid_down + worker.staying)} ({parts})")
+    return f"at rest, estimated: {'; '.join(workers)}"
+
+
+def _turns(card: CardMemory) -> str:
+    def told(sharing: Sharing) -> str:
+        turns = card.turns(sharing)
+        most = max(turns.values())
+        return (
+            f"{sharing} {size_in_words(most)} (" + ", ".join(f"{n} {size_in_words(s)}" for n, s in turns.items()) + ")"
+        )
+
+    if not card.takes_turns:
+        return told("keep").removeprefix("keep ")
+    once = sum(worker.once for worker in card.occupants)
+    freed = f"; in the first iteration {size_in_words(once)} of it are freed weights of explorers" if once else ""
+    return f"{told('keep')}{freed}; {told('lay_down')}"
+
+
+def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> str:
+    link = on.host_link if on else HOST_LINK
+    store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
+    prompts = arithmetic.config.rollout.prompts
+    staged = card.one_after_the_other()
+    return (
+        f"{size_in_words(card.laid_down)} of pinned host memory a GPU, beside {size_in_words(store)} in Ray's object "
+        f"store (/dev/shm: samples, two revisions); about {seconds(card, link):.2g} s an iteration: these bytes down "
+        f"and up once, at {link / 1e9:g} GB/s · explorers and regenerators one after the other, in a window of all "
+        f"{prompts} prompts: {size_in_words(staged)}, not built"
+    )
+
+
+def seconds(card: CardMemory, link: float = HOST_LINK) -> float:
+    """Of an iteration, for what all workers of a card lay down: each byte goes down and up once."""
+    return 2 * card.laid_down / link

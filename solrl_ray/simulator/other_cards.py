@@ -1,0 +1,48 @@
+"""A price list for a card that nobody measured: scaled from one that somebody did, by what their data sheets state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, PriceList, Speed
+
+PASSES = ("forward", "backward", "backward_checkpointed")
+"""Bound by matrix products, as solver steps are."""
+MOVES = ("decode_and_reward", "publication", "load")
+"""Bound by what memory delivers. A checkpoint is bound by neither and costs the same."""
+
+
+def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
+    """`prices` with the models of `measured` that it lacks.
+
+    Figures of matrix products are scaled by the ratio of dense BF16 TFLOP/s, in each tier; what moves memory by that of
+    the bandwidths. ``nvfp4``, which `measured` lacks, is priced as its FP8. All of them are estimates.
+    """
+    assert prices.speed is not None
+    assert measured.speed is not None
+    own = {(model.family, model.parameters, model.resolution) for model in prices.models}
+    missing = [m for m in measured.models if (m.family, m.parameters, m.resolution) not in own]
+    models = [_model(model, prices.speed, measured) for model in missing]
+    return prices.model_copy(update={"models": (*prices.models, *models)})
+
+
+def _model(costs: ModelCosts, speed: Speed, measured: PriceList) -> ModelCosts:
+    assert measured.speed is not None
+    compute = measured.speed.bf16_tflops / speed.bf16_tflops
+    memory = measured.speed.memory_tb_per_second / speed.memory_tb_per_second
+
+    def scaled(figure: Figure, factor: float, ratio: str) -> Figure:
+        source = f"{figure.time} on {measured.gpu}, times {factor:.2g}, the ratio of {ratio}"
+        return Figure(ms=figure.ms * factor, measured=False, source=source)
+
+    def by_compute(figure: Figure) -> Figure:
+        return scaled(figure, compute, "BF16 TFLOP/s")
+
+    figures: dict[str, Any] = {name: by_compute(found) for name in PASSES if (found := getattr(costs, name))}
+    figures |= {name: scaled(getattr(costs, name), memory, "memory bandwidths") for name in MOVES}
+    figures["checkpoint"] = Figure(ms=costs.checkpoint.ms, measured=False, source=f"as on {measured.gpu}")
+    if costs.compiled:
+        figures["compiled"] = CompiledPasses(**{name: by_compute(figure) for name, figure in costs.compiled})
+    known = costs.steps | ({"nvfp4": costs.steps["fp8"]} if "fp8" in costs.steps else {})
+    figures["steps"] = {tier: by_compute(known[tier]) for tier in speed.tiers if tier in known}
+    return costs.model_copy(update=figures)

@@ -1,0 +1,99 @@
+"""What a price list says of a card: its memory, its speed, and what each stage of each model costs on it."""
+
+from __future__ import annotations
+
+from solrl_ray.config.fitting import HOST_LINK, Card
+from solrl_ray.config.schema import Precision
+from solrl_ray.config.section import AboveZero, Positive, Section
+
+
+class Figure(Section):
+    ms: AboveZero
+    measured: bool
+    source: str
+    """What was measured, on which version; or how the estimate was made."""
+
+    @property
+    def time(self) -> str:
+        """In words, three digits of it."""
+        ms = float(f"{self.ms:.3g}")
+        return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
+
+
+class CompiledPasses(Section):
+    """A compiled learner's passes, milliseconds of one sample at one timestep."""
+
+    forward: Figure
+    """Without gradient."""
+    backward: Figure
+    """Forward and backward with `learner.activation_memory` 1."""
+    half: Figure
+    """The same with 0.5."""
+    recomputed: Figure
+    """The same with 0."""
+
+    def at(self, activation_memory: float) -> Figure:
+        """Forward and backward; between what is listed on a straight line."""
+        low, high, share = self.recomputed, self.half, 2 * activation_memory
+        if activation_memory > 0.5:
+            low, high, share = self.half, self.backward, share - 1
+        if share in (0, 1):
+            return high if share else low
+        source = f"between {low.ms:g} and {high.ms:g} ms, by learner.activation_memory {activation_memory:g}"
+        return Figure(ms=low.ms + share * (high.ms - low.ms), measured=False, source=source)
+
+
+class ModelCosts(Section):
+    """Milliseconds of one image or sample; of a revision or checkpoint, once an iteration."""
+
+    family: str
+    parameters: AboveZero
+    """Of the transformer."""
+    resolution: Positive
+    steps: dict[str, Figure]
+    """Tier → one solver step."""
+    decode_and_reward: Figure
+    forward: Figure
+    """An eager learner's forward without gradient, at one timestep."""
+    backward: Figure
+    """Forward and backward, at one timestep."""
+    backward_checkpointed: Figure | None = None
+    """The same with gradient checkpointing; None: a forward more."""
+    compiled: CompiledPasses | None = None
+    """A compiled learner's; None: as an eager one's."""
+    publication: Figure
+    """Making a revision."""
+    load: Figure
+    """Verifying, swapping in and proving it on a worker that has it."""
+    checkpoint: Figure
+
+
+class Speed(Section):
+    """Of a card, as its data sheet states it."""
+
+    bf16_tflops: AboveZero
+    """Dense matrix products with float32 sums."""
+    memory_tb_per_second: AboveZero
+    tiers: list[str]
+    """Those it has kernels for."""
+
+
+class PriceList(Section):
+    gpu: str
+    fastest: Precision
+    """Tier that ``rollout.explore.precision: auto`` means on this card."""
+    memory_gb: AboveZero | None = None
+    """As the driver reports it; null: whether a run fits is not asked."""
+    host_gb_per_second: AboveZero = HOST_LINK / 1e9
+    """Between the card and pinned memory."""
+    speed: Speed | None = None
+    like: str = ""
+    """A shipped list; what it has and this one lacks is scaled from it by the speed of both cards."""
+    models: tuple[ModelCosts, ...] = ()
+
+    @property
+    def card(self) -> Card | None:
+        """Its memory."""
+        if self.memory_gb is None:
+            return None
+        return Card(name=self.gpu, memory=self.memory_gb * 1e9, host_link=self.host_gb_per_second * 1e9)

@@ -1,0 +1,34 @@
+"""Which models train on which card: the table of the README, and what `solrl doctor` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fits
+import pytest
+
+from solrl_ray.cli.doctor import models_on
+from solrl_ray.config.fitting import Card
+
+README = Path(__file__).parents[3] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def table() -> list[str]:
+    return fits.table()
+
+
+def test_the_readme_has_the_table_that_the_plan_makes(table: list[str]) -> None:
+    assert "\n".join(table) in README.read_text()
+
+
+def test_a_doctor_names_the_models_of_a_card_and_how_they_share_it() -> None:
+    found = models_on(Card(name="cuda:0", memory=48.3e9), "fp8")
+    assert (found.part, found.what, found.state) == ("cuda:0", "models", "ok")
+    assert "flux2_klein_base_4b (lay_down), sana_1600m (keep), sd35_medium (keep), z_image (lay_down);" in found.detail
+    assert "flux1_dev" not in found.detail
+    assert "pickscore one_gpu_48gb`" in found.detail
+
+
+def test_a_doctor_says_when_no_model_fits() -> None:
+    assert models_on(Card(name="cuda:0", memory=12e9), "bf16").detail.startswith("none fits; `solrl plan MODEL")

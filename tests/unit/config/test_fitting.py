@@ -1,0 +1,90 @@
+"""Whether a run fits a card, what `fleet.sharing: auto` means there, and what is said where it does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from solrl_ray.config import fitting
+from solrl_ray.config.card_memory import cards
+from solrl_ray.config.fitting import FILLED, Card, fitting_changes, sharing_on
+from solrl_ray.errors import UserError
+from tests.unit.config.test_card_memory import made_up, planned
+
+
+def card(gigabytes: float) -> Card:
+    """One of which so much may be filled."""
+    return Card(name="a card", memory=gigabytes * 1e9 / FILLED)
+
+
+def test_auto_keeps_weights_where_they_fit_and_lays_them_down_where_not() -> None:
+    (found,) = cards(made_up())
+    keep, lay_down = (found.peak(way) / 1e9 for way in ("keep", "lay_down"))
+    assert sharing_on(made_up(), card(keep + 0.01)) == "keep"
+    assert sharing_on(made_up(), card(keep - 0.01)) == "lay_down"
+    assert sharing_on(made_up(), card(lay_down - 0.01)) is None
+    assert sharing_on(made_up("fleet.sharing=keep"), card(keep - 0.01)) is None
+    assert sharing_on(made_up("fleet.sharing=lay_down"), card(keep + 0.01)) == "lay_down"
+
+
+ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 16.7 GB to learn, 10.8 at 0.5 and 4.8 at 0
+MANY = ("learner.micro_batch=96", "learner.activation_memory=0")  # 14.1 GB to learn, 8.8 with half of them
+
+
+@pytest.mark.parametrize(
+    ("settings", "gigabytes", "changes"),
+    [
+        (("fleet.sharing=keep",), 13.2, {"fleet.sharing": "lay_down"}),
+        (ACTIVE, 16.7, {"learner.activation_memory": 0.5}),
+        (ACTIVE, 10.7, {"learner.activation_memory": 0}),
+        ((*ACTIVE, "compile.learner=false"), 16.7, {"learner.activation_memory": 0}),  # an eager one has no half
+        (MANY, 14.0, {"learner.micro_batch": 48}),
+        ((*MANY, "learner.activation_memory=1"), 14.0, {"learner.activation_memory": 0, "learner.micro_batch": 48}),
+        # 10.29 GB to explore and regenerate, 9.85 with two images decoded at once, 9.63 with one
+        ((), 10.2, {"model.decoding.micro_batch": 2}),
+        ((), 9.7, {"model.decoding.micro_batch": 1}),
+        ((), 9.6, {"model.decoding.micro_batch": 1, "rollout.explore.micro_batch": 4}),
+        ((), 5.0, None),
+    ],
+)
+def test_what_costs_least_is_tried_first_and_no_more_than_needed(
+    settings: tuple[str, ...], gigabytes: float, changes: dict[str, object] | None
+) -> None:
+    assert fitting_changes(made_up(*settings), card(gigabytes)) == changes
+
+
+def test_the_sentence_names_who_how_much_and_the_settings() -> None:
+    arithmetic = made_up("learner.micro_batch=12", "learner.activation_memory=1")
+    with pytest.raises(UserError) as caught:
+        fitting.check(arithmetic, card(15.0))
+    assert str(caught.value) == (
+        "explorer, regenerator and learner rank on one a card need 16.7 GB to learn (estimated, with fleet.sharing "
+        "lay_down), and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5."
+    )
+
+
+def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
+    flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
+    with pytest.raises(UserError, match=r"it is still 55\.3 GB\. Explorers and regenerators one after the other would"):
+        fitting.check(flux, card(46))
+    with pytest.raises(UserError, match=r"it is still 55\.3 GB: take a card with more memory, or a card for each work"):
+        fitting.check(flux, card(24))
+
+
+def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
+    arithmetic = made_up()
+    rows = dict(fitting.rows(arithmetic, Card(name="a card", memory=1e12, host_link=50e9)))
+    (found,) = cards(arithmetic)
+    assert list(rows) == ["on a GPU", "its peak", "lay_down"]
+    assert (
+        "explorer 4.01 GB (transformer 1.5 GB, base of what LoRA touches 200 MB, decoder 100 MB, " in rows["on a GPU"]
+    )
+    assert "in the first iteration 1 GB of it are freed weights of explorers" in rows["its peak"]
+    assert f"about {2 * found.laid_down / 50e9:.2g} s an iteration" in rows["lay_down"]
+    assert fitting.sentence(arithmetic, Card(name="a card", memory=1e12)).startswith("fleet.sharing auto is keep: 1")
+
+
+def test_who_is_alone_on_a_card_has_nothing_to_lay_down_for_others() -> None:
+    split = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "kuberay", "rollout.explore.precision=fp8")
+    assert list(dict(fitting.rows(split))) == ["on a GPU", "its peak"]
+    assert sharing_on(split, card(80)) == "keep"
+    assert fitting.sentence(split, card(80)).endswith("80 GB, which are 95% of a card")
