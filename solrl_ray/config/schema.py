@@ -204,8 +204,9 @@ class ExploreConfig(Section):
     """Solver steps of a preview."""
     micro_batch: Positive = 24
     """Images of one forward: divides `rollout.pool`."""
-    precision: Precision = "nvfp4-emulated"
-    """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
+    precision: Precision = "auto"
+    """Tier of the explorers. ``auto``: on GPUs the fastest that the cards have kernels for (nvfp4, else fp8, else
+    none), on CPUs nvfp4-emulated; the start says which."""
 
 
 class RegenerateConfig(Section):

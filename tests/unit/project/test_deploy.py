@@ -159,12 +159,10 @@ def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_mo
     machine = placement.Node(resources={"GPU": float(gpus), "CPU": 3.0 * gpus}, labels={})
     prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
     models = [path for path in (configs / "models").glob("*.yaml") if path.stem != "testbed"]
-    strategies = [
-        path for path in (configs / "strategies").glob("*.yaml") if path.stem != "quantized"
-    ]  # names its tier
-    for model, strategy in product(models, strategies):
+    knowing = "rollout.accept_quantized_training=true"
+    for model, strategy in product(models, (configs / "strategies").glob("*.yaml")):
         parts = [model, strategy, configs / "methods/diffusion_nft.yaml", configs / "rewards/hpsv2.yaml", cluster]
-        config = load(parts, [prompts])
+        config = load(parts, [prompts, knowing])
         checks.check(config)
         assert takes_turns(config.fleet)
         asked = placement.requests(config)
