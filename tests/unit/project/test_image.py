@@ -66,6 +66,17 @@ def test_what_is_copied_before_the_first_of_them_is_enough_to_build_the_package(
     assert {"actors/controller.py", "solrl_ray/cli/__init__.py", "solrl_ray/configs/demo.yaml"} <= set(names)
 
 
+def test_what_is_added_for_gpus_has_transformer_engine_and_changes_no_other_version() -> None:
+    base, gpu = (
+        set(re.findall(r"^([\w.-]+==[^ ]+)", (REPOSITORY / lock).read_text(), flags=re.MULTILINE))
+        for lock in ("requirements.lock", "requirements-gpu.lock")
+    )
+    names = {pin.partition("==")[0] for pin in base}
+    assert not {pin for pin in gpu - base if pin.partition("==")[0] in names}
+    added = {pin.partition("==")[0] for pin in gpu - base}
+    assert added >= {"transformer-engine-torch", "transformer-engine-cu13", "nvidia-cuda-crt", "nvidia-curand", "wheel"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_steps_of_the_first_stage_make_an_environment_that_plans_the_demo(tmp_path: Path) -> None:
