@@ -1,4 +1,4 @@
-# make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install demo test test-faults test-all simulate fuzz chaos parity lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-faults test-all simulate fuzz chaos parity lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
+	@echo "make install-gpu  the environment with Transformer Engine, for NVFP4 on Blackwell cards; Linux with CUDA"
 	@echo "make lock     pin the versions of pyproject.toml again; make upgrade takes the newest"
 	@echo "make clean    remove the environment and caches, never runs/"
 
@@ -48,6 +49,18 @@ $(BIN)/uv:
 $(READY): $(BIN)/uv requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --python $(BIN)/python --compile-bytecode --build-constraints requirements.lock requirements.lock
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --build-constraints requirements.lock --editable .
+	@touch $@
+
+# What NVFP4 needs on a Linux machine with CUDA. The PyTorch part of Transformer Engine is fetched for the torch of the lock,
+# or compiled (minutes) with the headers of NVIDIA's packages; hence after all others, and not isolated from them.
+GPU_LOCK := requirements-gpu.lock
+GPU_READY := $(VENV)/.ready-gpu
+SITE = $(abspath $(VENV))/lib/$$($(BIN)/python -c 'import sys; print("python%d.%d" % sys.version_info[:2])')/site-packages
+install-gpu: $(GPU_READY)
+$(GPU_READY): $(READY) $(GPU_LOCK)
+	grep -v '^transformer-engine-torch' $(GPU_LOCK) | $(BIN)/uv pip install --python $(BIN)/python --no-deps --requirements -
+	CPATH="$(SITE)/nvidia/cu13/include/cccl:$(SITE)/include" NVTE_FRAMEWORK=pytorch NVTE_BUILD_USE_NVIDIA_WHEELS=1 \
+	  $(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --requirements $(GPU_LOCK)
 	@touch $@
 
 # An interrupted demo is continued; a finished one stays, and the next gets a number.
@@ -116,14 +129,14 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-LOCK := pip compile pyproject.toml --extra dev --universal --python-version 3.11 --no-annotate --no-emit-index-url \
-	--no-emit-find-links --custom-compile-command "make lock" --quiet --output-file requirements.lock
+COMPILE := pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-emit-index-url \
+	--no-emit-find-links --custom-compile-command "make lock" --quiet
 
-lock: $(BIN)/uv
-	$(BIN)/uv $(LOCK)
-
-upgrade: $(BIN)/uv
-	$(BIN)/uv $(LOCK) --upgrade
+# The GPU lock has the versions of the other one, and what NVFP4 needs beside them.
+lock upgrade: $(BIN)/uv
+	$(BIN)/uv $(COMPILE) --extra dev --output-file requirements.lock $(if $(filter upgrade,$@),--upgrade)
+	$(BIN)/uv $(COMPILE) --extra nvfp4 --extra rewards --constraints requirements.lock --output-file $(GPU_LOCK) \
+	  $(if $(filter upgrade,$@),--upgrade)
 
 clean:
 	rm -rf $(VENV) $(PARITY) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis build dist *.egg-info

@@ -11,13 +11,14 @@ import math
 import re
 import textwrap
 from dataclasses import dataclass, fields
+from functools import partial
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config, Worker
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews
+from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, tier_in_words
 from solrl_ray.config.update import (
     FLOAT32_BYTES,
     forwards_without_gradient,
@@ -141,6 +142,7 @@ class Arithmetic:
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         texts.filters |= {"listed": listed, "of": _of, "size": size_in_words, "thousands": "{:,}".format}
+        texts.filters["tier"] = partial(tier_in_words, config)
         text = texts.get_template("arithmetic.txt").render(
             {entry.name: getattr(self, entry.name) for entry in fields(self)},
             one_stage=is_one_stage(config),

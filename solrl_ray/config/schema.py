@@ -204,8 +204,9 @@ class ExploreConfig(Section):
     """Solver steps of a preview."""
     micro_batch: Positive = 24
     """Images of one forward: divides `rollout.pool`."""
-    precision: Precision = "nvfp4-emulated"
-    """Tier of the explorers; ``auto``: the fastest that their device has kernels for, as the start says."""
+    precision: Precision = "auto"
+    """Tier of the explorers. ``auto``: on GPUs the fastest that the cards have kernels for (nvfp4, else fp8, else
+    none), on CPUs nvfp4-emulated; the start says which."""
 
 
 class RegenerateConfig(Section):
@@ -388,9 +389,6 @@ class FleetConfig(Section):
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""
-    sharing: Literal["keep", "lay_down", "auto"] = "auto"
-    """What a worker does with its weights while it rests, if workers take turns on a GPU. ``keep``: they stay there.
-    ``lay_down``: it gives them back, to pinned host memory, before another's turn. ``auto``: ``keep`` if all fit."""
     max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: Natural = 8

@@ -92,6 +92,15 @@ def full_tier(model: Model) -> str:
     return _TIER_OF_DTYPE[model.dtype]
 
 
+def tier_in_words(config: Config, tier: str) -> str:
+    """A tier, for a plan; of ``auto`` also what it will be on the explorers' devices (`capability.resolve`)."""
+    if tier != "auto":
+        return tier
+    if not config.fleet.explorers.num_gpus:
+        return "auto: nvfp4-emulated on CPUs"
+    return f"auto: nvfp4, else fp8, else {full_tier(config.model)}, as the card has it"
+
+
 def is_one_stage(config: Config) -> bool:
     """Whether the pool's own samples are learned from. Without previews there is no rank fidelity either."""
     return config.rollout.strategy != "two_stage"
@@ -184,6 +193,11 @@ def warnings(config: Config) -> tuple[str, ...]:
             "rewards as they are. It is a baseline that is known to be bad; no result of it stands for the method."
         )
     fleet = config.fleet
+    if pool_sampling(config).tier == "nvfp4-emulated" and fleet.explorers.num_gpus:
+        said.append(
+            "Slower than unquantised: rollout.explore.precision is nvfp4-emulated, which has NVFP4's numerics and none "
+            "of its speed; GPUs are faster in nvfp4 or fp8."
+        )
     workers = (fleet.explorers, *fleet.other_explorers, fleet.regenerators, fleet.learners)
     gpus = sum(worker.num_gpus for worker in workers)
     if gpus > 0 and not config.run.deterministic:

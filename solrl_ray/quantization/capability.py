@@ -48,13 +48,16 @@ def available(device: Device) -> list[str]:
 
 
 def resolve(tier: str, device: Device, dtype: str) -> str:
-    """What `auto` means: the fastest tier that the device has kernels for.
+    """What `auto` means: of a GPU the fastest tier that it has kernels for, of a CPU the emulation.
 
-    That is ``nvfp4``, else ``fp8``, else the model's own arithmetic (`dtype`): the emulation is slower than that
-    everywhere. Any other tier means itself.
+    A GPU's is ``nvfp4``, else ``fp8``, else the model's own arithmetic (`dtype`), for the emulation is slower than
+    that. On CPUs, where nobody trains for speed, ranking has the numerics that it has on a card. Any other tier means
+    itself.
     """
     if tier != "auto":
         return tier
+    if not str(device).startswith("cuda"):
+        return "nvfp4-emulated"
     fast = [other for other in ("nvfp4", "fp8") if not lacks(other, device)]
     return fast[0] if fast else {"bfloat16": "bf16", "float32": "float32"}[dtype]
 

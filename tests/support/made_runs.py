@@ -43,7 +43,7 @@ def config(iterations: int = 3) -> Config:
             },
             "prompts": {"train": "builtin:train.txt", "heldout": "builtin:heldout.txt"},
             "rewards": [{"kind": "clipscore"}],
-            "rollout": {"prompts": 12, "pool": 24, "keep": 8},
+            "rollout": {"prompts": 12, "pool": 24, "keep": 8, "explore": {"precision": "nvfp4-emulated"}},
             "fleet": {"explorers": {"count": 2}, "regenerators": {"count": 1}},
         }
     )

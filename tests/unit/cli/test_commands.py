@@ -24,7 +24,7 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
 ) -> None:
     assert solrl(*command, config_file) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "2 prompts × 8 seeds = 16 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "8 samples × 10 steps (float32)" in text
     assert "3 to train on, 2 held out" in text
     assert "after the first iteration" in text
@@ -84,7 +84,7 @@ def test_with_a_list_of_costs_the_plan_says_how_long_it_takes(
     figure = "{ms: 2.0, measured: true, source: here}"
     costs = tmp_path / "costs.yaml"
     costs.write_text(
-        "gpu: here\nfastest: fp8\nmodels:\n"
+        "gpu: here\nfastest: nvfp4-emulated\nmodels:\n"
         f"- {{family: {model.family}, parameters: {model_facts(load([config_file])).parameters}, "
         f"resolution: {model.resolution}, steps: {{nvfp4-emulated: {figure}, float32: {figure}}}, "
         f"decode_and_reward: {figure}, forward: {figure}, backward: {figure}, backward_checkpointed: {figure}, "

@@ -187,10 +187,17 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert starts[:6] == ["run", "model", "prompts", "explore", "select", "regenerate"]
     assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
     text = " ".join(table.split())
-    assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, nvfp4-emulated)" in text
+    assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "25,432 to train on, 2,048 held out" in text
     assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
     assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
+
+
+@pytest.mark.parametrize(("dtype", "last"), [("bfloat16", "bf16"), ("float32", "float32")])
+def test_the_table_says_what_auto_may_be_on_a_card(dtype: str, last: str, configure) -> None:  # type: ignore[no-untyped-def]
+    config = configure("fleet.explorers.num_gpus=1", f"model.dtype={dtype}")
+    text = " ".join(describe(config, FLUX).table().split())
+    assert f"(dpm2, auto: nvfp4, else fp8, else {last}, as the card has it)" in text
 
 
 @pytest.mark.parametrize("mode", ["lora", "branch"])
@@ -223,5 +230,7 @@ def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # t
     assert "previews are not finished, 576 are padding" in text
     assert "4 unselected seeds of 2 prompts and as many dropped ones, regenerated to measure the ranking" in text
     ladder = "fidelity={floor: 0.5, fallback: [{prune: {after: 3, keep: 48}}, {prune: {}}]}"
-    text = " ".join(describe(configure(pruned[0], ladder), FLUX).table().split())
+    text = " ".join(
+        describe(configure(pruned[0], ladder, "rollout.explore.precision=nvfp4-emulated"), FLUX).table().split()
+    )
     assert "previews of 6 steps (nvfp4-emulated, pruned after 3 to 48 seeds), then 6 steps (nvfp4-emulated, not" in text

@@ -201,6 +201,22 @@ def test_every_whole_run_that_is_shipped_is_valid(file: str) -> None:
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
+    [
+        (("rollout.explore.precision=nvfp4-emulated",), False),
+        (("rollout.explore.precision=auto", "fleet.explorers.num_gpus=1"), False),
+        (("rollout.explore.precision=nvfp4-emulated", "fleet.explorers.num_gpus=1"), True),
+        (("rollout={strategy: scaled}", "fleet.explorers.num_gpus=1"), False),
+    ],
+)
+def test_emulated_previews_on_a_card_are_said_to_be_slow(
+    tmp_path: Path, overrides: tuple[str, ...], said: bool
+) -> None:
+    found = warnings(small_config(tmp_path, "run", *overrides))
+    assert any(sentence.startswith("Slower than unquantised") for sentence in found) == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
     [((), 0), (("fleet.learners.num_gpus=0.5",), 1), (("fleet.learners.num_gpus=0.5", "run.deterministic=true"), 0)],
 )
 def test_a_run_on_gpus_says_that_its_bits_may_differ(tmp_path: Path, overrides: tuple[str, ...], said: int) -> None:

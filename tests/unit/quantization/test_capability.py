@@ -35,10 +35,10 @@ def test_auto_is_the_fastest_tier_that_a_card_has(card: None, tiers: list[str], 
     assert capability.resolve("auto", CUDA, "bfloat16") == auto
 
 
-def test_auto_never_takes_a_slow_tier_on_a_cpu() -> None:
-    assert capability.resolve("auto", CPU, "bfloat16") == "bf16"
-    assert capability.resolve("auto", CPU, "float32") == "float32"
-    assert capability.resolve("nvfp4-emulated", CPU, "float32") == "nvfp4-emulated"
+def test_auto_on_a_cpu_has_the_numerics_of_a_card() -> None:
+    assert capability.resolve("auto", CPU, "bfloat16") == "nvfp4-emulated"
+    assert capability.resolve("auto", CPU, "float32") == "nvfp4-emulated"
+    assert capability.resolve("float32", CPU, "float32") == "float32"
 
 
 @pytest.mark.parametrize("card", [((9, 0), True)], indirect=True)
