@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import solrl_ray
-from solrl_ray.cli import verbs
+from solrl_ray.cli import push, verbs
 from solrl_ray.errors import UserError
 
 
@@ -122,6 +122,12 @@ def _stored(commands: Any) -> None:
         commands, "report", verbs.report, "build the report of a run folder again, or put runs side by side", RUNS
     )
     report.add_argument("--out", type=Path, metavar="FILE", help="of several runs; default: runs.html")
+    words = "publish a run's LoRA on the Hugging Face hub, with a model card"
+    action = _add(commands, "push", push.push, words, RUN)
+    action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if it is not there")
+    action.add_argument("--private", action="store_true", help="make it private; without, as its owner's are")
+    action.add_argument("--revision", metavar="BRANCH", help="the branch, made if it is not there; default: main")
+    action.add_argument("--dry-run", action="store_true", help="write the folder hub/ in the run folder, stop")
     _add(commands, "verify", verbs.verify, "check that every file of a run folder is what was written", RUN)
 
 
