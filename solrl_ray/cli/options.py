@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.inside("COMMAND")
     for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _eval):
         add(commands)
+    _completion(commands, top)
     return top
 
 
@@ -140,6 +141,17 @@ def _prompts(commands: Any) -> None:
     action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="which published set it is")
     action.add_argument("--heldout", metavar="N|FILE", help="split off N prompts, or hold out those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
+    action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
+
+
+def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
+    def write(arguments: argparse.Namespace) -> int:
+        from solrl_ray.cli import completion  # of a package that no other command needs
+
+        return completion.complete(top, arguments)
+
+    command = _add(commands, "completion", write, "print what a shell reads to complete these commands")
+    command.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(solrl completion bash)"')
 
 
 def _doctor(commands: Any) -> None:
