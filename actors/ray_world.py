@@ -17,6 +17,7 @@ from actors.world import MetricsWriter, Sent
 from solrl_ray.common.deadlines import in_thread
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
+from solrl_ray.report import trackers
 from solrl_ray.report.page import build
 from solrl_ray.report.tensorboard import TensorBoardWriter
 
@@ -75,6 +76,9 @@ class RayWorld:
 
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
         return [TensorBoardWriter(folder / "tensorboard", first_iteration=first_iteration)]
+
+    def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
+        return trackers.opened(name, config, folder)
 
     def write_report(self, folder: Path) -> None:
         build(folder)

@@ -70,6 +70,7 @@ class RunParts:
         tasks.start(self.telemetry.keep_writing(), "writing metrics")
         self.point, sizes = await self.on_disk(self._find, "finding where to go on")
         await self.telemetry.resume(self.point.iterations, self.point.evaluations)
+        tasks.start(self.telemetry.keep_tracking(), "bringing metrics to trackers")
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")

@@ -125,6 +125,9 @@ class World(Protocol):
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
         """Of curves and pictures, for a run that goes on with `first_iteration`. Blocks."""
 
+    def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
+        """One of `tracking.trackers`, for the run in `folder`. Blocks."""
+
     def write_report(self, folder: Path) -> None:
         """Build the page of a run folder. Blocks."""
 

@@ -1,7 +1,7 @@
 """What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
 
-Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, and the spans of its timeline. What goes
-into files is written by one task, in order, beside whatever the run does.
+Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, the spans of its timeline, and trackers.
+What goes into files is written by one task, in order, beside whatever the run does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from actors.monitoring.tracking import Tracking
 from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
@@ -64,6 +65,7 @@ class Telemetry:
         self._tiers: set[tuple[str, str]] = set()
         """Roles with the tiers that were attested so far."""
         self._exporter = world.exporter(config.run.name)
+        self._tracking = Tracking(config, folder.path, world, self.message)
 
     async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
         """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
@@ -180,10 +182,12 @@ class Telemetry:
         self.iterations.append(metrics)
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
+        self._tracking.bring(lambda writer: writer.iteration(metrics))
         self._export(metrics)
 
     def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
         self._write_record(metrics, lambda writer: writer.evaluation(metrics, pictures))
+        self._tracking.bring(lambda writer: writer.evaluation(metrics, pictures))
         self.evaluations.append(metrics)
         self._exporter.set("solrl_heldout_reward_mean", metrics.reward_mean, policy=metrics.policy)
         self._export_sums()
@@ -221,6 +225,7 @@ class Telemetry:
 
     async def close(self) -> None:
         await self.written()
+        await self._tracking.close()
         await self._world.blocking(self._close_files, *self._named("closing tensorboard/ and spans.jsonl"))
 
     def _close_files(self) -> None:
@@ -260,6 +265,10 @@ class Telemetry:
                     self._writes.popleft()
             self._idle.set()
             await self._asked.wait()
+
+    async def keep_tracking(self) -> None:
+        """Bring what comes to `tracking.trackers`; for a task of its own."""
+        await self._tracking.keep()
 
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter

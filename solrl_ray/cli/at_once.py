@@ -1,12 +1,13 @@
 """What can be told in a second, before anything is imported, printed or started.
 
 Places that must be there or be writable, an address at which nobody answers, a token that is refused, GPUs that this
-machine lacks, files that a submitted job would not have.
+machine lacks, packages that are not installed, files that a submitted job would not have.
 """
 
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import os
 import sys
 import urllib.error
@@ -43,6 +44,7 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
             raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
     else:
         _gpus(loaded)
+    _trackers(loaded)
     init = loaded.config.run.init
     if init and not resumes and not Path(init).expanduser().exists():
         raise UserError(
@@ -114,6 +116,16 @@ def _folder(loaded: LoadedConfig, named: str, resumes: bool) -> None:
         raise UserError(f"{named}, but {lacking}.")
     if not resumes:
         RunFolder.of(config).check_new(config)
+
+
+def _trackers(loaded: LoadedConfig) -> None:
+    """Refuse trackers whose packages are not installed."""
+    for name in loaded.config.tracking.trackers:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"tracking.trackers has {name} ({loaded.sources.of('tracking.trackers')}), whose package is not "
+                f"installed; pip install {name}, which is also this package's extra {name}."
+            )
 
 
 def _gpus(loaded: LoadedConfig) -> None:

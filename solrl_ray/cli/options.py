@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import solrl_ray
-from solrl_ray.cli import verbs
+from solrl_ray.cli import push, verbs
 from solrl_ray.errors import UserError
 
 
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.inside("COMMAND")
     for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _eval):
         add(commands)
+    _completion(commands, top)
     return top
 
 
@@ -124,6 +125,12 @@ def _stored(commands: Any) -> None:
         commands, "report", verbs.report, "build the report of a run folder again, or put runs side by side", RUNS
     )
     report.add_argument("--out", type=Path, metavar="FILE", help="of several runs; default: runs.html")
+    words = "publish a run's LoRA on the Hugging Face hub, with a model card"
+    action = _add(commands, "push", push.push, words, RUN)
+    action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if it is not there")
+    action.add_argument("--private", action="store_true", help="make it private; without, as its owner's are")
+    action.add_argument("--revision", metavar="BRANCH", help="the branch, made if it is not there; default: main")
+    action.add_argument("--dry-run", action="store_true", help="write the folder hub/ in the run folder, stop")
     _add(commands, "verify", verbs.verify, "check that every file of a run folder is what was written", RUN)
 
 
@@ -136,6 +143,17 @@ def _prompts(commands: Any) -> None:
     action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="which published set it is")
     action.add_argument("--heldout", metavar="N|FILE", help="split off N prompts, or hold out those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
+    action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
+
+
+def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
+    def write(arguments: argparse.Namespace) -> int:
+        from solrl_ray.cli import completion  # of a package that no other command needs
+
+        return completion.complete(top, arguments)
+
+    command = _add(commands, "completion", write, "print what a shell reads to complete these commands")
+    command.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(solrl completion bash)"')
 
 
 def _doctor(commands: Any) -> None:

@@ -190,7 +190,7 @@ def import_prompts(arguments: argparse.Namespace) -> int:
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
     imported = imports.import_prompts(arguments.source, name=arguments.name, heldout=heldout, column=arguments.column)
-    files = imports.write_prompts(imported, arguments.out)
+    files = imports.write_prompts(imported, arguments.out, force=arguments.force)
     print(imports.report(imported, arguments.name, files))
     return 0
 

@@ -70,6 +70,7 @@ FREE = (
     "evaluation.every",
     "evaluation.share",
     "checkpoints",
+    "tracking",
     "compile.cache",
     "run.root",
     "run.name",

@@ -14,6 +14,7 @@ from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
+from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
@@ -378,6 +379,9 @@ class Deadlines(Section):
     the controller reads or writes there: metrics, an evaluation, the report."""
     upload: Seconds = 600.0
     """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
+    tracking: Seconds = 120.0
+    """One call to one of `tracking.trackers`, and at the run's end all that are still open. A tracker that takes longer
+    gets nothing any more; the run goes on."""
 
 
 class FleetConfig(Section):
@@ -489,3 +493,4 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     compile: Compile = Compile()
     checkpoints: Checkpoints = Checkpoints()
+    tracking: Tracking = Tracking()

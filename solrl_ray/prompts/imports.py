@@ -43,6 +43,8 @@ class Imported:
     """Distinct training prompts that were dropped because they are held out."""
     empty: int = 0
     """Lines and rows without a prompt."""
+    columns: tuple[str, ...] = ()
+    """Of tables and objects, the columns that the prompts were in; one, unless parts differ."""
 
 
 def import_prompts(source: str, *, name: str = "", heldout: int | str | None = None, column: str = "") -> Imported:
@@ -57,13 +59,15 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
 
     Raises UserError: the source is not there, is of no known kind, holds no prompt, or has fewer than `heldout`.
     """
-    first, second = _parts(source, column)
+    read = _parts(source, column)
+    first, second = read[0].texts, read[1].texts
     if name == "drawbench":
         first, second = [], [*first, *second]
     if isinstance(heldout, str):
         if not Path(heldout).is_file():
             raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, or a file of them.")
-        second = _read(Path(heldout), column)
+        read = (read[0], _read(Path(heldout), column))
+        second = read[1].texts
     empty = first.count("") + second.count("")
     first, second = [text for text in first if text], [text for text in second if text]
     train, apart = _distinct(first), _distinct(second)
@@ -89,13 +93,15 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
         repeated=repeated,
         removed=len(train) - len(kept),
         empty=empty,
+        columns=tuple(dict.fromkeys(part.column for part in read if part.column)),
     )
 
 
-def write_prompts(imported: Imported, folder: Path) -> list[Path]:
+def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> list[Path]:
     """Write ``train.jsonl`` and ``heldout.jsonl``, each if it has a prompt; returns the files.
 
-    Raises UserError: one of them is there with other prompts. Nothing is written then.
+    Raises UserError: one of them is there with other prompts, and not to be overwritten (`force`). Nothing is written
+    then.
     """
     contents = {
         folder / f"{part}.jsonl": "".join(
@@ -106,8 +112,11 @@ def write_prompts(imported: Imported, folder: Path) -> list[Path]:
     }
     try:
         for path, content in contents.items():
-            if path.exists() and path.read_bytes() != content:
-                raise UserError(f"{path} is there already with other prompts; choose another folder with --out.")
+            if not force and path.exists() and path.read_bytes() != content:
+                raise UserError(
+                    f"{path} is there already with other prompts; choose another folder with --out, or overwrite it "
+                    "with --force."
+                )
         for path, content in contents.items():
             replace_file(path, content)
     except OSError as error:
@@ -121,6 +130,8 @@ def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
     """What was read, dropped and written, expected beside actual."""
     read, apart = imported.lines
     lines = [f"read        {read} to train on, {apart} held out"]
+    if imported.columns:
+        lines[0] += f", from column {' and '.join(imported.columns)}"
     if name in PUBLISHED:
         lines[0] += " (published: {} and {})".format(*PUBLISHED[name])
     dropped = f"dropped     {imported.repeated} repetitions, {imported.removed} training prompts that are held out"
@@ -130,21 +141,30 @@ def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
     return "\n".join(lines)
 
 
-def _parts(source: str, column: str) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The prompts of a part of the source, repetitions kept; an empty text for each line that has none."""
+
+    texts: list[str]
+    column: str = ""
+    """That they were in, if there are columns."""
+
+
+def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
     """The source's training and held-out lines; one file is all to train on."""
     path = Path(source).expanduser()
     if path.is_file():
-        return _read(path, column), []
+        return _read(path, column), _Lines([])
     if path.is_dir():
         train, apart = _file(path, ("train",)), _file(path, HELDOUT_STEMS)
         if train is None and apart is None:
             raise UserError(f"{path} has neither a train nor a test file ({', '.join(SUFFIXES)}).")
-        return (_read(train, column) if train else []), (_read(apart, column) if apart else [])
+        return (_read(train, column) if train else _Lines([])), (_read(apart, column) if apart else _Lines([]))
     if source.count("/") == 1 and not source.startswith((".", "/", "~")):
         splits = _datasets(source).load_dataset(source)
         rows = {split: _column(splits[split], splits[split].column_names, column, source) for split in splits}
-        train_rows = rows.get("train", next(iter(rows.values())) if len(rows) == 1 else [])
-        return train_rows, next((rows[stem] for stem in HELDOUT_STEMS if stem in rows), [])
+        train_rows = rows.get("train", next(iter(rows.values())) if len(rows) == 1 else _Lines([]))
+        return train_rows, next((rows[stem] for stem in HELDOUT_STEMS if stem in rows), _Lines([]))
     raise UserError(f"There is no {source}; {_HELP} of a data set.")
 
 
@@ -153,8 +173,8 @@ def _file(folder: Path, stems: Sequence[str]) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _read(path: Path, column: str) -> list[str]:
-    """The prompts of one file, stripped, repetitions kept; an empty text for each line that has none."""
+def _read(path: Path, column: str) -> _Lines:
+    """The prompts of one file, stripped."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"{path} is of no known kind; {_HELP} of a data set.")
     if path.suffix == ".parquet":
@@ -165,7 +185,7 @@ def _read(path: Path, column: str) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if path.suffix == ".txt":
-        return [line.strip() for line in text.removesuffix("\n").split("\n")]
+        return _Lines([line.strip() for line in text.removesuffix("\n").split("\n")])
     if path.suffix == ".jsonl":
         rows = [json_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _column(rows, list(rows[0]) if rows else [], column, str(path))
@@ -178,9 +198,9 @@ def _read(path: Path, column: str) -> list[str]:
         raise UserError(f"{path}, line {table.line_num + 1}: {error}; quotes must come in pairs.") from error
 
 
-def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str, source: str) -> list[str]:
+def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str, source: str) -> _Lines:
     if not names:
-        return []
+        return _Lines([])
     lower = {name.strip().lower(): name for name in names}
     wanted = [column] if column else [lower[known] for known in COLUMNS if known in lower]
     if not wanted or wanted[0] not in names:
@@ -193,7 +213,7 @@ def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str
         values.append(row[wanted[0]])
     if bad := [value for value in values if not isinstance(value, str) and value is not None]:
         raise UserError(f"column {wanted[0]!r} of {source} holds {bad[0]!r}; it must hold prompts as text.")
-    return [(value or "").strip() for value in values]
+    return _Lines([(value or "").strip() for value in values], wanted[0])
 
 
 def _distinct(texts: Iterable[str]) -> dict[str, str]:

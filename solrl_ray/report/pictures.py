@@ -104,18 +104,24 @@ class Gallery:
 
 
 def data_uri(path: Path) -> str:
-    """A picture as ``data:`` URI: small PNG files as they are, larger pictures reduced and as JPEG.
+    """A picture as ``data:`` URI, as `reduced`."""
+    content, kind = reduced(path)
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
+    """A picture's file and its kind: small PNG files as they are, larger pictures as JPEG of at most `longest` pixels.
 
     Raises UserError if it cannot be read.
     """
     try:
         with Image.open(path) as file:
             if max(file.size) <= LOSSLESS and file.format == "PNG":
-                return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+                return path.read_bytes(), "png"
             picture = file.convert("RGB")
     except OSError as error:  # what Pillow raises for files that are no pictures, or cut off, is one, too
         raise UserError(f"The picture {path} cannot be read: {error}.") from error
-    picture.thumbnail((LARGEST, LARGEST), Image.Resampling.LANCZOS)
+    picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=88)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return buffer.getvalue(), "jpeg"

@@ -42,8 +42,8 @@ _FILTERS = {
 }
 
 
-def write_page(path: Path, template: str, **values: Any) -> None:
-    """Fill `values` in `template` and write the page, complete or not at all."""
+def rendered(template: str, **values: Any) -> str:
+    """`template` with `values` filled in, escaped for HTML."""
     templates = Environment(
         loader=PackageLoader("solrl_ray.report"),
         autoescape=True,
@@ -52,4 +52,9 @@ def write_page(path: Path, template: str, **values: Any) -> None:
         lstrip_blocks=True,
     )
     templates.filters |= _FILTERS
-    replace_file(path, templates.get_template(template).render(values).encode())
+    return templates.get_template(template).render(values)
+
+
+def write_page(path: Path, template: str, **values: Any) -> None:
+    """Fill `values` in `template` and write the page, complete or not at all."""
+    replace_file(path, rendered(template, **values).encode())

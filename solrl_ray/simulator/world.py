@@ -233,6 +233,9 @@ class SimulatedWorld:
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[Any]:
         return []
 
+    def tracker(self, name: str, config: Config, folder: Path) -> Any:
+        raise RunError("there is none in the simulated world")
+
     def write_report(self, folder: Path) -> None:
         """Nobody reads it."""
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # takes seconds, and who only asks which ones stay does witho
 MANIFEST = "state.json"
 BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
 """Of the run folder: what a copy of a checkpoint needs to be a run that goes on."""
-END = (*BESIDE, "starts.json", "attestations.json", "evaluations", "lora", "summary.json", "report.html")
+TRACKED = "trackers.json"
+"""Of the run folder: as whom trackers know the run, if it has any."""
+END = (*BESIDE, TRACKED, "starts.json", "attestations.json", "evaluations", "lora", "summary.json", "report.html")
 """Of the run folder: what a run that has ended leaves to read and to use; folders with all that is in them."""
 WAITING = 4
 """Checkpoints that may wait to be copied; a further one takes the place of the oldest."""
@@ -179,7 +181,7 @@ class Uploader:
         for file in sorted(checkpoint.iterdir()):
             if file.name != MANIFEST:
                 self._files.put_file(str(file), posixpath.join(folder, file.name))
-        for name in BESIDE:
+        for name in (*BESIDE, *([TRACKED] if (self._run / TRACKED).is_file() else [])):
             self._files.put_file(str(self._run / name), posixpath.join(self._place, name))
         self._files.put_file(str(checkpoint / MANIFEST), posixpath.join(folder, MANIFEST))
         there = self._there()

@@ -54,6 +54,8 @@ _BEFORE_TRAINING = (
     "attestations.json",
     "pools.json",
     "prompts.json",
+    "trackers.json",
+    "wandb",
     STARTS,
 )
 """What a run writes before its first preview is journaled."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -57,6 +57,21 @@ def test_faults_happen_and_are_survived() -> None:
     ended = run(Plan(1, shape, explorers=2, regenerators=1, ranks=1, nodes=2, faults=faults))
     happened = sorted(re.match(r"[a-z]+", each).group() for each in ended.happened)  # type: ignore[union-attr]
     assert happened == ["explorer", "learner", "node", "selector"]
+    assert ended.digests == undisturbed(shape)
+    assert not ended.errors
+
+
+class Tracked(Shape):
+    """With trackers, which this world has none of: opening one fails."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return (*super().settings, "tracking.trackers=[wandb, trackio]")
+
+
+def test_trackers_that_fail_change_nothing() -> None:
+    shape = Plan.of(4).shape
+    ended = run(Plan(1, Tracked(**asdict(shape)), explorers=2, regenerators=1, ranks=1))
     assert ended.digests == undisturbed(shape)
     assert not ended.errors
 

@@ -22,6 +22,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -44,6 +45,18 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (
             ["--set", "fleet.learners.num_gpus=0.5"],
             "fleet.learners.num_gpus is 0.5 (--set), but this machine has",
+        ),
+        (
+            ["--set", "tracking.trackers=[mlflow]"],
+            "tracking.trackers.0 in --set is \"mlflow\"; it must be one of 'trackio' or 'wandb'.",
+        ),
+        (
+            ["--set", "tracking.trackers=wandb"],
+            'tracking.trackers in --set is "wandb"; it must be a list.',
+        ),
+        (
+            ["--set", "tracking.trackers=[wandb]"],
+            "tracking.trackers has wandb (--set), whose package is not installed; pip install wandb, which",
         ),
         (["one_gpu"], "fleet.explorers.num_gpus is 0.26 ("),
         (["--address", "http://head:8265"], "--address or RAY_ADDRESS is 'http://head:8265', a dashboard"),

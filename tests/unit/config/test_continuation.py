@@ -43,8 +43,8 @@ def test_a_resumed_run_may_change_who_works_how_long_and_what_is_kept(parts: lis
         (
             "run.seed=1",
             "run.seed is 1 (--set), but the run in runs/run was begun with 42; a resumed run may change only fleet, "
-            "learner.world_size, learner.zero_stage, run.iterations, evaluation.every, evaluation.share, checkpoints "
-            "and compile.cache.",
+            "learner.world_size, learner.zero_stage, run.iterations, evaluation.every, evaluation.share, checkpoints, "
+            "tracking and compile.cache.",
         ),
         ("evaluation.samples=5", "evaluation.samples is 5 (--set), but the run in runs/run was begun with 4"),
     ],

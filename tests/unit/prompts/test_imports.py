@@ -136,6 +136,28 @@ def test_files_with_other_prompts_are_not_overwritten(tmp_path: Path) -> None:
         write_prompts(import_prompts(str(tmp_path / "a.txt")), tmp_path / "out")
 
 
+def test_with_force_they_are_overwritten_and_the_column_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = tmp_path / "a.csv", tmp_path / "out"
+    source.write_text("caption,prompt\nold words,a cat\n")
+    command = ["prompts", "import", str(source), "--out", str(out)]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "read        1 to train on, 0 held out, from column prompt"
+    assert main([*command, "--column", "caption"]) == 2
+    assert capsys.readouterr().err.endswith("choose another folder with --out, or overwrite it with --force.\n")
+    assert main([*command, "--column", "caption", "--force"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "read        1 to train on, 0 held out, from column caption"
+    assert [p.text for p in read_prompts(str(out / "train.jsonl"))] == ["old words"]
+
+
+def test_parts_with_other_columns_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.csv").write_text("text\na cat\n")
+    (tmp_path / "test.csv").write_text("Caption\na dog\n")
+    assert main(["prompts", "import", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert "1 to train on, 1 held out, from column text and Caption\n" in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("a cat\n")
     imported = import_prompts(str(tmp_path / "p.txt"))

@@ -78,6 +78,7 @@ def uploader(run: RunFolder, url: str, said: list[str], keep: int = 2) -> Upload
 
 def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
     run, said = begun(tmp_path, 4), list[str]()
+    (run.path / checkpoints.TRACKED).write_text("{}")
     copies = uploader(run, (tmp_path / "elsewhere").as_uri(), said)
     for updates in (1, 2, 3):
         state(updates).save(run.checkpoint(updates))
@@ -91,6 +92,7 @@ def test_a_copy_is_a_run_folder_that_a_run_goes_on_from(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "elsewhere/small/checkpoints").iterdir())
     assert names == ["iteration-000002", "iteration-000003"]
     assert (tmp_path / "elsewhere/small/config.yaml").read_text() == "run: {name: small}\n"
+    assert (tmp_path / "elsewhere/small" / checkpoints.TRACKED).read_text() == "{}"
 
 
 def test_what_a_run_ends_with_is_copied_and_can_be_read_there(tmp_path: Path) -> None:

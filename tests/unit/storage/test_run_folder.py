@@ -186,6 +186,8 @@ def test_what_an_attempt_left_that_trained_nothing_is_cleared_away(tmp_path: Pat
     (path / "revisions" / "revision-000000").mkdir(parents=True)
     (path / "embeddings").mkdir()
     (path / "embeddings" / ".x.safetensors.7.partial").write_text("cut")
+    (path / "trackers.json").write_text('{"id": "0123abcd"}')
+    (path / "wandb" / "offline-run").mkdir(parents=True)
     (path / "mine.txt").write_text("kept")
     corrected = small(tmp_path, "run.seed=5")
     RunFolder(path).create(corrected, resume=False)

@@ -1,0 +1,83 @@
+"""Trackers beside the run: each has a queue and a task, and what fails or hangs there is one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from actors.cluster.wait import first_line
+from actors.world import MetricsWriter, World
+from solrl_ray.config.schema import Config
+
+Work = Callable[[MetricsWriter], None]
+T = TypeVar("T")
+
+
+class Tracking:
+    """All of `tracking.trackers`."""
+
+    def __init__(self, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
+        names = dict.fromkeys(config.tracking.trackers)
+        self._trackers = [_Tracker(name, config, folder, world, tell) for name in names]
+        self._seconds = config.fleet.deadlines.tracking
+
+    async def keep(self) -> None:
+        """Bring what comes to the trackers, until they are closed; for a task of its own."""
+        await asyncio.gather(*(tracker.follow() for tracker in self._trackers))
+
+    def bring(self, work: Work) -> None:
+        """Have `work` done with each tracker that has not failed, in order."""
+        for tracker in self._trackers:
+            tracker.put(work)
+
+    async def close(self) -> None:
+        """Return when the trackers have all that they were to get, at the latest after the deadline."""
+        await asyncio.gather(*(tracker.close(self._seconds) for tracker in self._trackers))
+
+
+class _Tracker:
+    def __init__(self, name: str, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
+        self._name, self._config, self._folder = name, config, folder
+        self._world, self._tell = world, tell
+        self._queue: asyncio.Queue[Work | None] = asyncio.Queue()
+        """None: the end."""
+        self._over = asyncio.Event()
+
+    def put(self, work: Work | None) -> None:
+        if not self._over.is_set():
+            self._queue.put_nowait(work)
+
+    async def follow(self) -> None:
+        try:
+            writer = await self._blocking(self._open, "opening")
+            while (work := await self._queue.get()) is not None:
+                await self._blocking(lambda: work(writer), "writing to")
+            await self._blocking(writer.close, "closing")
+        except Exception as error:  # whatever it is: the run does without
+            self._give_up(first_line(error))
+        self._over.set()
+
+    def _open(self) -> MetricsWriter:
+        return self._world.tracker(self._name, self._config, self._folder)
+
+    async def close(self, seconds: float) -> None:
+        self.put(None)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._over.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._give_up(f"it was not done {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
+
+    def _give_up(self, reason: str) -> None:
+        if not self._over.is_set():
+            self._over.set()
+            self._queue = asyncio.Queue()  # pictures are large
+            self._tell(f"warning: {self._name} gets nothing any more, and the run goes on without it: {reason}")
+
+    async def _blocking(self, work: Callable[[], T], what: str) -> T:
+        seconds = self._config.fleet.deadlines.tracking
+        return await self._world.blocking(work, f"{what} {self._name} (fleet.deadlines.tracking)", seconds)

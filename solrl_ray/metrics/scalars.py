@@ -1,0 +1,62 @@
+"""The scalars that TensorBoard and other trackers get of a run.
+
+Their names never change. The step of an iteration is the number of updates that its policy has had, so training and
+held-out rewards share one axis:
+
+* ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
+* ``rank_fidelity/`` spearman, kendall, side_agreement; not where there are no previews
+* ``audit/`` estimates for whole pools with their 95 % intervals, where `fidelity.audit_prompts` asks for them
+* ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
+  clip_fraction
+* ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
+* ``counts/`` candidates, samples, requeued_units, duplicate_results
+"""
+
+from __future__ import annotations
+
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+
+SCALARS = {
+    "reward/train": "reward_mean",
+    "reward/train_std": "reward_std",
+    "reward/proxy": "proxy_reward_mean",
+    "rank_fidelity/spearman": "spearman",
+    "rank_fidelity/kendall": "kendall",
+    "rank_fidelity/side_agreement": "side_agreement",
+    "learning/loss": "loss",
+    "learning/policy_loss": "policy_loss",
+    "learning/kl": "kl",
+    "learning/gradient_norm": "gradient_norm",
+    "learning/ratio_mean": "ratio_mean",
+    "learning/ratio_deviation": "ratio_deviation",
+    "learning/clip_fraction": "clip_fraction",
+    "counts/candidates": "candidates",
+    "counts/dropped": "dropped",
+    "counts/samples": "samples",
+    "counts/requeued_units": "requeued_units",
+    "counts/duplicate_results": "duplicate_results",
+    "wait_share/weights": "weights_wait",
+}
+"""Name of a curve → field of `IterationMetrics`; nothing is written of a field that is None."""
+
+
+def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
+    """The scalars of one iteration, by name."""
+    scalars = {name: getattr(record, field) for name, field in SCALARS.items()}
+    if record.preview_steps is not None:
+        scalars["rank_fidelity/fallback_level"] = record.fallback_level
+        scalars["rank_fidelity/preview_steps"] = record.preview_steps
+    several = {"audit": record.audit, "wall_seconds": record.seconds, "busy_seconds": record.busy_seconds}
+    scalars |= {f"{name}/{part}": value for name, parts in several.items() for part, value in parts.items()}
+    return {name: float(value) for name, value in scalars.items() if value is not None}
+
+
+def evaluation_scalars(record: EvaluationMetrics) -> dict[str, float]:
+    """The scalars of one evaluation, by name."""
+    name = f"reward/heldout_{record.policy}"
+    return {name: record.reward_mean, f"{name}_stderr": record.reward_stderr}
+
+
+def pictures_name(record: EvaluationMetrics) -> str:
+    """Under which an evaluation's pictures are, as one image with a row a prompt."""
+    return f"heldout/{record.policy}"

@@ -1,0 +1,179 @@
+"""The model card of a finished run, and the folder that is published with it: LoRA, card and pictures.
+
+Nothing of the machine goes into it: of local paths, the last name alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+import solrl_ray
+from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
+from solrl_ray.errors import UserError
+from solrl_ray.metrics.records import EvaluationMetrics
+from solrl_ray.models import paths
+from solrl_ray.report.data import RunData
+from solrl_ray.report.grids import PictureKey
+from solrl_ray.report.pictures import reduced
+from solrl_ray.report.rendering import digits, rendered
+from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, paired_gain, stamp
+
+CARD = "README.md"
+LORA_FILE = "pytorch_lora_weights.safetensors"
+"""`FILE` of `solrl_ray.policy.saving`, whose import takes seconds."""
+LONGEST = 512
+"""Of a picture's sides, pixels."""
+LICENCE = ("license", "license_name", "license_link")
+"""Fields of a model card that say under which licence a model is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    file: str
+    alt: str
+    score: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt's picture before and after."""
+
+    caption: str
+    sides: tuple[Side, Side]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    repository: str
+    """``owner/name`` on the hub."""
+    revision: str | None
+    """A branch; None: the main one."""
+    licence: Mapping[str, str]
+    """`LICENCE` fields of the base model, as far as they are known."""
+
+
+def hub_id(model: str) -> str | None:
+    """The hub's id of a checkpoint; None if it is a folder or comes with the package."""
+    place = paths.resolve(model)
+    return place if isinstance(place, str) else None
+
+
+def contents(data: RunData, target: Target) -> dict[str, bytes]:
+    """File → content of what is published.
+
+    Raises UserError: the run has not ended, was not evaluated, or its LoRA file is not the one that it was
+    summarised with.
+    """
+    base, final = find_evaluation(data.evaluations, "base"), find_evaluation(data.evaluations, "ema")
+    if data.summary is None or base is None or final is None:
+        done, planned = len(data.iterations), data.config.run.iterations
+        raise UserError(
+            f"{data.folder} has not ended: it has made {done} of {planned} iterations; solrl train --resume "
+            f"{data.folder} goes on with it."
+        )
+    pairs, images = _pictures(data, base, final)
+    config, named = data.config, hub_id(data.config.model.path)
+    shown = _name(config.model.path)
+    card = rendered(
+        "card.md",
+        metadata=_metadata(named, target.licence),
+        title=target.repository.rpartition("/")[2],
+        base_name=f"[{named}](https://huggingface.co/{named})" if named else shown,
+        base_loaded=named or f"path/to/{shown}",
+        repository=target.repository,
+        revision=target.revision,
+        iterations=data.summary.iterations,
+        method=config.objective.kind,
+        version=solrl_ray.__version__,
+        warnings=data.summary.warnings,
+        base=base,
+        final=final,
+        real=find_evaluation(data.evaluations, "real"),
+        gain=paired_gain(base, final),
+        samples=data.summary.heldout_samples,
+        rewards=[_reward(reward) for reward in config.rewards],
+        pictures=pairs,
+        steps=config.rollout.regenerate.steps,
+        settings=_settings(config, data.summary),
+        licence=target.licence.get("license_name") or target.licence.get("license"),
+        licence_link=target.licence.get("license_link"),
+    )
+    return {CARD: card.encode(), LORA_FILE: _lora(data.folder, data.summary), **images}
+
+
+def _pictures(data: RunData, base: EvaluationMetrics, final: EvaluationMetrics) -> tuple[list[Pair], dict[str, bytes]]:
+    """Of each prompt that has pictures of both policies, those of its first seed; and the files."""
+    first: dict[str, PictureKey] = {}
+    for key in data.pictures["base"].keys() & data.pictures["final"].keys():
+        first[key[0]] = min(key, first.get(key[0], key))
+    pairs, files = [], {}
+    for number, prompt in enumerate(prompt for prompt in final.rewards if prompt in first):
+        sides = []
+        for name, record, there in (("base", base, "base"), ("trained", final, "final")):
+            content, kind = reduced(data.pictures[there][first[prompt]], LONGEST)
+            file, score = f"images/{number}-{name}.{kind}", digits(record.rewards[prompt][first[prompt][1]])
+            files[file] = content
+            sides.append(Side(file, f"{name}, reward {score}", score))
+        pairs.append(Pair(final.captions.get(prompt, prompt), (sides[0], sides[1])))
+    return pairs, files
+
+
+def _lora(run: Path, summary: Summary) -> bytes:
+    name = f"lora/{LORA_FILE}"
+    file = run / name
+    if not file.is_file():
+        raise UserError(f"{run} has no {name}; solrl train --resume {run} writes it again.")
+    if stamp(file) != summary.files.get(name, stamp(file)):
+        raise UserError(f"{file} is not the file that {SUMMARY_FILE} was made of; `solrl verify {run}` says more.")
+    return file.read_bytes()
+
+
+def _metadata(base: str | None, licence: Mapping[str, str]) -> str:
+    """The card's header, YAML; the hub shows it and finds models by it."""
+    more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
+    return ModelCardData(
+        library_name="diffusers",
+        pipeline_tag="text-to-image",
+        tags=["text-to-image", "diffusers", "lora", "reinforcement-learning", "sol-rl"],
+        **(more | dict(licence)),
+    ).to_yaml()
+
+
+def _settings(config: Config, summary: Summary) -> dict[str, str]:
+    rollout, learner, lora = config.rollout, config.learner, config.model.lora
+    settings = {
+        "method": config.objective.kind,
+        "rollout strategy": rollout.strategy,
+        "prompts": f"{_name(config.prompts.train)}, {rollout.prompts} an iteration",
+        "seeds a prompt": f"{rollout.pool}, of which {rollout.keep} are trained on",
+    }
+    if not is_one_stage(config):
+        pool = pool_sampling(config)
+        settings["previews"] = f"{pool.steps} steps in {pool.tier}; they rank and are never trained on"
+    settings |= {
+        "samples": f"{rollout.regenerate.steps} steps in {config.model.dtype}, {config.model.resolution} px, without "
+        "classifier-free guidance",
+        "LoRA": f"rank {lora.rank}, alpha {lora.alpha:g}; moving average of the trained factors",
+        "optimizer": f"AdamW, learning rate {learner.optimizer.lr:g}, {learner.updates} update(s) an iteration",
+        "run seed": str(config.run.seed),
+        "LoRA digest": summary.lora_digest,
+    }
+    versions = ", ".join(f"{name} {number}" for name, number in summary.versions.items())
+    return settings | ({"versions": versions} if versions else {})
+
+
+def _reward(reward: RewardConfig) -> str:
+    module, colon, function = reward.kind.rpartition(":")
+    kind = f"{Path(module).name}:{function}" if colon else reward.kind
+    return f"{reward.weight:g} × {kind}" if reward.weight != 1 else kind
+
+
+def _name(path: str) -> str:
+    """The last part of a path or a ``builtin:`` one."""
+    return Path(path.removeprefix(paths.BUILTIN)).name

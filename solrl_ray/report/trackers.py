@@ -1,0 +1,151 @@
+"""W&B and trackio, which get what TensorBoard gets, under the same names (`solrl_ray.metrics.scalars`).
+
+A run has one id for all trackers, kept in its folder: a resumed run goes on in the same tracked run, a new one in a
+folder of the same name does not. What an interrupted process had brought of iterations that are done again stays there,
+beside what comes again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from PIL import Image
+
+from solrl_ray.common.files import read_json, replace_file
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import UserError
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.metrics.scalars import evaluation_scalars, iteration_scalars, pictures_name
+from solrl_ray.report.grids import contact_sheet
+
+FILE = "trackers.json"
+"""Of a run folder: the id under which trackers know the run."""
+UPDATES = "updates"
+"""What W&B draws all curves over. Its own step only rises, and an evaluation may come after the next iteration."""
+_NAMING = threading.Lock()
+
+
+class _Service(Protocol):
+    def log(self, values: dict[str, Any], step: int) -> None: ...
+
+    def image(self, picture: Image.Image) -> Any: ...
+
+    def finish(self) -> None: ...
+
+
+class TrackerWriter:
+    """`actors.world.MetricsWriter` for a service."""
+
+    def __init__(self, service: _Service) -> None:
+        self._service = service
+
+    def iteration(self, record: IterationMetrics) -> None:
+        self._service.log(iteration_scalars(record), record.iteration)
+
+    def evaluation(self, record: EvaluationMetrics, pictures: Sequence[Sequence[torch.Tensor]] | None = None) -> None:
+        values: dict[str, Any] = evaluation_scalars(record)
+        if pictures:
+            values[pictures_name(record)] = self._service.image(contact_sheet(pictures))
+        self._service.log(values, record.iteration)
+
+    def close(self) -> None:
+        self._service.finish()
+
+
+def opened(name: str, config: Config, folder: Path) -> TrackerWriter:
+    """One of `tracking.trackers` for the run in `folder`. Blocks; raises what the tracker's package raises."""
+    return TrackerWriter(_SERVICES[name](config, folder, run_id(folder)))
+
+
+def run_id(folder: Path) -> str:
+    """Eight hexadecimal digits, by which trackers know the run in `folder`; the first caller makes them.
+
+    Raises UserError if the file that has them is damaged.
+    """
+    path = folder / FILE
+    with _NAMING:  # trackers are opened side by side
+        if not path.exists():
+            replace_file(path, json.dumps({"id": secrets.token_hex(4)}).encode())
+        found = read_json(path, "remove it")
+    if not isinstance(found, dict) or not isinstance(found.get("id"), str):
+        raise UserError(f"{path} does not say under which id the run is tracked; remove it.")
+    return str(found["id"])
+
+
+class _Wandb:
+    def __init__(self, config: Config, folder: Path, number: str) -> None:
+        import wandb
+
+        tracking = config.tracking
+        # What the run does not say itself is nobody's: no console, no code, no machine.
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            disable_code=True,
+            disable_git=True,
+            x_disable_meta=True,
+            x_disable_machine_info=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+            init_timeout=config.fleet.deadlines.tracking,
+        )
+        self._image: Callable[[Image.Image], Any] = wandb.Image
+        self._run = wandb.init(
+            project=tracking.project,
+            entity=tracking.entity or None,
+            id=number,
+            name=config.run.name,
+            resume="allow",
+            config=config.model_dump(mode="json"),
+            dir=folder,
+            settings=settings,
+        )
+        self._run.define_metric(UPDATES)
+        self._run.define_metric("*", step_metric=UPDATES)
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log({UPDATES: step, **values})
+
+    def image(self, picture: Image.Image) -> Any:
+        return self._image(picture)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+class _Trackio:
+    def __init__(self, config: Config, folder: Path, number: str) -> None:
+        import trackio
+
+        tracking = config.tracking
+        self._image: Callable[[Image.Image], Any] = trackio.Image
+        # It knows a run by its name.
+        self._run = trackio.init(
+            project=tracking.project,
+            name=f"{config.run.name}-{number}",
+            space_id=tracking.space or None,
+            private=True,
+            resume="allow",
+            config=config.model_dump(mode="json"),
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self._run.log(values, step=step)
+
+    def image(self, picture: Image.Image) -> Any:
+        return self._image(picture)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+_SERVICES: dict[str, Callable[[Config, Path, str], _Service]] = {"wandb": _Wandb, "trackio": _Trackio}

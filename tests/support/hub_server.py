@@ -1,0 +1,160 @@
+"""A stand-in for the Hugging Face hub on loopback: what `solrl push` needs of its HTTP interface.
+
+One user owns the names below ``me/``. Large files come by LFS's basic transfer, as to a hub without Xet.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_right"
+OWNER = "me"
+
+
+@dataclass
+class Repository:
+    private: bool = False
+    card: dict[str, Any] = field(default_factory=dict)
+    branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
+    """Branch → file → content."""
+
+
+@dataclass
+class Hub:
+    url: str = ""
+    repositories: dict[str, Repository] = field(default_factory=dict)
+    lfs: dict[str, bytes] = field(default_factory=dict)
+    tokens: set[str] = field(default_factory=set)
+    """Which were shown."""
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, said: str, code: str = "", **more: str) -> None:
+        super().__init__(said)
+        self.status, self.code, self.values = status, code, {"error": said, **more}
+
+
+def answer(hub: Hub, method: str, path: str, body: bytes) -> dict[str, Any]:
+    """What a request is answered that shows the right token. Raises Refusal."""
+    if method == "PUT" and path.startswith("/lfs/"):
+        hub.lfs[path.removeprefix("/lfs/")] = body
+        return {}
+    if path == "/api/repos/create":
+        return _create(hub, json.loads(body))
+    if path == "/api/validate-yaml":
+        return {"errors": [], "warnings": []}
+    if re.fullmatch(r"/(\w+/[\w.-]+)\.git/info/lfs/objects/batch", path):
+        objects = [
+            {**each, "authenticated": True, "actions": {"upload": {"href": f"{hub.url}/lfs/{each['oid']}"}}}
+            for each in json.loads(body)["objects"]
+        ]
+        return {"transfer": "basic", "objects": objects}
+    return _about_model(hub, path, body)
+
+
+def _about_model(hub: Hub, path: str, body: bytes) -> dict[str, Any]:
+    found = re.fullmatch(r"/api/models/([\w-]+/[\w.-]+)(?:/(\w+)/([\w.-]+))?", path)
+    if not found:
+        raise Refusal(404, f"no such path: {path}")
+    name, action, revision = found.groups()
+    if name not in hub.repositories:
+        raise Refusal(404, "Repository not found", "RepoNotFound")
+    repository = hub.repositories[name]
+    if action is None:
+        return {"id": name, "private": repository.private, "cardData": repository.card, "siblings": [], "tags": []}
+    if not name.startswith(f"{OWNER}/"):
+        raise Refusal(403, f"You have no access to {name}")
+    if action == "branch":
+        if revision in repository.branches:
+            raise Refusal(409, "Reference already exists")
+        repository.branches[revision] = dict(repository.branches["main"])
+        return {}
+    if revision not in repository.branches:
+        raise Refusal(404, f"no branch {revision}", "RevisionNotFound")
+    if action == "preupload":
+        modes = {True: "lfs", False: "regular"}
+        paths = [each["path"] for each in json.loads(body)["files"]]
+        return {
+            "files": [
+                {"path": each, "uploadMode": modes[each.endswith(".safetensors")], "shouldIgnore": False}
+                for each in paths
+            ]
+        }
+    return _commit(hub, name, revision, [json.loads(line) for line in body.splitlines()])
+
+
+def _create(hub: Hub, asked: dict[str, Any]) -> dict[str, Any]:
+    name = f"{asked['organization']}/{asked['name']}"
+    if asked["organization"] != OWNER:
+        raise Refusal(
+            403, f'You don\'t have the rights to create a model under the namespace "{asked["organization"]}"'
+        )
+    if name in hub.repositories:
+        raise Refusal(409, "You already created this model repo", url=f"{hub.url}/{name}")
+    hub.repositories[name] = Repository(private=asked.get("visibility") == "private")
+    return {"url": f"{hub.url}/{name}", "name": name}
+
+
+def _commit(hub: Hub, name: str, revision: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    files = hub.repositories[name].branches[revision]
+    for line in lines:
+        value = line["value"]
+        if line["key"] == "file":
+            files[value["path"]] = base64.b64decode(value["content"])
+        elif line["key"] == "lfsFile":
+            files[value["path"]] = hub.lfs[value["oid"]]
+    number = "1" * 40
+    return {"commitUrl": f"{hub.url}/{name}/commit/{number}", "commitOid": number, "success": True}
+
+
+@contextmanager
+def serving() -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def _any(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            shown = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+            try:
+                # The address of a large file is a secret itself.
+                if not self.path.startswith(("/lfs/", "/api/validate-yaml")):
+                    hub.tokens.add(shown)
+                    if shown != TOKEN:
+                        raise Refusal(401, "Invalid credentials in Authorization header")
+                self._send(200, answer(hub, self.command, self.path.partition("?")[0], body))
+            except Refusal as refusal:
+                self._send(refusal.status, refusal.values, refusal.code)
+
+        do_GET = do_POST = do_PUT = _any
+
+        def _send(self, status: int, values: dict[str, Any], code: str = "") -> None:
+            content = json.dumps(values).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            if code:
+                self.send_header("X-Error-Code", code)
+            if status >= 400:
+                self.send_header("X-Error-Message", values["error"])
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,135 @@
+"""Trackers get what a run measures, and a run does not notice what goes wrong there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from actors.monitoring.telemetry import Telemetry
+from actors.ray_world import RayWorld
+from actors.world import MetricsWriter, Tasks
+from solrl_ray.config.schema import Config
+from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
+from solrl_ray.storage.run_folder import RunFolder
+from tests.support import made_runs
+
+
+class Notes:
+    """A tracker that notes what it gets; `meanwhile` is called before each note."""
+
+    def __init__(self, meanwhile: Callable[[str], None] = lambda _: None) -> None:
+        self.got: list[str] = []
+        self._meanwhile = meanwhile
+
+    def _note(self, what: str) -> None:
+        self._meanwhile(what)
+        self.got.append(what)
+
+    def iteration(self, metrics: IterationMetrics) -> None:
+        self._note(f"iteration {metrics.iteration}")
+
+    def evaluation(self, metrics: EvaluationMetrics, pictures: list[list[torch.Tensor]]) -> None:
+        self._note(f"{metrics.policy} after {metrics.iteration}")
+
+    def close(self) -> None:
+        self._note("the end")
+
+
+class WorldWithTrackers(RayWorld):
+    """Ray's world, of which telemetry needs nothing that needs Ray, with other trackers."""
+
+    def __init__(self, **trackers: Callable[[], Notes]) -> None:
+        self._trackers = trackers
+
+    def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
+        return self._trackers[name]()
+
+
+def messages(path: Path, *, deadline: float = 10.0, **trackers: Callable[[], Notes]) -> tuple[str, ...]:
+    """What a run with these trackers says, of two iterations and two evaluations, which its metrics.jsonl has."""
+    base = made_runs.config()
+    deadlines = base.fleet.deadlines.model_copy(update={"tracking": deadline})
+    tracking = base.tracking.model_copy(update={"trackers": list(trackers)})
+    config = base.model_copy(
+        update={"tracking": tracking, "fleet": base.fleet.model_copy(update={"deadlines": deadlines})}
+    )
+
+    async def run() -> tuple[str, ...]:
+        made = Telemetry(config, RunFolder(path), WorldWithTrackers(**trackers))
+        async with Tasks() as tasks:
+            tasks.start(made.keep_writing(), "writing metrics")
+            await made.resume([], [])
+            tasks.start(made.keep_tracking(), "bringing metrics to trackers")
+            first, _, last = made_runs.evaluations()
+            made.evaluation(first, [])
+            for number in range(2):
+                made.iteration(made_runs.iteration(number))
+                await asyncio.sleep(0.05)
+            made.evaluation(last, [])
+            await made.written()
+            assert len((path / "metrics.jsonl").read_text().splitlines()) == 4
+            await made.close()
+        return made.progress().messages
+
+    return asyncio.run(run())
+
+
+ALL = ["base after 0", "iteration 0", "iteration 1", "ema after 3", "the end"]
+
+
+def test_each_tracker_gets_every_record_in_order_and_is_closed(tmp_path: Path) -> None:
+    one, other = Notes(), Notes()
+    assert messages(tmp_path, wandb=lambda: one, trackio=lambda: other) == ()
+    assert one.got == other.got == ALL
+
+
+def test_a_tracker_that_cannot_be_opened_is_one_message_and_the_other_gets_everything(tmp_path: Path) -> None:
+    def refuses() -> Notes:
+        raise ValueError("No API key configured.\nUse `wandb login`.")
+
+    other = Notes()
+    assert messages(tmp_path, wandb=refuses, trackio=lambda: other) == (
+        "warning: wandb gets nothing any more, and the run goes on without it: No API key configured.",
+    )
+    assert other.got == ALL
+
+
+def test_a_tracker_that_fails_on_the_way_gets_nothing_any_more(tmp_path: Path) -> None:
+    def fails(what: str) -> None:
+        if what == "iteration 0":
+            raise OSError(28, "No space left on device")
+
+    one = Notes(fails)
+    (said,) = messages(tmp_path, wandb=lambda: one)
+    assert said.endswith("the run goes on without it: [Errno 28] No space left on device")
+    assert one.got == ["base after 0"]
+
+
+def test_a_tracker_that_hangs_is_given_up_at_its_deadline(tmp_path: Path) -> None:
+    ever = threading.Event()
+    one = Notes(lambda what: ever.wait() if what == "iteration 1" else None)  # type: ignore[arg-type,return-value]
+    try:
+        (said,) = messages(tmp_path, wandb=lambda: one, deadline=0.2)
+    finally:
+        ever.set()
+    assert said.endswith("without it: writing to wandb (fleet.deadlines.tracking) passed its deadline of 0.2 s")
+
+
+def test_what_a_slow_tracker_has_not_got_at_the_end_is_left(tmp_path: Path) -> None:
+    """Each call takes less than the deadline, all of them together more."""
+    slow = threading.Event()
+    one = Notes(lambda _: slow.wait(0.25) and None)  # type: ignore[func-returns-value]
+    (said,) = messages(tmp_path, wandb=lambda: one, deadline=0.5)
+    assert said.endswith("without it: it was not done 0.5 s (fleet.deadlines.tracking) after the end of the run")
+    assert one.got[:2] == ALL[:2]
+
+
+def test_without_trackers_there_is_nothing_of_them(tmp_path: Path) -> None:
+    assert messages(tmp_path) == ()
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "spans.jsonl", "tensorboard"}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["policy"] == "base"

@@ -1,0 +1,204 @@
+"""``solrl push``: what is published of a run, and the sentences if it cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard, constants
+
+from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.schema import Lora
+from solrl_ray.policy.saving import save_lora
+from solrl_ray.report.summary import summarize, write_summary
+from tests.support import hub_server, made_runs
+from tests.support.command_line import refusal, solrl
+from tests.support.hub_server import Hub, Repository
+
+LORA = "pytorch_lora_weights.safetensors"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """The hub that this process knows, whose token it has."""
+    with hub_server.serving() as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)  # read from HF_ENDPOINT when it was imported
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+        monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+        yield served
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run with a LoRA file."""
+    return finished(tmp_path / "run")
+
+
+def finished(folder: Path, model: str | None = None) -> Path:
+    made_runs.write_run(folder)
+    config = made_runs.config()
+    if model:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": model})})
+        (folder / "config.yaml").write_text(to_yaml(config))
+    factors = {"a.lora_A": torch.ones(32, 4), "a.lora_B": torch.zeros(4, 32)}
+    save_lora(folder / "lora", factors, Lora(targets=["a"]))
+    records = [made_runs.iteration(number) for number in range(3)]
+    write_summary(folder, summarize(config, records, made_runs.evaluations(), seconds=36.5))
+    return folder
+
+
+def test_lora_card_and_pictures_are_published(run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert solrl("push", run, "me/small") == 0
+    assert f"pushed:  {hub.url}/me/small/commit/" in capsys.readouterr().out
+    repository = hub.repositories["me/small"]
+    files = repository.branches["main"]
+    assert not repository.private
+    assert files[LORA] == (run / "lora" / LORA).read_bytes()
+    assert sorted(files) == [
+        "README.md",
+        *(f"images/{number}-{name}.png" for number in (0, 1) for name in ("base", "trained")),
+        LORA,
+    ]
+    assert all(files[name].startswith(b"\x89PNG") for name in files if name.startswith("images/"))
+    assert {path.name for path in (run / "hub").iterdir()} == {"README.md", "images", LORA}
+
+
+def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
+    assert solrl("push", run, "me/small", "--dry-run", "--revision", "v2") == 0
+    card = (run / "hub" / "README.md").read_text()
+    for line in (
+        "| base | 0.333 ± 0.133 |",  # made_runs: means .2, .2, .6 before
+        "| trained | 0.483 ± 0.136 |",  # .4, .3, .75 after
+        "| gain | +0.150 ± 0.029 |",  # .2, .1, .15: deviation .05, over the root of 3
+        "| real pictures | 0.900 ± 0.058 |",
+        "<tr><td>a red circle &lt;above&gt; a blue square</td>",
+        'pipe.load_lora_weights("me/small", revision="v2")',
+    ):
+        assert line in card.splitlines()
+    assert "3 of 3" in " ".join(card.split())
+    assert 'alt="base, reward 0.100"' in card
+    data = ModelCard(card).data
+    assert (data.library_name, data.pipeline_tag) == ("diffusers", "text-to-image")
+    assert "lora" in data.tags
+
+
+def test_a_dry_run_needs_no_token_and_asks_nobody(
+    run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    assert solrl("push", run, "me/small", "--dry-run") == 0
+    assert capsys.readouterr().out == f"written: {run / 'hub'}\n"
+    assert not hub.tokens
+    assert refusal(capsys, "push", run, "me/small") == (
+        "The hub wants a token: set HF_TOKEN, or log in with `hf auth login`."
+    )
+    assert not hub.tokens
+
+
+def test_a_private_repository_and_a_branch_are_made(run: Path, hub: Hub) -> None:
+    assert solrl("push", run, "me/small", "--private", "--revision", "v2") == 0
+    repository = hub.repositories["me/small"]
+    assert repository.private
+    assert repository.branches["main"] == {}
+    assert LORA in repository.branches["v2"]
+    assert solrl("push", run, "me/small", "--private", "--revision", "v2") == 0  # again: both are there
+
+
+def test_what_is_to_be_private_is_not_put_where_everybody_reads(
+    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["me/small"] = Repository()
+    assert solrl("push", run, "me/small", "--private") == 2
+    assert "me/small is there and is public; make it private on the hub" in capsys.readouterr().err
+    assert hub.repositories["me/small"].branches == {"main": {}}
+
+
+def test_the_licence_is_what_the_base_models_card_says(tmp_path: Path, hub: Hub) -> None:
+    card = {"license": "other", "license_name": "their-licence", "license_link": "LICENSE.md"}
+    hub.repositories["them/base"] = Repository(card=card)
+    run = finished(tmp_path / "run", "them/base")
+    assert solrl("push", run, "me/small") == 0
+    written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
+    data = ModelCard(written).data
+    assert (data.license, data.license_name) == ("other", "their-licence")
+    assert data.license_link == f"{hub.url}/them/base/blob/main/LICENSE.md"
+    assert (data.base_model, data["base_model_relation"]) == ("them/base", "adapter")
+    assert f"That of the base model: their-licence (<{hub.url}/them/base/blob/main/LICENSE.md>)." in written
+
+    folder = tmp_path / "models" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    run = finished(tmp_path / "another", str(folder))
+    assert solrl("push", run, "me/other", "--dry-run") == 0
+    written = (run / "hub" / "README.md").read_text()
+    assert ModelCard(written).data.license == "mit"
+    assert 'from_pretrained("path/to/mine"' in written
+    assert str(tmp_path) not in written
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("small", "'small' has no owner; it must be a user's or an organisation's: OWNER/small."),
+        ("me/small/er", "'me/small/er' is no name of a repository: "),
+        ("them/small", "The token may not write to them/small (You don't have the rights to create a model under the"),
+        ("them/base", "The token may not write to them/base (You have no access to them/base): the name belongs to"),
+    ],
+)
+def test_names_that_cannot_be_pushed_to(
+    name: str, problem: str, run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repositories["them/base"] = Repository()
+    assert solrl("push", run, name) == 2
+    assert capsys.readouterr().err.startswith(f"error: {problem}")
+
+
+def test_a_wrong_token_is_told_and_not_shown(
+    run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    assert solrl("push", run, "me/small") == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        f"error: The hub at {hub.url} does not take the token (Invalid credentials in Authorization header); set "
+        "another as HF_TOKEN, or log in with `hf auth login`.\n"
+    )
+    assert hub.tokens == {"hf_wrong"}
+    assert "hf_wrong" not in captured.out + "".join(p.read_text() for p in (run / "hub").glob("*.md"))
+
+
+def test_a_hub_that_does_not_answer_is_told(
+    run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    assert solrl("push", run, "me/small") == 1
+    assert "the hub at http://127.0.0.1:1 cannot be reached: " in capsys.readouterr().err
+
+
+def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(folder: Path) -> str:
+        return refusal(capsys, "push", folder, "me/small", "--dry-run")
+
+    assert said(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'} is not a run folder: it has no config.yaml."
+    open_run = made_runs.write_run(tmp_path / "open", done=2, finished=False)
+    assert said(open_run).startswith(f"{open_run} has not ended: it has made 2 of 3 iterations; solrl train --resume")
+    with (run / "lora" / LORA).open("ab") as file:
+        file.write(b"x")
+    assert said(run).startswith(f"{run / 'lora' / LORA} is not the file that summary.json was made of")
+    (run / "lora" / LORA).unlink()
+    assert said(run) == f"{run} has no lora/{LORA}; solrl train --resume {run} writes it again."
+    assert not (run / "hub").exists()
+
+
+def test_the_endpoint_and_the_token_are_taken_from_the_environment(run: Path, hub: Hub) -> None:
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    command = [sys.executable, "-m", "solrl_ray", "push", str(run), "me/small"]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert LORA in hub.repositories["me/small"].branches["main"]
