@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from variants import DIRECTS, VARIANTS
 
-from solrl_ray.report.curve import SHARES, Curve, Point
+from solrl_ray.report.curve import SHARES
 from solrl_ray.rollout.audit import CONFIDENCE, student_quantile
 
 RESAMPLES = 2000
+ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 Rewards = NDArray[np.float64]
 Runs = Mapping[str, Mapping[str, Any]]
 """Seed → ``iterations`` and ``reward`` of its evaluations, as lists."""
@@ -58,58 +59,58 @@ def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, floa
         reference = DIRECTS[VARIANTS[name].method]
         if reference not in runs:
             continue
-        times = _times(together(mine), together(runs[reference]))
-        drawn = _resampled(together(mine), together(runs[reference]))
+        sides = together(mine), together(runs[reference])
+        times = _times(*((grid, rewards.mean(axis=0, keepdims=True)) for grid, rewards in sides))
+        ratios, drawn = _ratios(*times)[0], _resampled(*sides)
         rows = {}
-        for place, share in enumerate(SHARES):
+        for column, share in enumerate(SHARES):
             sooner = {}
             for model in prices[name]:
                 cheaper = prices[reference][model] / prices[name][model]
-                low, high = (None, None) if drawn is None else np.quantile(drawn[:, place], _ENDS) * cheaper
-                ratio = _ratio(*times[place])
-                sooner[model] = [ratio and ratio * cheaper, low, high]
-            mine_at, other_at = (time if math.isfinite(time) else None for time in times[place])
+                ends = [None, None] if drawn is None else (np.quantile(drawn[:, column], ENDS) * cheaper).tolist()
+                sooner[model] = [float(ratios[column] * cheaper) or None, *ends]
+            mine_at, other_at = (at if math.isfinite(at := float(side[0, column])) else None for side in times)
             rows[f"{share:g}"] = {"iterations": mine_at, "direct": other_at, "times_sooner": sooner}
         last = [run["reward"][-1] for run in mine.values()]
         found[name] = {"reference": reference, "targets": rows, "final": list(mean_with_interval(last))}
     return found
 
 
-_ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+def _times(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> tuple[Rewards, Rewards]:
+    """Iterations of a variant and of `direct` to each share, [draws, shares], infinite where it was not reached.
+
+    Args:
+        mine, other: iterations, and mean curves [draws, evaluations].
+    """
+    base, last = other[1][:, :1], other[1][:, -1:]
+    targets = np.minimum(base + np.array(SHARES) * (last - base), last)  # the sum may be rounded beyond the last
+    targets[np.broadcast_to(last <= base, targets.shape)] = np.inf  # no gain, no share of it
+    return _reached(*mine, targets), _reached(*other, targets)
 
 
-def _times(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> list[tuple[float, float]]:
-    """Of each share: iterations of the variant and of `direct`, infinite if it was not reached."""
-    curves = [_curve(grid, rewards.mean(axis=0)) for grid, rewards in (mine, other)]
-    base, last = curves[1].points[0].reward, curves[1].points[-1].reward
-    if last <= base:
-        return [(math.inf, math.inf)] * len(SHARES)
-    targets = [min(base + share * (last - base), last) for share in SHARES]  # the sum may be rounded beyond the last
-    times = [[point.updates if (point := curve.reaches(t)) else math.inf for curve in curves] for t in targets]
-    return [(mine_at, other_at) for mine_at, other_at in times]
+def _reached(grid: Sequence[int], curves: Rewards, targets: Rewards) -> Rewards:
+    """When each curve first had its targets, on straight lines between evaluations; 0 if from the first on."""
+    above = curves[:, None, :] >= targets[:, :, None]  # [draws, shares, evaluations]
+    place = np.maximum(above.argmax(axis=2), 1)
+    x, y = np.array(grid, dtype=np.float64), np.take_along_axis
+    low, high = y(curves, place - 1, axis=1), y(curves, place, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = x[place - 1] + (targets - low) / (high - low) * (x[place] - x[place - 1])
+    return np.where(above[:, :, 0], 0.0, np.where(above.any(axis=2), between, np.inf))
 
 
-def _curve(grid: Sequence[int], rewards: Rewards) -> Curve:
-    points = (
-        Point(updates, math.nan, reward, math.nan) for updates, reward in zip(grid, rewards.tolist(), strict=True)
-    )
-    return Curve(tuple(points), gpus=0.0)
-
-
-def _ratio(mine: float, other: float) -> float | None:
-    return other / mine if math.isfinite(mine) and math.isfinite(other) and mine > 0 else None
+def _ratios(mine: Rewards, other: Rewards) -> Rewards:
+    """How many times sooner; 0 where the variant did not come so far or nobody did, which no share of a gain is."""
+    there = np.isfinite(mine) & np.isfinite(other) & (mine > 0)
+    return np.divide(other, mine, out=np.zeros_like(mine), where=there)
 
 
 def _resampled(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> Rewards | None:
-    """[draws, shares] of ratios, 0 where the variant did not come so far; None if one of them has a single seed."""
-    random, counts = np.random.default_rng(0), [len(rewards) for _, rewards in (mine, other)]
-    if min(counts) < 2:
-        return None
-    rows = []
-    for _ in range(RESAMPLES):
-        sides = [
-            (grid, rewards[random.integers(n, size=n)])
-            for (grid, rewards), n in zip((mine, other), counts, strict=True)
-        ]
-        rows.append([_ratio(*times) or 0.0 for times in _times(*sides)])
-    return np.array(rows)
+    """[draws, shares] of ratios of means over drawn seeds; None if one of the two has a single seed."""
+    random, sides = np.random.default_rng(0), []
+    for grid, rewards in (mine, other):
+        if len(rewards) < 2:
+            return None
+        drawn = random.integers(len(rewards), size=(RESAMPLES, len(rewards)))
+        sides.append((grid, rewards[drawn].mean(axis=1)))
+    return _ratios(*_times(*sides))
