@@ -8,14 +8,16 @@ Every run is `solrl train` on the testbed: 12 prompts an iteration, and what a v
 names rows that are compared: strategies and methods (`convergence`, the default), training on quantised samples
 (`quantized`), `pool`, `preview_steps`, `selection`, `keep`, `staleness`, `pruning`, `sync`. `--at-once` runs train side
 by side; after `--seconds` what still trains is stopped. A run that is there is gone on with, so the same command
-completes the campaign by (variant, seed), and rows that tables share are trained once.
+completes the campaign by (variant, seed), and rows that tables share are trained once. What the results file has
+needs no folder any more.
 `--judge` has each finished run evaluated by the testbed's own rules, which no policy was trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
 list and `solrl plan`'s simulation; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:
 a Hopper card has no FP4 unit.
 
-Prints the table; adds to benchmarks/results/convergence.json. `make results` draws it.
+Prints the table; adds to benchmarks/results/convergence.json, or to the file of `--results`, whose runs all have as
+many iterations: a gain is that of the last one. `make results` draws it.
 """
 
 from __future__ import annotations
@@ -105,12 +107,12 @@ def charged(name: str, arguments: argparse.Namespace) -> dict[str, float]:
     return found
 
 
-def curve(folder: Path) -> dict[str, Any] | None:
-    """Held-out reward of a run by updates made; None before the second evaluation."""
+def curve(folder: Path, iterations: int) -> dict[str, Any] | None:
+    """Held-out reward of a run's first `iterations` by updates made; None before the second evaluation."""
     if not RunFolder(folder).begun:
         return None
     run = read_run(folder)
-    points = Curve.of(run).points
+    points = [point for point in Curve.of(run).points if point.updates <= iterations]
     if len(points) < 2:
         return None
     words = folder / "words" / "evaluation.json"
@@ -123,6 +125,13 @@ def curve(folder: Path) -> dict[str, Any] | None:
         "words": {cell["policy"]: cell["mean"] for cell in judged} or None,
         "conditions": run.attestations[0].device if run.attestations else "",
     }
+
+
+def is_whole(run: Mapping[str, Any] | None, arguments: argparse.Namespace) -> bool:
+    """Whether the results file has all of a run, whose folder is not needed then."""
+    if run is None or run["iterations"][-1] < arguments.iterations:
+        return False
+    return bool(run["words"] or not arguments.judge)
 
 
 def judge(jobs: Sequence[Job]) -> None:
@@ -176,15 +185,25 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file that is added to")
     arguments = parser.parse_args()
     names = arguments.only or TABLES[arguments.table]
+    results: dict[str, Any] = {"iterations": arguments.iterations, "runs": {}, "charged": {}}
+    if arguments.results.exists():
+        results = json.loads(arguments.results.read_text())
+    if results["iterations"] != arguments.iterations:
+        made = f"{arguments.results} holds runs of {results['iterations']}"
+        sys.exit(f"--iterations is {arguments.iterations}, but {made}; name another file with --results.")
     # Seed by seed, so that a campaign that is cut short has as many seeds of every variant.
-    jobs = {(name, 42 + n): job(name, 42 + n, arguments) for n in range(arguments.seeds) for name in names}
+    wanted = [(name, 42 + n) for n in range(arguments.seeds) for name in names]
+    jobs = {
+        (name, seed): job(name, seed, arguments)
+        for name, seed in wanted
+        if not is_whole(results["runs"].get(name, {}).get(str(seed)), arguments)
+    }
     prices = {name: charged(name, arguments) for name in names}
     train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds)
     if arguments.judge:
         judge(list(jobs.values()))
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {"runs": {}, "charged": {}}
     for (name, seed), each in jobs.items():
-        if found := curve(RunFolder.of(each.config).path):
+        if found := curve(RunFolder.of(each.config).path, arguments.iterations):
             results["runs"].setdefault(name, {})[str(seed)] = found
     if not results["runs"]:
         sys.exit("no run has a second evaluation yet")

@@ -212,7 +212,7 @@ class Bench:
                     stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=indices, prune=prune
                 )
                 previewed = sampler.preview(unit, prompt, embedding)
-                proxies[row, first : first + size] = previewed.rewards.numpy()
+                proxies[row, first : first + size] = previewed.rewards.tolist()
                 if prune:
                     finished[row, [first + i for i in survivors(previewed.early.tolist(), prune.keep)]] = True
         return Pools(proxies, finished)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convergence import plus_minus, times
+from time_to_target import mean_with_interval
 from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
@@ -43,10 +44,14 @@ CAMPAIGN = "python benchmarks/convergence.py"
 COMMANDS = {
     "convergence": f"{CAMPAIGN} --gpu --at-once 8 --judge",
     **{name: f"{CAMPAIGN} --table {name} --gpu --at-once 8 --seeds 3" for name in TABLES if name != "convergence"},
+    "quantized": f"{CAMPAIGN} --table quantized --iterations 200 --root runs/convergence_200 "
+    "--results benchmarks/results/convergence_200.json --gpu --at-once 8 --seeds 3",
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
 }
+FILES = {"quantized": "convergence_200.json"}
+"""Tables whose runs are longer; the others are in convergence.json."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 
 
@@ -55,8 +60,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
-def unmeasured(name: str) -> str:
-    return f"Not measured yet: `{COMMANDS[name]}`"
+def unmeasured(name: str, what: str = "Not measured yet") -> str:
+    return f"{what}: `{COMMANDS[name]}`"
 
 
 def read(results: Path, name: str) -> Any:
@@ -74,6 +79,7 @@ def rollouts(results: Path) -> str:
                 continue
             naive, both = found["seconds"]["naive"], found["two_stage"]
             paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
+            words += "" if "decoder_compiled" in found else ", decoding not compiled"
             rows.append([title + words, f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper])
     return table(
         ["rollout of one prompt, s", "24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"], rows
@@ -137,7 +143,7 @@ def campaign(name: str) -> Callable[[Path], str]:
     """The block of a table of `variants.py`: what is measured of it, and the paper's HPSv2 if it has such a table."""
 
     def block(results: Path) -> str:
-        content, paper = read(results, "convergence.json"), PUBLISHED.get(name, {})
+        content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
         found = {} if content is None else content["comparisons"]
         rows = []
         for variant in TABLES[name]:
@@ -146,18 +152,21 @@ def campaign(name: str) -> Callable[[Path], str]:
                     [variant, *_measured(content, variant), f"{paper[variant]:.4f}" if variant in paper else ""]
                 )
             elif variant in paper:
-                rows.append([variant, "", "", "", "", f"{paper[variant]:.4f}"])
+                rows.append([variant, "", "", "", "", "", f"{paper[variant]:.4f}"])
         shares = " / ".join(f"{share:.0%}" for share in SHARES)
         header = [
             "variant",
             "seeds",
             "held-out reward",
+            "words that hold",
             f"iterations to {shares}",
             f"× sooner, {shares}",
             "paper, HPSv2",
         ]
         kept = [place for place in range(len(header)) if place == 0 or any(row[place] for row in rows)]
-        said = [] if all(variant in found for variant in TABLES[name]) else [unmeasured(name)]
+        missing = [variant for variant in TABLES[name] if variant not in found]
+        some = ["Not all measured yet"] if len(missing) < len(TABLES[name]) else []
+        said = [unmeasured(name, *some)] if missing else []
         shown = [table([header[i] for i in kept], ([row[i] for i in kept] for row in rows))] if rows else []
         return "\n\n".join(shown + said)
 
@@ -169,7 +178,10 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
     targets = found["targets"].values()
     steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
     sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
-    return [str(len(content["runs"][variant])), plus_minus(*found["final"]), steps, sooner]
+    of_seed = content["runs"][variant].values()
+    words = [run["words"]["ema"] for run in of_seed if run["words"]]
+    held = plus_minus(*mean_with_interval(words)) if words else ""
+    return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
 
 
 def sooner(results: Path) -> str:

@@ -65,7 +65,7 @@ def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
     (row,) = [line for line in BLOCKS["pool"](tmp_path).splitlines() if line.startswith("| pool_48")]
     assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
     assert row.endswith("| 0.3622 |")
-    assert "Not measured" in BLOCKS["keep"](tmp_path)  # of which two rows are there
+    assert "Not all measured yet" in BLOCKS["keep"](tmp_path)  # of which two rows are there
 
 
 def test_a_ranking_table_is_shown_in_the_unit_of_the_paper(tmp_path: Path) -> None:
