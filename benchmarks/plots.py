@@ -160,7 +160,7 @@ def reward(results: Path, images: Path) -> None:
     content = read(results / "convergence.json")
     figure, panels = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 4.2), layout="constrained", sharey=True)
     for name in (name for name in TABLES["convergence"] if name in content["runs"]):
-        axes = panels[VARIANTS[name].method != next(iter(DIRECTS))]
+        axes = panels[int(VARIANTS[name].method != next(iter(DIRECTS)))]
         steps, rewards = together(content["runs"][name])
         mean, half = np.array([[m, h or 0.0] for m, h in map(mean_with_interval, rewards.T.tolist())]).T
         hours = np.array(steps) * content["charged"][name]["flux1_dev"] / 3600

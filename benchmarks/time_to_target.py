@@ -47,8 +47,8 @@ def together(runs: Runs) -> tuple[list[int], Rewards]:
 
 def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
     """Of each variant whose method's `direct` is there: iterations to each share of the gain of `direct`, and by model
-    how many times sooner in charged seconds, ``[ratio, low, high]``; low and high are None if a side has one seed, the
-    ratio is if the target was not reached.
+    how many times sooner in charged seconds, ``[ratio, low, high]``; low and high are None of `direct` itself and if a
+    side has one seed, the ratio is if the target was not reached.
 
     Args:
         runs: variant → its runs.
@@ -61,7 +61,7 @@ def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, floa
             continue
         sides = together(mine), together(runs[reference])
         times = _times(*((grid, rewards.mean(axis=0, keepdims=True)) for grid, rewards in sides))
-        ratios, drawn = _ratios(*times)[0], _resampled(*sides)
+        ratios, drawn = _ratios(*times)[0], None if name == reference else _resampled(*sides)
         rows = {}
         for column, share in enumerate(SHARES):
             sooner = {}

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import plots
 import pytest
 from results_page import BLOCK, BLOCKS, PAGE, RESULTS, render
 from time_to_target import comparisons
@@ -51,7 +52,8 @@ def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
         seed: {"iterations": [0, 8], "reward": [0.4, end], "words": None} for seed, end in (("42", 0.8), ("43", 0.9))
     }
     runs, charged = dict.fromkeys(rows, seeds), {name: {"flux1_dev": 100.0} for name in rows}
-    charged["pool_48"] = {"flux1_dev": 50.0}
+    if "pool_48" in rows:
+        charged["pool_48"] = {"flux1_dev": 50.0}
     return {"runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
 
 
@@ -66,6 +68,16 @@ def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
     assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
     assert row.endswith("| 0.3622 |")
     assert "Not all measured yet" in BLOCKS["keep"](tmp_path)  # of which two rows are there
+
+
+def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
+    assert "Not measured" in BLOCKS["reward-figure"](tmp_path)
+    rows = ("direct", "two_stage_nvfp4", "awm_direct")
+    (tmp_path / "convergence.json").write_text(json.dumps(campaign(rows)))
+    plots.reward(tmp_path, tmp_path)
+    picture = tmp_path / "results_reward.png"
+    assert picture.stat().st_size > 1000
+    assert f"(images/{picture.name})" in BLOCKS["reward-figure"](tmp_path)
 
 
 def test_a_ranking_table_is_shown_in_the_unit_of_the_paper(tmp_path: Path) -> None:
