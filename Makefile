@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make results · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-all simulate fuzz chaos parity lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-faults test-all simulate fuzz chaos parity results lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
+	@echo "make results  tables and pictures of docs/results.md again from benchmarks/results, without a GPU"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
 	@echo "make install-gpu  the environment with Transformer Engine, for NVFP4 on Blackwell cards; Linux with CUDA"
@@ -118,6 +119,10 @@ parity: $(READY) $(PARITY)/.ready
 	from=$$($(BIN)/python -c 'import importlib.util as i; print(i.find_spec("open_clip").submodule_search_locations[0])'); \
 	cp "$$from/bpe_simple_vocab_16e6.txt.gz" "$$to/src/open_clip/"
 	$(BIN)/python benchmarks/parity/compare.py $(PARITY)/bin/python
+
+results: $(READY)
+	$(BIN)/python benchmarks/results_page.py
+	$(BIN)/python benchmarks/plots.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

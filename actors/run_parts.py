@@ -28,6 +28,7 @@ from solrl_ray.prompts.prompt_set import choose, read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.report.iteration_metrics import audit_plan
 from solrl_ray.rollout.fallback import FallbackLadder
+from solrl_ray.rollout.selection import SelectionRule
 from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
@@ -145,6 +146,7 @@ class RunParts:
             pool=config.rollout.pool,
             keep=config.rollout.keep,
             unit=pool_sampling(config).unit,
+            selection=SelectionRule(kind=config.rollout.selection, run_seed=config.run.seed),
             one_stage=is_one_stage(config),
             kinds=kinds_of_prompts(config),
             audit=audit_plan(config),

@@ -1,8 +1,9 @@
-"""Pictures of what was measured on GPUs, from the numbers under results/: no GPU is needed to draw them again.
+"""Pictures of what was measured, from the numbers under results/: no GPU is needed to draw them again.
 
-    python benchmarks/plots.py [--results FOLDER]
+    python benchmarks/plots.py [--results FOLDER] [--images FOLDER]
 
-Writes forward.png and rollout.png beside forward.json and rollout_*.json.
+Writes forward.png and rollout.png beside forward.json and rollout_*.json, and docs/images/ those of docs/results.md and
+docs/objectives.md. What was not measured yet is not drawn.
 """
 
 from __future__ import annotations
@@ -13,13 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
+import objectives
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from results_page import PARTS as STAGES
+from results_page import SCHEDULES
+from time_to_target import mean_with_interval, together
+from variants import DIRECTS, TABLES, VARIANTS
 
 RESULTS = Path(__file__).parent / "results"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
 PARTS = ("naive", "previews", "regeneration")
 WIDTH = 7.5
@@ -35,7 +43,12 @@ def finish(figure: Figure, axes: Axes, title: str, unit: str, path: Path) -> Non
     axes.set_xlabel(unit)
     axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
+def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
+    plt.close(figure)
     print(path)
 
 
@@ -95,12 +108,87 @@ def rollout(results: Path) -> None:
     finish(figure, axes, title, "seconds", results / "rollout.png")
 
 
+def schedules(results: Path, images: Path) -> None:
+    """Seconds of an iteration's stages in each schedule; a line where it ends, for stages overlap."""
+    rows = []
+    for (file, variant), title in SCHEDULES.items():
+        (row,) = (row for row in read(results / file)["rows"] if row["variant"] == variant)
+        rows.append((title, row["seconds"]))
+    figure, axes = plt.subplots(figsize=(1.2 * WIDTH, 0.9 + 0.4 * len(rows)), layout="constrained")
+    stacked(axes, [(title, {part: seconds[part] for part in STAGES}, "") for title, seconds in rows])
+    for place, (_, seconds) in enumerate(rows):
+        total = seconds["total"]
+        axes.vlines(total, place - 0.4, place + 0.4, color="black")
+        axes.text(total, place, f" {total:.1f} s", va="center", fontsize=8, color="white")
+    conditions = read(results / "overlap.json")["conditions"]
+    title = f"An iteration on {conditions['gpus']} {conditions['device']}; black: when it ends, for stages overlap"
+    finish(figure, axes, title, "seconds of each stage", images / "results_schedules.png")
+
+
+def fidelity(results: Path, images: Path) -> None:
+    """Spearman of previews, by steps and by tier; of the published table if there is one."""
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
+    file = results / "rank_fidelity_published.json"
+    if file.is_file():
+        content = read(file)
+        rows = [(row["tier"], row["steps"], row) for row in content["previews"]]
+    else:
+        content = read(results / "rank_fidelity.json")
+        found = [row for row in content["previews"] if row["group"] in ("tier", "steps")]
+        rows = [
+            ("nvfp4-emulated", int(row["preview"].split()[0]), row)
+            if row["group"] == "steps"
+            else (row["preview"], 6, row)
+            for row in found
+        ]
+    tiers = list(dict.fromkeys(tier for tier, _, _ in rows))
+    for place, tier in enumerate(tiers):
+        mine = {steps: row for name, steps, row in rows if name == tier}
+        x = np.array(sorted(mine)) + 0.12 * (place - len(tiers) / 2)  # beside one another
+        mean, high = (np.array([mine[steps][key] for steps in sorted(mine)]) for key in ("spearman", "spearman_high"))
+        axes.errorbar(x, mean, yerr=high - mean, label=tier, marker="o", markersize=4, capsize=2)
+    axes.set_xlabel("steps of a preview")
+    axes.set_ylabel("Spearman")
+    axes.set_title(f"Testbed, {content['prompts']} prompts × {content['seeds']} seeds, 95 % over prompts", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+    save(figure, images / "results_fidelity.png")
+
+
+def reward(results: Path, images: Path) -> None:
+    """Held-out reward against charged GPU-hours, mean and 95 % interval over seeds: strategies, then other methods."""
+    content = read(results / "convergence.json")
+    figure, panels = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 4.2), layout="constrained", sharey=True)
+    for name in (name for name in TABLES["convergence"] if name in content["runs"]):
+        axes = panels[int(VARIANTS[name].method != next(iter(DIRECTS)))]
+        steps, rewards = together(content["runs"][name])
+        mean, half = np.array([[m, h or 0.0] for m, h in map(mean_with_interval, rewards.T.tolist())]).T
+        hours = np.array(steps) * content["charged"][name]["flux1_dev"] / 3600
+        (line,) = axes.plot(hours, mean, label=f"{name} (n = {len(rewards)})")
+        axes.fill_between(hours, mean - half, mean + half, alpha=0.2, color=line.get_color())
+    for axes, title in zip(panels, ("DiffusionNFT", "other methods"), strict=True):
+        axes.set_xlabel("hours of one H200, charged as FLUX.1-dev")
+        axes.set_title(title, fontsize=10)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
+    panels[0].set_ylabel("held-out reward of the testbed")
+    save(figure, images / "results_reward.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    results = parser.parse_args().results
+    parser.add_argument("--images", type=Path, default=IMAGES)
+    arguments = parser.parse_args()
+    results, images = arguments.results, arguments.images
+    images.mkdir(parents=True, exist_ok=True)
     forward(results)
     rollout(results)
+    schedules(results, images)
+    fidelity(results, images)
+    objectives.draw(read(results / "objectives.json"), images / "objectives.png")
+    if (results / "convergence.json").is_file():
+        reward(results, images)
 
 
 if __name__ == "__main__":

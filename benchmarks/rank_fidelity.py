@@ -2,6 +2,7 @@
 
     python benchmarks/rank_fidelity.py [--prompts 6] [--seeds 24] [--run runs/demo] [--only sync]
     python benchmarks/rank_fidelity.py --only pruned --prompts 32 --seeds 96 --keep 24 --work FOLDER
+    python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER [--device cuda]
 
 Samples whole pools of the testbed on the production path, without Ray: every preview against the full sample (10
 steps, float32, the solver of the preview) of the same seeds, with `configs/demo.yaml`. `--run` is a finished run's
@@ -10,7 +11,9 @@ sample of the newer. Small decoders are distilled from the testbed's VAE first (
 measured by what an explorer holds that was sent the newest policy so.
 
 ``--only pruned`` is a table of its own, by tier, `after`, `keep` and unit (`pruned_previews.py`). It takes most of an
-hour on one core: given again with the same ``--work``, it goes on where it was.
+hour on one core: given again with the same ``--work``, it goes on where it was. So does ``--only published``, the table
+of Sol-RL's paper by tier and steps, with the 4, 8 and 12 best and worst of each pool. Prompts beyond the held-out ones
+are the first of those that are trained on.
 """
 
 from __future__ import annotations
@@ -54,6 +57,9 @@ RESULTS = Path(__file__).parent / "results"
 TIERS = ("float32", "bf16", "fp8", "nvfp4-emulated")
 STEPS = (2, 3, 4, 6, 8, 10)
 DECODERS = (16, 8)
+PUBLISHED_STEPS = (2, 4, 6, 8, 10)
+SIDES = (4, 8, 12)
+"""Seeds chosen of each end, in the published table."""
 MICRO_BATCH = 12
 """Of pruned previews: 36 and 48 seeds fill whole ones."""
 SKIPPED = {
@@ -124,11 +130,23 @@ def cases(policies: int) -> Iterator[Case]:
 class Bench:
     """Rewards of pools of seeds on the first held-out prompts."""
 
-    def __init__(self, config: Config, prompts: int, seeds: int, policies: list[Factors], work: Path | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        prompts: int,
+        seeds: int,
+        policies: list[Factors],
+        work: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
         """`work`: folder in which what was sampled is kept."""
-        self._config, self._seeds, self._policies, self._work = config, seeds, policies, work
-        self._reward = rewards.load(config.rewards, "cpu")
-        self._prompts = read_prompts(config.prompts.heldout)[:prompts]
+        self._config, self._seeds, self._work, self._device = config, seeds, work, device
+        self._policies = [{name: tensor.to(device) for name, tensor in factors.items()} for factors in policies]
+        self._reward = rewards.load(config.rewards, device)
+        known = [*read_prompts(config.prompts.heldout), *read_prompts(config.prompts.train)]
+        if len(known) < prompts:
+            raise SystemExit(f"--prompts is {prompts}; it must be at most {len(known)}, the prompts that there are.")
+        self._prompts = known[:prompts]
         encoded = models.load(config.model, "cpu").encode([prompt.text for prompt in self._prompts])
         self._embeddings = [
             PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest="")
@@ -151,6 +169,7 @@ class Bench:
         """As kept in a file, or sampled and kept."""
         assert self._work is not None
         of = [asdict(case), len(self._prompts), self._seeds, len(self._policies), torch.__version__]
+        of += [self._device] if self._device != "cpu" else []
         file = self._work / f"{sha256(json.dumps(of).encode()).hexdigest()[:16]}.npz"
         if not file.exists():
             pools = self._sample(case)
@@ -166,7 +185,7 @@ class Bench:
         if case.decoder:
             model_section = model_section.model_copy(update={"preview_decoder": self._small_decoder(case.decoder)})
         components = {"transformer", "preview_decoder" if case.decoder else "vae"}
-        model = models.load(model_section, "cpu", components=components)
+        model = models.load(model_section, self._device, components=components)
         if self._policies and not case.sync:
             factors = self._policies[0 if case.stale else -1]
             lora = model_section.lora
@@ -178,7 +197,7 @@ class Bench:
             scope = model_section.quantization
             scope = scope.model_copy(update={"skip": [*scope.skip, *case.skip]})
             # FP8 of a CPU is its reference arithmetic: the numbers of the tier, not its speed.
-            quantize_(model.transformer, case.tier, scope, without_kernels=True)
+            quantize_(model.transformer, case.tier, scope, without_kernels=self._device == "cpu")
         rollout = self._config.rollout.model_copy(update={"solver": case.solver})
         config = self._config.model_copy(update={"rollout": rollout, "model": model_section})
         sampler = Sampler(config, model, self._reward, steps=case.steps, micro_batch=case.micro_batch or self._seeds)
@@ -193,7 +212,7 @@ class Bench:
                     stage="explore", iteration=0, revision=0, prompt_id=prompt.id, indices=indices, prune=prune
                 )
                 previewed = sampler.preview(unit, prompt, embedding)
-                proxies[row, first : first + size] = previewed.rewards.numpy()
+                proxies[row, first : first + size] = previewed.rewards.tolist()
                 if prune:
                     finished[row, [first + i for i in survivors(previewed.early.tolist(), prune.keep)]] = True
         return Pools(proxies, finished)
@@ -255,6 +274,27 @@ def measure(bench: Bench, policies: int, keep: int, only: str = "") -> list[dict
     return rows
 
 
+def measure_published(bench: Bench) -> list[dict[str, object]]:
+    """By tier and steps; a seed chosen as one of the `k` best or worst should beat nearly all, or nearly none."""
+    full = bench.pool(Case(group="", name="", tier="float32", steps=10))
+    print("| tier | steps | Kendall | Spearman | best beat / worst beat, of 4 | of 8 | of 12 | overlap, of 12 |")
+    print("|---|---|---|---|---|---|---|---|")
+    rows: list[dict[str, object]] = []
+    for tier, steps in itertools.product(TIERS, PUBLISHED_STEPS):
+        proxies = bench.pool(Case(group="published", name="", tier=tier, steps=steps))
+        by_side = {side: compare(proxies, full, 2 * side) for side in SIDES}
+        one = by_side[SIDES[0]]
+        names = ("spearman", "spearman_low", "spearman_high", "kendall", "kendall_low", "kendall_high")
+        row: dict[str, object] = {"tier": tier, "steps": steps} | {name: one[name] for name in names if name in one}
+        for side, found in by_side.items():
+            row |= {f"{name}_{side}": found[name] for name in ("best_beats", "worst_beats", "overlap")}
+        rows.append(row)
+        sides = " | ".join(f"{f['best_beats']:.1%} / {f['worst_beats']:.1%}" for f in by_side.values())
+        line = f"| {tier} | {steps} | {one['kendall']:.3f} | {one['spearman']:.3f} | {sides} "
+        print(f"{line}| {by_side[SIDES[-1]]['overlap']:.1%} |", flush=True)
+    return rows
+
+
 def measure_pruned(bench: Bench, seeds: int, keep: int) -> list[dict[str, object]]:
     """Pruned previews beside those of the same tier that are all finished."""
     full = bench.pool(Case(group="", name="", tier="float32", steps=10, micro_batch=MICRO_BATCH))
@@ -301,6 +341,7 @@ def main() -> None:
     parser.add_argument("--keep", type=int, default=8, help="seeds chosen of each pool")
     parser.add_argument("--only", default="", help="one of the groups, written to a file of its own")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--run", type=Path, help="folder of a finished run, for its last two policies")
     parser.add_argument("--work", type=Path, help="folder of what was sampled, from which a stopped benchmark goes on")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -309,8 +350,10 @@ def main() -> None:
     config = load([ROOT / "configs" / "demo.yaml"])
     checkpoints = sorted((arguments.run / "checkpoints").iterdir())[-2:] if arguments.run else []
     policies = [LearnerState.load(folder).old for folder in checkpoints]
-    bench = Bench(config, arguments.prompts, arguments.seeds, policies, arguments.work)
-    if arguments.only == "pruned":
+    bench = Bench(config, arguments.prompts, arguments.seeds, policies, arguments.work, arguments.device)
+    if arguments.only == "published":
+        rows = measure_published(bench)
+    elif arguments.only == "pruned":
         rows = measure_pruned(bench, arguments.seeds, arguments.keep)
     else:
         rows = measure(bench, len(policies), arguments.keep, arguments.only)
@@ -321,6 +364,7 @@ def main() -> None:
         "seeds": arguments.seeds,
         "keep": arguments.keep,
         "torch": torch.__version__,
+        **({"device": torch.cuda.get_device_name()} if arguments.device != "cpu" else {}),
         "previews": rows,
     }
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ KINDS = ("models", "strategies", "methods", "rewards")
 """Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
 CLUSTERS = "clusters"
 """Folder of the files that give workers their GPUs, each for every run; a command names one last."""
+EVALUATIONS = "evaluations"
+"""Folder of what a run is measured by; a run need not name one."""
 WORDS = {CLUSTERS: " (without one everything computes on CPUs)", named.RUNS: " (whole, with a part of each kind)"}
 EXAMPLE = "one_gpu"
 """The one in the command that `table` shows."""
@@ -48,7 +50,7 @@ class CatalogueEntry:
 
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
     """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
-    kinds = (*KINDS, CLUSTERS, named.RUNS)
+    kinds = (*KINDS, EVALUATIONS, CLUSTERS, named.RUNS)
     found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
     if folder == named.folder():
         found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)

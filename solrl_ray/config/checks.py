@@ -230,6 +230,7 @@ _RULES = (
     _names,
     _rollout,
     preview_checks.units_and_pruning,
+    preview_checks.selection,
     _strategy,
     staleness_problems,
     _sampler,

@@ -15,7 +15,7 @@ from solrl_ray.errors import UserError
 
 RUNS = "runs"
 """Folder of whole runs, which include the parts of all other kinds."""
-ORDER = (RUNS, "models", "scopes", "strategies", "methods", "rewards", "clusters")
+ORDER = (RUNS, "models", "scopes", "strategies", "methods", "rewards", "evaluations", "clusters")
 """Kinds in the order in which they are merged: what follows wins."""
 
 

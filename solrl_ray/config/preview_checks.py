@@ -37,6 +37,20 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
         yield from _pruning(config, key, drawn)
 
 
+def selection(config: Config) -> Iterator[Problem]:
+    """What is wrong with a rule of selection other than best and worst."""
+    rollout = config.rollout
+    if rollout.selection == "best_worst":
+        return
+    if is_one_stage(config):
+        yield Problem("rollout.selection", f"best_worst with rollout.strategy {rollout.strategy}")
+    elif any(drawn.prune for drawn in previews(config)):
+        yield Problem(
+            "rollout.selection",
+            "best_worst with rollout.preview.prune, which finishes the best and worst previews alone",
+        )
+
+
 def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]:
     """What is wrong with how such previews are pruned."""
     rollout, prune = config.rollout, drawn.prune

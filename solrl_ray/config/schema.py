@@ -21,6 +21,7 @@ KINDS = (("objective",), ("rollout", "sampler"))
 Seconds = AboveZero
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
+SelectionKind = Literal["best_worst", "best", "random"]
 Tier = Literal["nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 Precision = Literal["auto", "nvfp4", "fp8", "nvfp4-emulated", "bf16", "float32"]
 
@@ -230,6 +231,9 @@ class RolloutConfig(Section):
     """N: candidate seeds per prompt."""
     keep: Positive = 24
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
+    selection: SelectionKind = "best_worst"
+    """Which K seeds of a pool ``two_stage`` regenerates. ``best`` and ``random`` (an addressed draw) are for
+    comparison: they give the contrast away that the method learns from."""
     max_staleness: Literal[0, 1] = 0
     """How many revisions explorers may be behind: with 1 they explore the next iteration, with the revision before,
     while the present one is regenerated and learned from. What is learned from is always of the current revision."""

@@ -102,6 +102,8 @@ def _line(config: Config) -> str:
     rewards = " + ".join(reward.kind for reward in config.rewards)
     if rollout.strategy == "direct":
         chosen = f"all of {rollout.pool} seeds"
+    elif rollout.selection != "best_worst":
+        chosen = f"{rollout.keep} {rollout.selection} of {rollout.pool} seeds"
     else:
         chosen = f"{rollout.keep // 2} best and {rollout.keep // 2} worst of {rollout.pool} seeds"
     sampled = f"samples {rollout.regenerate.steps} steps in {pool.tier}"

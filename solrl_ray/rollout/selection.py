@@ -1,4 +1,4 @@
-"""Best and worst seeds of a prompt's pool, by their proxy rewards.
+"""The chosen seeds of a prompt's pool: its best and worst by their proxy rewards, or by another rule.
 
 One total order decides everything: higher reward first, of equal rewards the smaller index first. `best` is
 the front of that order and `worst` its back, so the K chosen indices are distinct whatever the ties, and
@@ -12,8 +12,11 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from solrl_ray.records import Candidate, Selection
+from solrl_ray.config.schema import SelectionKind
+from solrl_ray.records import Address, Candidate, Selection
+from solrl_ray.sampling.noise import permutation
 
 
 def extremes(rewards: Sequence[float], keep: int) -> tuple[list[int], list[int]]:
@@ -28,15 +31,42 @@ def extremes(rewards: Sequence[float], keep: int) -> tuple[list[int], list[int]]
     return order[: keep // 2], order[::-1][: keep - keep // 2]
 
 
-class PromptSelection:
-    """The best floor(K / 2) and worst ceil(K / 2) of a prompt's pool: ``add()`` or ``drop()`` × pool, ``select()``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRule:
+    """Which seeds of a complete pool may be chosen. ``best`` and ``random`` leave K of them."""
 
-    def __init__(self, pool: int, keep: int, *, prompt_id: str) -> None:
+    kind: SelectionKind = "best_worst"
+    run_seed: int = 0
+    """Of the draw ``random``."""
+
+    def eligible(self, rewards: Sequence[float], keep: int, *, iteration: int, prompt_id: str) -> list[int]:
+        """Positions, rising."""
+        if self.kind == "best":
+            return sorted(sorted(range(len(rewards)), key=lambda position: (-rewards[position], position))[:keep])
+        if self.kind == "random":
+            address = Address(run_seed=self.run_seed, purpose="selection", iteration=iteration, prompt_id=prompt_id)
+            return sorted(permutation(address, len(rewards))[:keep].tolist())
+        return list(range(len(rewards)))
+
+
+BEST_AND_WORST = SelectionRule()
+
+
+class PromptSelection:
+    """The best floor(K / 2) and worst ceil(K / 2) of a prompt's pool: ``add()`` or ``drop()`` × pool, ``select()``.
+
+    By another rule than `BEST_AND_WORST` these are the halves of the K seeds that it leaves.
+    """
+
+    def __init__(
+        self, pool: int, keep: int, *, prompt_id: str, rule: SelectionRule = BEST_AND_WORST, iteration: int = 0
+    ) -> None:
         """
         Args:
             pool: N, seeds of the prompt; their indices are 0 … N-1.
             keep: K, how many are chosen; if odd, one more worst than best.
             prompt_id: of the candidates that `select` returns.
+            iteration: part of the address of a draw.
 
         Raises:
             ValueError: K is below 2 or above N.
@@ -46,6 +76,7 @@ class PromptSelection:
         self.pool = pool
         self.prompt_id = prompt_id
         self._keep = keep
+        self._rule, self._iteration = rule, iteration
         self._rewards: dict[int, float] = {}
         self._dropped: set[int] = set()
 
@@ -88,8 +119,11 @@ class PromptSelection:
         """
         if not self.complete:
             raise ValueError(f"prompt {self.prompt_id} has {len(self._rewards)} of {self.pool} rewards")
-        indices = sorted(self._rewards)
-        best, worst = extremes([self._rewards[index] for index in indices], self._keep)
+        indices, keep = sorted(self._rewards), self._keep
+        rewards = [self._rewards[index] for index in indices]
+        left = self._rule.eligible(rewards, keep, iteration=self._iteration, prompt_id=self.prompt_id)
+        indices = [indices[position] for position in left]
+        best, worst = extremes([rewards[position] for position in left], keep)
         return tuple(self._candidate(indices[i]) for i in best), tuple(self._candidate(indices[i]) for i in worst)
 
     def _candidate(self, index: int) -> Candidate:

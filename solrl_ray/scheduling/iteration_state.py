@@ -28,7 +28,7 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditedPool, AuditPlan
 from solrl_ray.rollout.pruning import dropped
-from solrl_ray.rollout.selection import PromptSelection
+from solrl_ray.rollout.selection import BEST_AND_WORST, PromptSelection, SelectionRule
 from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.scheduling.worker_state import kind_of
 
@@ -47,6 +47,7 @@ class IterationPlan:
     keep: int
     unit: int
     """Candidates per unit of a pool; divides `pool`."""
+    selection: SelectionRule = BEST_AND_WORST
     one_stage: bool = False
     """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
     policy_digest: str = ""
@@ -156,7 +157,10 @@ class IterationState:
         self.audit = Ledger()
         self.selections: dict[str, Selection] = {}
         self._audited = plan.audited_prompts
-        self._candidates = {p: PromptSelection(plan.pool, plan.keep, prompt_id=p) for p in plan.prompt_ids}
+        self._candidates = {
+            p: PromptSelection(plan.pool, plan.keep, prompt_id=p, rule=plan.selection, iteration=plan.iteration)
+            for p in plan.prompt_ids
+        }
         self._kept: set[str] = set()
         """Units whose samples are in the object store."""
         self._group_rewards: dict[str, tuple[float, ...]] = {}

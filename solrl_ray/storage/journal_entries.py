@@ -36,6 +36,7 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
         **({} if plan.reproducible else {"reproducible": False}),
         **({"audit": asdict(plan.audit)} if plan.audit else {}),
         **({"fallback_level": plan.fallback_level, "steps": plan.steps} if plan.fallback_level else {}),
+        **({} if plan.selection.kind == "best_worst" else {"selection": asdict(plan.selection)}),
         **({"prune": asdict(plan.prune)} if plan.prune else {}),
     }
 

@@ -12,6 +12,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.update import trained_timesteps
+from tests.support.command_line import solrl
 from tests.support.made_configs import MODEL
 
 BASE = f"""{MODEL}
@@ -234,3 +235,9 @@ def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # t
         describe(configure(pruned[0], ladder, "rollout.explore.precision=nvfp4-emulated"), FLUX).table().split()
     )
     assert "previews of 6 steps (nvfp4-emulated, pruned after 3 to 48 seeds), then 6 steps (nvfp4-emulated, not" in text
+
+
+@pytest.mark.parametrize(("rule", "said"), [("best_worst", "4 best and 4 worst"), ("random", "an addressed draw")])
+def test_the_plan_says_by_which_rule_seeds_are_chosen(rule: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert solrl("plan", "demo", "--set", f"rollout.selection={rule}") == 0
+    assert f"8 of 24 seeds a prompt: {said}\n" in capsys.readouterr().out

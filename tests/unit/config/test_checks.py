@@ -200,6 +200,14 @@ from solrl_ray.records import Pruning
             "which has no previews.",
         ),
         (
+            ["rollout.strategy=scaled", "rollout.selection=best"],
+            'rollout.selection is "best" (--set); it must be best_worst with rollout.strategy scaled.',
+        ),
+        (
+            ["rollout.selection=random", "rollout.preview.prune={after: 2, keep: 36}"],
+            'rollout.selection is "random" (--set); it must be best_worst with rollout.preview.prune, which finishes',
+        ),
+        (
             ["rollout.strategy=scaled", "rollout.preview.unit=48"],
             "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews.",
         ),

@@ -9,7 +9,9 @@ import pytest
 from solrl_ray.config import checks, named
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.loading import load
+from solrl_ray.config.objectives import DiffusionNftConfig
 from solrl_ray.errors import UserError
+from solrl_ray.objectives.schedules import follower_decay
 from tests.support.command_line import refusal, solrl
 from tests.support.small import CONFIGS
 
@@ -66,14 +68,50 @@ def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
     describe(config)
     fleet = config.fleet
     assert all(worker.num_gpus for worker in (fleet.explorers, fleet.regenerators, fleet.learners))
-    assert config.learner.world_size == (8 if file.stem.endswith("eight_gpus") else 1)
+    assert config.learner.world_size == (8 if file.stem.endswith(("eight_gpus", "published")) else 1)
 
 
 def test_there_is_a_whole_run_for_every_model_on_one_card_and_on_eight() -> None:
     models = {path.stem for path in (CONFIGS / "models").glob("*.yaml")} - {"testbed"}
     larger = {"qwen_image": "141gb"}  # its weights alone are 41 GB, and three workers have them
     wanted = {f"{model}_{cards}" for model in models for cards in (larger.get(model, "80gb"), "eight_gpus")}
-    assert {file.stem for file in RUNS} == wanted
+    assert {file.stem for file in RUNS} == wanted | {f"{model}_published" for model in PUBLISHED}
+
+
+PUBLISHED = {"flux1_dev": (113, 169), "sd35_large": (150, 427), "sana_1600m": (60, 76)}
+"""GPU-hours of the paper's plots, and seconds of an iteration on eight GPUs."""
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_published_run_has_the_published_budget_and_evaluation(model: str) -> None:
+    hours, seconds = PUBLISHED[model]
+    config, eight = (load([CONFIGS / f"runs/{model}_{name}.yaml"]) for name in ("published", "eight_gpus"))
+    assert abs(config.run.iterations - hours * 3600 / 8 / seconds) <= 1.01
+    evaluation = config.evaluation
+    assert (evaluation.every, evaluation.prompts, evaluation.samples) == (20, 2048, 1)
+    assert (evaluation.steps, config.checkpoints.every) == ({"flux1_dev": 28}.get(model, 40), 20)
+    alike = ("model", "rewards", "rollout", "objective", "learner", "fleet", "publish", "compile")
+    assert all(getattr(config, name) == getattr(eight, name) for name in alike)
+
+
+def test_the_table_of_the_paper_and_its_code_are_a_method_each() -> None:
+    code, table = (
+        load(named.resolve([Path("flux1_dev_published"), Path(name)])).objective
+        for name in ("diffusion_nft", "diffusion_nft_paper")
+    )
+    assert isinstance(code, DiffusionNftConfig)
+    assert isinstance(table, DiffusionNftConfig)
+    assert (code.kl, code.timestep_fraction, code.beta) == (1e-4, 0.4, 1.0)
+    assert (table.kl, table.timestep_fraction, table.beta) == (1.0, 0.6, 1.0)
+    decays = [[follower_decay(objective.old_decay, step) for step in (1, 100, 900)] for objective in (code, table)]
+    assert decays == [pytest.approx([0.001, 0.1, 0.5]), pytest.approx([0.9, 0.9, 0.9])]
+
+
+def test_the_four_rewards_of_the_published_tables_are_those_of_their_own_files() -> None:
+    names = ("imagereward", "clipscore", "pickscore", "hpsv2")
+    whole = [CONFIGS / "runs" / "flux1_dev_published.yaml"]
+    alone = [load([*whole, CONFIGS / f"rewards/{name}.yaml"]).rewards[0] for name in names]
+    assert load([*whole, CONFIGS / "evaluations/published_rewards.yaml"]).rewards == alone
 
 
 def test_the_printed_configuration_reads_back_as_the_same_one(

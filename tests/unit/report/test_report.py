@@ -230,6 +230,13 @@ def test_every_strategy_of_one_stage_has_a_report(tmp_path: Path, strategy: str,
     assert shown.open == []
 
 
+def test_a_report_says_by_which_rule_seeds_were_chosen(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    rollout = config().rollout.model_copy(update={"selection": "random"})
+    (folder / "config.yaml").write_text(to_yaml(config().model_copy(update={"rollout": rollout})))
+    assert f"{rollout.keep} random of {rollout.pool} seeds" in page(folder).text
+
+
 def test_without_a_floor_there_is_no_ladder_in_the_report(finished: Page) -> None:
     assert "Fallback ladder" not in finished.text
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solrl_ray.records import Candidate, Selection
-from solrl_ray.rollout.selection import PromptSelection, selection_digest
+from solrl_ray.config.schema import SelectionKind
+from solrl_ray.records import Address, Candidate, Selection
+from solrl_ray.rollout.selection import PromptSelection, SelectionRule, selection_digest
+from solrl_ray.sampling.noise import permutation
 
 
 def choose(rewards: list[float], keep: int, order: list[int] | None = None) -> tuple[list[int], list[int]]:
@@ -160,3 +165,32 @@ def test_who_was_dropped_is_not_chosen_and_completes_the_pool() -> None:
     best, worst = selection.select()
     assert [(c.index, c.reward) for c in best] == [(3, pytest.approx(0.4))]
     assert [c.index for c in worst] == [4]
+
+
+def chosen_by(kind: SelectionKind, rewards: list[float], keep: int, **where: Any) -> tuple[list[int], list[int]]:
+    rule = SelectionRule(kind=kind, run_seed=where.pop("run_seed", 7))
+    selection = PromptSelection(len(rewards), keep, **{"prompt_id": "cat", "rule": rule, "iteration": 3} | where)
+    for index, reward in enumerate(rewards):
+        selection.add(index, reward)
+    best, worst = selection.select()
+    return [candidate.index for candidate in best], [candidate.index for candidate in worst]
+
+
+def test_the_rule_best_takes_the_best_k_of_which_the_lower_half_counts_as_worst() -> None:
+    assert chosen_by("best", [0.1, 0.9, 0.5, 0.7, 0.3, 0.2], keep=4) == ([1, 3], [4, 2])
+    assert chosen_by("best", [5.0, 5.0, 5.0, 5.0], keep=2) == ([0], [1])
+
+
+def test_the_rule_random_is_an_addressed_draw_that_no_reward_changes() -> None:
+    rising, pool = [float(index) for index in range(12)], range(12)
+    best, worst = chosen_by("random", rising, keep=4)
+    assert (best, worst) == (sorted(best, reverse=True), sorted(worst))  # halves by reward, as of the other rules
+    assert max(worst) < min(best)
+    drawn = {*best, *worst}
+    assert {*itertools.chain(*chosen_by("random", [-reward for reward in rising], keep=4))} == drawn
+    address = Address(run_seed=7, purpose="selection", iteration=3, prompt_id="cat")
+    assert drawn == {*permutation(address, 12)[:4].tolist()}
+    elsewhere = ({"iteration": 4}, {"prompt_id": "dog"}, {"run_seed": 8})
+    assert all({*itertools.chain(*chosen_by("random", rising, 4, **other))} != drawn for other in elsewhere)
+    counts = Counter(i for n in range(600) for i in itertools.chain(*chosen_by("random", rising, 4, iteration=n)))
+    assert all(150 < counts[index] < 250 for index in pool)  # 200 each, with a standard deviation of 11.5

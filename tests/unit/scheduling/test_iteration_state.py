@@ -9,8 +9,10 @@ from solrl_ray.errors import RunError
 from solrl_ray.records import Pruning, SampleGroup, Selection, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan
 from solrl_ray.rollout.pruning import dropped
+from solrl_ray.rollout.selection import SelectionRule
 from solrl_ray.scheduling.iteration_state import IterationPlan, IterationState
 from solrl_ray.scheduling.ledger import Outcome
+from solrl_ray.storage.journal_entries import plan_entry
 
 PLAN = IterationPlan(iteration=4, revision=4, prompt_ids=("beef", "cafe"), pool=6, keep=4, unit=2)
 REWARDS = {"beef": [0.1, 0.6, 0.3, 0.5, 0.2, 0.4], "cafe": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}
@@ -73,6 +75,15 @@ def test_a_prompt_moves_on_with_its_last_unit_while_others_are_explored() -> Non
     assert [c.index for c in selection.worst] == [0, 4]
     assert [(unit.stage, unit.indices) for unit in state.wanted("beef")] == [("regenerate", (1, 3, 0, 4))]
     assert not state.complete
+
+
+def test_the_plan_says_by_which_rule_seeds_are_chosen_and_so_does_its_journal() -> None:
+    plan = replace(PLAN, selection=SelectionRule(kind="best"))
+    state = IterationState(plan)
+    *_, (_, selection) = [state.record(result(unit)) for unit in plan.pool_units_of("beef")]
+    assert [c.index for c in selection.chosen] == [1, 3, 2, 5]
+    assert plan_entry(plan)["selection"] == {"kind": "best", "run_seed": 0}
+    assert "selection" not in plan_entry(PLAN)
 
 
 def test_what_is_wanted_of_a_prompt_is_its_pool_and_then_its_group_until_that_is_there() -> None:

@@ -1,0 +1,233 @@
+"""The tables of docs/results.md, from benchmarks/results/ and the paper's figures in benchmarks/published.json.
+
+    python benchmarks/results_page.py
+
+A table stands between ``<!-- NAME -->`` and ``<!-- / -->``; the rest of the page is written by hand and has no figures.
+What has no results file yet is said to be not measured yet, with the command that measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from convergence import plus_minus, times
+from time_to_target import mean_with_interval
+from variants import TABLES
+
+from solrl_ray.report.curve import SHARES
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
+TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
+SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
+"""Ends of the results files' names, as words."""
+SCHEDULES = {
+    ("overlap.json", "colocated/0"): "all on both GPUs, in turns",
+    ("overlap.json", "split/0"): "samplers on one GPU, learner on the other",
+    ("overlap_std_group.json", "split/0"): "so, learning group by group",
+    ("overlap.json", "split/1"): "so, exploring one iteration ahead instead",
+}
+"""Results file and variant → what a user would call it."""
+PARTS = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish")
+CAMPAIGN = "python benchmarks/convergence.py"
+COMMANDS = {
+    "convergence": f"{CAMPAIGN} --gpu --at-once 8 --judge",
+    **{name: f"{CAMPAIGN} --table {name} --gpu --at-once 8 --seeds 3" for name in TABLES if name != "convergence"},
+    "quantized": f"{CAMPAIGN} --table quantized --iterations 200 --root runs/convergence_200 "
+    "--results benchmarks/results/convergence_200.json --gpu --at-once 8 --seeds 3",
+    "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
+    "--device cuda",
+    "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
+}
+FILES = {"quantized": "convergence_200.json"}
+"""Tables whose runs are longer; the others are in convergence.json."""
+PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+
+
+def unmeasured(name: str, what: str = "Not measured yet") -> str:
+    return f"{what}: `{COMMANDS[name]}`"
+
+
+def read(results: Path, name: str) -> Any:
+    """Content of a results file; None if it is not there."""
+    file = results / name
+    return json.loads(file.read_text()) if file.is_file() else None
+
+
+def rollouts(results: Path) -> str:
+    rows = []
+    for model, title in TITLES.items():
+        for scope in SCOPES:
+            found = read(results, "_".join(["rollout", model, *scope.split()]) + ".json")
+            if found is None:
+                continue
+            naive, both = found["seconds"]["naive"], found["two_stage"]
+            paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
+            said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
+            said += [] if "decoder_compiled" in found else ["decoding not compiled"]
+            rows.append([", ".join(said), f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper])
+    return table(
+        ["rollout of one prompt, s", "24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"], rows
+    )
+
+
+def schedules(results: Path) -> str:
+    rows = []
+    for (file, variant), title in SCHEDULES.items():
+        (row,) = (row for row in read(results, file)["rows"] if row["variant"] == variant)
+        seconds = row["seconds"]
+        rows.append([title, *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"])
+    return table(["schedule, s", *PARTS, "iteration"], rows)
+
+
+def fidelity(results: Path) -> str:
+    content = read(results, "rank_fidelity.json")
+    previews = content["previews"]
+    rows = []
+    for row in (row for row in previews if row["group"] in ("tier", "steps")):
+        half = row["spearman_high"] - row["spearman"]
+        tier, steps = (
+            ("nvfp4-emulated", row["preview"].split()[0]) if row["group"] == "steps" else (row["preview"], "6")
+        )
+        beats = f"{row['best_beats']:.1%} / {row['worst_beats']:.1%}"
+        rows.append([tier, steps, f"{row['spearman']:.3f} ± {half:.3f}", f"{row['kendall']:.3f}", beats])
+    best, worst = perfect(content["keep"] // 2, content["seeds"])
+    rows.append(["if perfect", "", "1", "1", f"{best:.1%} / {worst:.1%}"])
+    distinct = list(dict.fromkeys(map(tuple, rows)))
+    return table(["tier", "steps", "Spearman", "Kendall", "best beat / worst beat"], distinct)
+
+
+def ranking(results: Path) -> str:
+    """The paper's table, and ours in its unit: mean places from 1, over the pool."""
+    paper, found = PUBLISHED["ranking"], read(results, "rank_fidelity_published.json")
+    pairs = [f"{paper['match'][k]:.1%} / {paper['false'][k]:.1%}" for k in ("4", "8", "12")]
+    rows = [["paper", "nvfp4", "6", f"{paper['spearman']:.3f}", f"{paper['kendall']:.3f}", *pairs]]
+    for row in found["previews"] if found else ():
+        sides = ((row[f"best_beats_{k}"], row[f"worst_beats_{k}"]) for k in (4, 8, 12))
+        pairs = [" / ".join(f"{place(share, found['seeds']):.1%}" for share in side) for side in sides]
+        fidelity = [f"{row['spearman']:.3f}", f"{row['kendall']:.3f}"]
+        rows.append(["testbed", row["tier"], str(row["steps"]), *fidelity, *pairs])
+    ideal = [" / ".join(f"{place(share, 96):.1%}" for share in perfect(k, 96)) for k in (4, 8, 12)]
+    rows.append(["if perfect", "", "", "1", "1", *ideal])
+    header = ["", "tier", "steps", "Spearman", "Kendall", "of 4", "of 8", "of 12"]
+    return table(header, rows) + ("" if found else f"\n\n{unmeasured('ranking')}")
+
+
+def perfect(side: int, seeds: int) -> tuple[float, float]:
+    """Shares of the others that the `side` best and the `side` worst of a pool beat."""
+    worst = (side - 1) / 2 / (seeds - 1)
+    return 1 - worst, worst
+
+
+def place(beaten: float, seeds: int) -> float:
+    """The place of a seed that beats such a share of the others, from 1 for the worst, over the pool."""
+    return (beaten * (seeds - 1) + 1) / seeds
+
+
+def campaign(name: str) -> Callable[[Path], str]:
+    """The block of a table of `variants.py`: what is measured of it, and the paper's HPSv2 if it has such a table."""
+
+    def block(results: Path) -> str:
+        content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
+        found = {} if content is None else content["comparisons"]
+        rows = []
+        for variant in TABLES[name]:
+            if variant in found:
+                rows.append(
+                    [variant, *_measured(content, variant), f"{paper[variant]:.4f}" if variant in paper else ""]
+                )
+            elif variant in paper:
+                rows.append([variant, "", "", "", "", "", f"{paper[variant]:.4f}"])
+        shares = " / ".join(f"{share:.0%}" for share in SHARES)
+        header = [
+            "variant",
+            "seeds",
+            "held-out reward",
+            "words that hold",
+            f"iterations to {shares}",
+            f"× sooner, {shares}",
+            "paper, HPSv2",
+        ]
+        kept = [place for place in range(len(header)) if place == 0 or any(row[place] for row in rows)]
+        missing = [variant for variant in TABLES[name] if variant not in found]
+        some = ["Not all measured yet"] if len(missing) < len(TABLES[name]) else []
+        said = [unmeasured(name, *some)] if missing else []
+        shown = [table([header[i] for i in kept], ([row[i] for i in kept] for row in rows))] if rows else []
+        return "\n\n".join(shown + said)
+
+    return block
+
+
+def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
+    found = content["comparisons"][variant]
+    targets = found["targets"].values()
+    steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
+    sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
+    of_seed = content["runs"][variant].values()
+    words = [run["words"]["ema"] for run in of_seed if run["words"]]
+    held = plus_minus(*mean_with_interval(words)) if words else ""
+    return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
+
+
+def sooner(results: Path) -> str:
+    """The paper's, then ours."""
+    models = list(next(iter(PUBLISHED["times_sooner"].values())))
+    rows = [[reward, *(f"{found[m]:.1f} ×" for m in models)] for reward, found in PUBLISHED["times_sooner"].items()]
+    return f"{table(['paper', *models], rows)}\n\n{campaign('convergence')(results)}"
+
+
+def rewards(results: Path) -> str:
+    paper, ours = PUBLISHED["rewards"], read(results, "published_flux1_dev_published.json")
+    rows = [[f"{name} (paper)", *(f"{value:.4f}" for value in values)] for name, values in paper["rows"].items()]
+    if ours is not None:
+        order = ("imagereward", "clipscore", "pickscore", "hpsv2")
+        last = ours["rows"][-1]
+        for name, scores in (("base", ours["base"]), (f"after {last['updates']} iterations", last["scores"])):
+            rows.append([name, *(f"{scores[key][0]:.4f} ± {scores[key][1]:.4f}" for key in order)])
+    return table(["FLUX.1", *paper["columns"]], rows) + ("" if ours else f"\n\n{unmeasured('rewards')}")
+
+
+def reward_figure(results: Path) -> str:
+    if read(results, "convergence.json") is None:
+        return f"*Held-out reward against GPU-hours.* {unmeasured('convergence')}"
+    return "![Held-out reward against charged GPU-hours, by variant](images/results_reward.png)"
+
+
+BLOCKS: dict[str, Callable[[Path], str]] = {
+    "reward-figure": reward_figure,
+    "rollouts": rollouts,
+    "schedules": schedules,
+    "fidelity": fidelity,
+    "ranking": ranking,
+    "sooner": sooner,
+    "rewards": rewards,
+    **{name.replace("_", "-"): campaign(name) for name in TABLES if name != "convergence"},
+}
+
+
+def render(page: str, results: Path = RESULTS) -> str:
+    """The page with its tables made anew. Raises KeyError: a block of another name."""
+    return BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{BLOCKS[found[1]](results)}\n<!-- / -->", page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    PAGE.write_text(render(PAGE.read_text(), parser.parse_args().results))
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

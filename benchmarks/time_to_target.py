@@ -1,0 +1,116 @@
+"""How many times sooner a variant has a share of its method's `direct` gain: for `convergence.py`.
+
+Curves are means over seeds, and the target is a share of the gain of `direct`'s mean curve, so that `direct` itself
+always comes to all of it. A ratio's interval is that of a bootstrap over seeds, of both variants, in which the target
+is drawn with them. A draw that never comes to its target counts as 0 times as soon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from variants import DIRECTS, VARIANTS
+
+from solrl_ray.report.curve import SHARES
+from solrl_ray.rollout.audit import CONFIDENCE, student_quantile
+
+RESAMPLES = 2000
+ENDS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+Rewards = NDArray[np.float64]
+Runs = Mapping[str, Mapping[str, Any]]
+"""Seed → ``iterations`` and ``reward`` of its evaluations, as lists."""
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half width of its 95 % interval by Student's t; None for one value."""
+    mean, count = math.fsum(values) / len(values), len(values)
+    if count < 2:
+        return mean, None
+    return mean, student_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
+
+
+def together(runs: Runs) -> tuple[list[int], Rewards]:
+    """Iterations at which every seed was evaluated, and held-out rewards there, [seeds, evaluations].
+
+    Raises ValueError: seeds were evaluated at different iterations.
+    """
+    common = min(len(run["iterations"]) for run in runs.values())
+    grids = {tuple(run["iterations"][:common]) for run in runs.values()}
+    if len(grids) > 1:
+        raise ValueError(f"runs of one variant were evaluated after other iterations: {sorted(grids)}")
+    return list(grids.pop()), np.array([run["reward"][:common] for run in runs.values()])
+
+
+def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Of each variant whose method's `direct` is there: iterations to each share of the gain of `direct`, and by model
+    how many times sooner in charged seconds, ``[ratio, low, high]``; low and high are None of `direct` itself and if a
+    side has one seed, the ratio is if the target was not reached.
+
+    Args:
+        runs: variant → its runs.
+        prices: variant → model → seconds of an iteration.
+    """
+    found = {}
+    for name, mine in runs.items():
+        reference = DIRECTS[VARIANTS[name].method]
+        if reference not in runs:
+            continue
+        sides = together(mine), together(runs[reference])
+        times = _times(*((grid, rewards.mean(axis=0, keepdims=True)) for grid, rewards in sides))
+        ratios, drawn = _ratios(*times)[0], None if name == reference else _resampled(*sides)
+        rows = {}
+        for column, share in enumerate(SHARES):
+            sooner = {}
+            for model in prices[name]:
+                cheaper = prices[reference][model] / prices[name][model]
+                ends = [None, None] if drawn is None else (np.quantile(drawn[:, column], ENDS) * cheaper).tolist()
+                sooner[model] = [float(ratios[column] * cheaper) or None, *ends]
+            mine_at, other_at = (at if math.isfinite(at := float(side[0, column])) else None for side in times)
+            rows[f"{share:g}"] = {"iterations": mine_at, "direct": other_at, "times_sooner": sooner}
+        last = [run["reward"][-1] for run in mine.values()]
+        found[name] = {"reference": reference, "targets": rows, "final": list(mean_with_interval(last))}
+    return found
+
+
+def _times(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> tuple[Rewards, Rewards]:
+    """Iterations of a variant and of `direct` to each share, [draws, shares], infinite where it was not reached.
+
+    Args:
+        mine, other: iterations, and mean curves [draws, evaluations].
+    """
+    base, last = other[1][:, :1], other[1][:, -1:]
+    targets = np.minimum(base + np.array(SHARES) * (last - base), last)  # the sum may be rounded beyond the last
+    targets[np.broadcast_to(last <= base, targets.shape)] = np.inf  # no gain, no share of it
+    return _reached(*mine, targets), _reached(*other, targets)
+
+
+def _reached(grid: Sequence[int], curves: Rewards, targets: Rewards) -> Rewards:
+    """When each curve first had its targets, on straight lines between evaluations; 0 if from the first on."""
+    above = curves[:, None, :] >= targets[:, :, None]  # [draws, shares, evaluations]
+    place = np.maximum(above.argmax(axis=2), 1)
+    x, y = np.array(grid, dtype=np.float64), np.take_along_axis
+    low, high = y(curves, place - 1, axis=1), y(curves, place, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = x[place - 1] + (targets - low) / (high - low) * (x[place] - x[place - 1])
+    return np.where(above[:, :, 0], 0.0, np.where(above.any(axis=2), between, np.inf))
+
+
+def _ratios(mine: Rewards, other: Rewards) -> Rewards:
+    """How many times sooner; 0 where the variant did not come so far or nobody did, which no share of a gain is."""
+    there = np.isfinite(mine) & np.isfinite(other) & (mine > 0)
+    return np.divide(other, mine, out=np.zeros_like(mine), where=there)
+
+
+def _resampled(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> Rewards | None:
+    """[draws, shares] of ratios of means over drawn seeds; None if one of the two has a single seed."""
+    random, sides = np.random.default_rng(0), []
+    for grid, rewards in (mine, other):
+        if len(rewards) < 2:
+            return None
+        drawn = random.integers(len(rewards), size=(RESAMPLES, len(rewards)))
+        sides.append((grid, rewards[drawn].mean(axis=1)))
+    return _ratios(*_times(*sides))

@@ -1,0 +1,59 @@
+"""Every variant of the campaigns can be run, on CPUs and with everybody on one GPU, and has a price."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import convergence
+import pytest
+from variants import DIRECTS, VARIANTS
+
+
+def arguments(gpu: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(root=Path("runs"), iterations=40, gpu=gpu, set=[])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_valid_run(name: str) -> None:
+    for gpu in (False, True):
+        config = convergence.job(name, 43, arguments(gpu)).config
+        assert (config.run.name, config.run.seed, config.objective.kind) == (f"{name}-43", 43, VARIANTS[name].method)
+        assert bool(config.fleet.explorers.num_gpus) == gpu
+        assert (config.rollout.strategy == "direct") == (name in DIRECTS.values())
+
+
+def test_exploring_ahead_costs_as_much_of_one_card_and_pruning_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(convergence.MODELS, "sd35_large")
+    few = argparse.Namespace(set=["rollout.prompts=1"])
+    plain, ahead, pruned = (
+        convergence.charged(name, few)["flux1_dev"] for name in ("two_stage_nvfp4", "staleness_1", "two_stage_pruned")
+    )
+    assert ahead == pytest.approx(plain)
+    assert pruned < 0.95 * plain
+
+
+def test_runs_of_another_length_are_not_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"iterations": 40, "runs": {}, "charged": {}}))
+    monkeypatch.setattr(sys, "argv", ["convergence.py", "--iterations", "200", "--results", str(results)])
+    with pytest.raises(SystemExit, match=r"^--iterations is 200, but .* holds runs of 40; name another file"):
+        convergence.main()
+
+
+def test_what_the_results_file_has_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"iterations": [0, 4], "reward": [0.25, 0.5], "words": None}
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"iterations": 4, "runs": {"direct": {"42": run}}, "charged": {}}))
+    given = ["--only", "direct", "--seeds", "1", "--iterations", "4", "--results", str(results)]
+    monkeypatch.setattr(sys, "argv", ["convergence.py", *given, "--root", str(tmp_path / "runs")])
+    convergence.main()
+    assert "| direct | 1 | 0.500 | – | 2.0 / 3.0 / 3.6 / 4.0 | 1.00 / 1.00 / 1.00 / 1.00 |" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    shorter = argparse.Namespace(iterations=8, judge=False)
+    assert not convergence.is_whole(run, shorter)
+    assert not convergence.is_whole(run, argparse.Namespace(iterations=4, judge=True))

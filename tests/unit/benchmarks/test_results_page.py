@@ -1,0 +1,88 @@
+"""docs/results.md has the figures of the results files, and no others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import plots
+import pytest
+from results_page import BLOCK, BLOCKS, PAGE, RESULTS, render
+from time_to_target import comparisons
+from variants import TABLES
+
+FIGURE = re.compile(r"\d+\.\d+|\d+ ?%|\d ?×")
+
+
+def test_the_page_is_what_its_results_files_make_of_it() -> None:
+    text = PAGE.read_text()
+    assert render(text) == text, "run `make results`"
+    assert set(BLOCK.findall(text)) == set(BLOCKS)
+
+
+def test_no_figure_stands_outside_of_the_tables() -> None:
+    prose = BLOCK.sub("", PAGE.read_text())
+    prose = re.sub(r"`[^`]*`|\]\([^)]*\)|SD3\.5|FLUX\.1|95 % interval", "", prose)
+    assert FIGURE.findall(prose) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("rollout_flux.json", lambda content: content.update(ratio=3.0)),
+        ("overlap.json", lambda content: content["rows"][0]["seconds"].update(learn=99.0)),
+        ("rank_fidelity.json", lambda content: content["previews"][0].update(kendall=0.123)),
+    ],
+)
+def test_another_result_makes_another_page(file: str, change: Any, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(RESULTS, results, ignore=shutil.ignore_patterns("*.png"))
+    content = json.loads((results / file).read_text())
+    change(content)
+    (results / file).write_text(json.dumps(content))
+    assert render(PAGE.read_text(), results) != PAGE.read_text()
+
+
+def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
+    """A results file of `convergence.py`: two seeds a row, which gain 0.4 and 0.5 in as many iterations."""
+    seeds = {
+        seed: {"iterations": [0, 8], "reward": [0.4, end], "words": None} for seed, end in (("42", 0.8), ("43", 0.9))
+    }
+    runs, charged = dict.fromkeys(rows, seeds), {name: {"flux1_dev": 100.0} for name in rows}
+    if "pool_48" in rows:
+        charged["pool_48"] = {"flux1_dev": 50.0}
+    return {"runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
+
+
+def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
+    unmeasured = BLOCKS["pool"](tmp_path)
+    assert unmeasured.endswith(
+        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --at-once 8 --seeds 3`"
+    )
+    (tmp_path / "convergence.json").write_text(json.dumps(campaign(TABLES["pool"])))
+    assert "Not measured" not in BLOCKS["pool"](tmp_path)
+    (row,) = [line for line in BLOCKS["pool"](tmp_path).splitlines() if line.startswith("| pool_48")]
+    assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
+    assert row.endswith("| 0.3622 |")
+    assert "Not all measured yet" in BLOCKS["keep"](tmp_path)  # of which two rows are there
+
+
+def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
+    assert "Not measured" in BLOCKS["reward-figure"](tmp_path)
+    rows = ("direct", "two_stage_nvfp4", "awm_direct")
+    (tmp_path / "convergence.json").write_text(json.dumps(campaign(rows)))
+    plots.reward(tmp_path, tmp_path)
+    picture = tmp_path / "results_reward.png"
+    assert picture.stat().st_size > 1000
+    assert f"(images/{picture.name})" in BLOCKS["reward-figure"](tmp_path)
+
+
+def test_a_ranking_table_is_shown_in_the_unit_of_the_paper(tmp_path: Path) -> None:
+    shares = {f"{side}_beats_{k}": share for k in (4, 8, 12) for side, share in (("best", 1.0), ("worst", 0.0))}
+    row = {"tier": "fp8", "steps": 4, "spearman": 0.9, "kendall": 0.8, **shares}
+    (tmp_path / "rank_fidelity_published.json").write_text(json.dumps({"seeds": 50, "previews": [row]}))
+    cells = " | ".join(["100.0% / 2.0%"] * 3)  # from 1 of 50 to 50 of 50
+    assert f"| testbed | fp8 | 4 | 0.900 | 0.800 | {cells} |" in BLOCKS["ranking"](tmp_path).splitlines()
