@@ -168,6 +168,18 @@ def test_what_a_worker_ran_cannot_be_altered_or_lost_unseen(run: Path, capsys: p
     assert solrl("verify", run) == 1
 
 
+def test_a_score_that_was_altered_is_neither_shown_nor_compared(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = RunFolder(run).evaluation_files()[0]
+    assert solrl("verify", run) == 0
+    path.write_text(path.read_text().replace('"aa"', '"a1"', 1))  # a prompt that no other evaluation has
+    capsys.readouterr()
+    for command in ("report", "status"):
+        assert solrl(command, run) == 2
+        assert f"{path} is damaged: its checksum is not the one that was written" in capsys.readouterr().err
+    assert solrl("verify", run) == 1
+    assert f"FAILS  evaluations/{path.name}" in capsys.readouterr().out
+
+
 def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = SampleGroup(
         iteration=0, revision=0, prompt_id="aa", indices=(1, 3), rewards=(0.1, 0.2), latents=torch.ones(2, 4)
