@@ -180,6 +180,15 @@ def test_a_score_that_was_altered_is_neither_shown_nor_compared(run: Path, capsy
     assert f"FAILS  evaluations/{path.name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"four"])
+def test_a_format_that_is_no_number_is_damaged_and_not_another_version(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "format").write_bytes(content)
+    assert solrl("verify", run) == 2
+    assert f"{run / 'format'} is damaged: it holds '" in capsys.readouterr().err
+
+
 def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     group = SampleGroup(
         iteration=0, revision=0, prompt_id="aa", indices=(1, 3), rewards=(0.1, 0.2), latents=torch.ones(2, 4)
