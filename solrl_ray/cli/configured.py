@@ -144,14 +144,15 @@ def try_own_rewards(config: Config, sources: Sources) -> None:
     own = [(position, reward) for position, reward in enumerate(config.rewards) if ":" in reward.kind]
     if not own:
         return
-    from solrl_ray.rewards import trial
+    from solrl_ray.cli import reward_trial
+    from solrl_ray.prompts.prompt_set import two_prompts
 
     keys = [f"rewards.{position}.kind" for position, _ in own]
-    prompts = trial.prompts_of(config, sources)
+    prompts = two_prompts(config, sources)
     trials = [
-        trial.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution, prompts)
+        own_functions.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution, prompts)
         for key, (_, reward) in zip(keys, own, strict=True)
     ]
     gpu = config.fleet.explorers.num_gpus > 0
-    if not trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start):
+    if not reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start):
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)

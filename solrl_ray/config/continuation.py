@@ -37,6 +37,8 @@ def check_format(run_folder: Path) -> None:
     """Raises UserError if a run folder was written by a version that names things otherwise."""
     file = run_folder / FORMAT_FILE
     found = file.read_bytes().decode(errors="replace").strip() if file.is_file() else "1"
+    if not found.isdecimal():
+        raise UserError(f"{file} is damaged: it holds {found[:20]!r}, and must hold the number of a format.")
     if found != str(FORMAT):
         raise UserError(
             f"{run_folder} is a run folder of format {found}, and this version reads format {FORMAT}; "

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from solrl_ray.config import objectives, problems, samplers, yaml_text
+from solrl_ray.config import named, objectives, problems, samplers, yaml_text
 from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
 
@@ -173,7 +173,8 @@ def load_with_sources(
         # Strict, so that "24" or 24.5 is no integer; as JSON, so that a YAML list can be a tuple.
         config = Config.model_validate_json(json.dumps(tree.values), strict=True)
     except ValidationError as error:
-        raise UserError(problems.sentence(error, tree.values, sources.of, files)) from None
+        given: list[str | Path] = [named.as_argument(Path(path)) or path for path in files]
+        raise UserError(problems.sentence(error, tree.values, sources.of, given)) from None
     return LoadedConfig(config, sources)
 
 

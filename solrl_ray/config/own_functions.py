@@ -32,6 +32,19 @@ class OwnFunction:
     """Its files, if they are attached."""
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A function to try."""
+
+    key: str
+    """How a message names what says so, such as ``rewards.0.kind (--set)``."""
+    config: RewardConfig
+    resolution: int
+    """Height and width of the pictures that it will see, pixels."""
+    prompts: tuple[str, str]
+    """One for each picture: the run's own, because a reward may understand no others."""
+
+
 def of(config: Config) -> Iterator[OwnFunction]:
     """The functions that `config` names, those of installed modules among them."""
     for position, reward in enumerate(config.rewards):

@@ -65,7 +65,7 @@ def sentence(
     error: ValidationError,
     values: dict[str, Any],
     source_of: Callable[[tuple[str | int, ...]], str],
-    files: Sequence[Path],
+    files: Sequence[str | Path],
 ) -> str:
     """One of a validation's errors as a sentence: a misspelt key if there is one, else the first."""
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] != "extra_forbidden")

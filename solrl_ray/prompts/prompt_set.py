@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from solrl_ray.config.loading import Sources
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN, resolve, shipped
 from solrl_ray.records import Address, Prompt
@@ -51,6 +53,18 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     if not prompts:
         raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
     return list(prompts.values())
+
+
+def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, str]:
+    """The first two held-out prompts, or the only one and the first to train on; for trying a reward.
+
+    Raises `UserError`: a file of prompts cannot be read.
+    """
+    sources, found = sources or Sources(), list[str]()
+    for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
+        if len(found) < 2:
+            found += [each.text for each in read_prompts(path, f"prompts.{name} ({sources.of(f'prompts.{name}')})")]
+    return found[0], found[1]
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:

@@ -61,8 +61,8 @@ def read_run(folder: Path) -> RunData:
         raise UserError(f"{folder} is not the folder of a run that has begun: it has no {' and no '.join(missing)}.")
     check_format(folder)
     iterations, evaluations = _read_metrics(places)
-    for path in sorted(places.evaluations.glob("*.json")):
-        evaluation = _record(EvaluationMetrics, read_json(path, "remove it"), str(path))
+    for path in places.evaluation_files():
+        evaluation = _record(EvaluationMetrics, places.read_evaluation(path), str(path))
         evaluations[evaluation.iteration, evaluation.policy] = evaluation
     ordered = tuple(evaluations[key] for key in sorted(evaluations))
     config = load([folder / FILE])

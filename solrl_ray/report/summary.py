@@ -19,7 +19,13 @@ from solrl_ray.config.strategies import is_one_stage, warnings
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
 
 SUMMARY_FILE = "summary.json"
-COVERED = ("metrics.jsonl", "spans.jsonl", "lora/pytorch_lora_weights.safetensors")
+COVERED = (
+    "metrics.jsonl",
+    "spans.jsonl",
+    "attestations.json",
+    "prompts.json",
+    "lora/pytorch_lora_weights.safetensors",
+)
 """Files whose digests a summary has."""
 PACKAGES = ("solrl-ray", "torch", "diffusers", "transformers", "peft", "deepspeed", "ray", "numpy")
 

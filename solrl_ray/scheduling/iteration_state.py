@@ -139,7 +139,7 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
         scores: whether the rewards are part of it, as they are if they come out the same again.
     """
     digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards) if scores else b"")
-    digest.update(group.latents.contiguous().numpy().data)
+    digest.update(np.ascontiguousarray(group.latents).data)
     if group.trajectory is not None:
         digest.update(struct.pack("<q", group.trajectory.first_step))
         digest.update(group.trajectory.states.contiguous().numpy().data)
@@ -284,7 +284,7 @@ class IterationState:
                 f"group of prompt {group.prompt_id} has indices {group.indices} of revision {group.revision}, "
                 f"expected {unit.indices} of revision {unit.revision}"
             )
-        if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(group.latents.numpy()).all())):
+        if not (all(math.isfinite(r) for r in group.rewards) and bool(np.isfinite(np.asarray(group.latents)).all())):
             raise ValueError(f"group of prompt {group.prompt_id} has a reward or latent that is not finite")
         self.regenerate.add(unit)
         outcome = self._finish(self.regenerate, unit, self.digest(group), group.worker)

@@ -23,8 +23,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
+from typing import Any
 
-import torch
+import numpy as np
 
 from solrl_ray.errors import RunError
 from solrl_ray.records import SampleGroup, UnitResult, WorkUnit
@@ -350,13 +351,14 @@ class Simulation:
 
     def _store(self, unit: WorkUnit) -> None:
         rewards = self._chance.rewards(unit)
+        nothing: Any = np.zeros((len(unit.indices), 1), np.float32)  # no tensor: a forecast needs no PyTorch
         group = SampleGroup(
             iteration=unit.iteration,
             revision=unit.revision,
             prompt_id=unit.prompt_id,
             indices=unit.indices,
             rewards=tuple(rewards[index] for index in unit.indices),
-            latents=torch.zeros(len(unit.indices), 1),
+            latents=nothing,
         )
         if self._open_iterations[unit.iteration].state.record_group(group) is Outcome.ACCEPTED:
             self._written = max(self._written, self._now) + self._costs.write

@@ -373,7 +373,19 @@ class RunFolder:
     def save_evaluation(self, metrics: EvaluationMetrics) -> None:
         """One evaluation as a file of its own."""
         path = self.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}.json"
-        replace_file(path, json.dumps(asdict(metrics), indent=1).encode())
+        replace_file(path, json.dumps(with_checksum(asdict(metrics)), indent=1).encode())
+
+    def evaluation_files(self) -> list[Path]:
+        """What `save_evaluation` wrote."""
+        return sorted(self.evaluations.glob("*.json"))
+
+    @staticmethod
+    def read_evaluation(path: Path) -> dict[str, Any]:
+        """One of `evaluation_files`. Raises UserError if it does not have its checksum."""
+        try:
+            return parse(path.read_bytes())
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}; remove it: metrics.jsonl has its numbers as well.") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records; a last line that was cut off is left out.

@@ -48,7 +48,7 @@ def test_the_facts_of_a_plan_are_those_of_the_checkpoint() -> None:
 def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_path: Path) -> None:
     parts = ["models/flux1_dev", "strategies/two_stage", "methods/diffusion_nft", "rewards/hpsv2", "clusters/one_gpu"]
     arguments = ["plan", *(str(CONFIGS / f"{part}.yaml") for part in parts)]
-    arguments += ["--set", "prompts={train: train.txt, heldout: heldout.txt}"]
+    arguments += ["--set", "prompts={train: train.txt, heldout: heldout.txt}", "--gpu", "h200"]
     done = subprocess.run(
         [sys.executable, "-c", PLAN, *arguments],
         env=os.environ | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"},
@@ -63,6 +63,7 @@ def test_a_plan_needs_no_network_no_prompts_no_checkpoints_and_no_pytorch(tmp_pa
     assert "note: before the run starts: prompts.train (--set) is 'train.txt', which is not on this machine" in said
     assert "model.path (" in said.partition("note: before the run starts: ")[2]
     assert "rewards.0.path (" in said
+    assert "an iteration on 1 × NVIDIA H200" in said
 
 
 def test_a_family_that_is_not_the_models_is_refused(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,6 +48,12 @@ def test_every_configuration_has_a_name_of_its_own() -> None:
     assert {named.kind_of(path) for path in CONFIGS.glob("**/*.yaml")} == set(named.ORDER)
 
 
+def test_what_is_missing_is_told_with_the_names_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, "train", "hpsv2", "two_stage", "flux1_dev")
+    missing = "The key prompts is missing from flux1_dev, two_stage, hpsv2; set prompts.train and prompts.heldout to"
+    assert said.startswith(missing)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -17,8 +17,14 @@ from solrl_ray import cli
 from solrl_ray.config.schema import Config
 
 ROOT = Path(__file__).parents[3]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md"])
-SOURCES = ("solrl_ray", "actors", "tests", "benchmarks", "configs", "deploy", "docs")
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *(ROOT / name / "README.md" for name in ("benchmarks", "examples")),
+    ]
+)
+SOURCES = ("solrl_ray", "actors", "tests", "benchmarks", "configs", "deploy", "docs", "examples")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"^([\w.*-]+/)*[\w.*-]+\.(py|yaml|md|toml|yml|sbatch)(::\w+)?…?$")
 KEY = re.compile(r"^[a-z_]+(\.[a-z_*0-9]+)+$")

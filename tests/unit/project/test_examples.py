@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
+from solrl_ray import rewards
 from solrl_ray.cli import configured
 from solrl_ray.config import own_functions
 from solrl_ray.config.loading import Sources, load
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RewardError
+from solrl_ray.records import Address
+from solrl_ray.testbed.world import picture
+from tests.support.command_line import solrl
+from tests.support.examples import EXAMPLES, JUDGE, REWARD_SERVER, listening
 from tests.support.small import CONFIGS
 
-EXAMPLES = CONFIGS.parent / "examples"
 SHIPPED = [path for path in sorted(CONFIGS.glob("rewards/*.yaml")) if re.search(r"kind: *\S+:\S", path.read_text())]
+BIN = Path(sys.executable).parent
+RED, BLUE = "a large red square on white", "a large blue circle on black"
+
+
+def documented(file: Path, command: str) -> list[str]:
+    """The arguments of a command that the text of an example shows."""
+    (line,) = [line for line in file.read_text().splitlines() if f"{command} " in line]
+    return shlex.split(line.strip("# ").removeprefix(command))
+
+
+def shown(*prompts: str) -> torch.Tensor:
+    """What the prompts of the testbed's world say, [B, 3, 32, 32]."""
+    return torch.stack([picture(prompt, Address(run_seed=1, purpose="test", prompt_id=prompt)) for prompt in prompts])
+
+
+def test_every_example_is_in_the_table_and_names_commands_that_there_are() -> None:
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and not path.name.startswith("__")}
+    table = (EXAMPLES / "README.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE)) == folders
 
 
 def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     source = EXAMPLES / "own_reward" / "my_rewards.py"
-    override = next(line for line in source.read_text().splitlines() if "solrl train demo" in line).split('"')[1]
+    override = documented(source, "solrl train")[2]
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [override]))
     assert Path(config.rewards[0].kind.rpartition(":")[0]) == source.relative_to(EXAMPLES.parent)
     configured.try_own_rewards(config, Sources())
@@ -34,3 +66,78 @@ def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_t
 
 def test_there_is_such_a_part() -> None:
     assert SHIPPED
+
+
+def test_the_prompts_of_the_example_are_imported_and_planned_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    monkeypatch.chdir(tmp_path)
+    file = EXAMPLES / "own_prompts" / "prompts.yaml"
+    assert solrl("prompts", "import", *documented(file, "solrl prompts import")) == 0
+    assert "24" in capsys.readouterr().out
+    assert solrl("plan", *documented(file, "solrl train")) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"prompts +24 to train on, 8 held out", said)
+    assert "run         own-prompts" in said
+
+
+def of_example(file: Path, port: int, *overrides: str) -> Config:
+    section = "judge" if "judge" in file.name else "remote"
+    url = {"judge": f"http://127.0.0.1:{port}/v1", "remote": f"http://127.0.0.1:{port}/score"}[section]
+    return load([CONFIGS / "demo.yaml", file], [f"rewards.0.{section}.url={url}", *overrides])
+
+
+def scores(config: Config, *prompts: str, of: torch.Tensor) -> list[float]:
+    rewards.check(config.rewards, config.model.resolution, str)
+    found: list[float] = rewards.load(config.rewards, "cpu").score(of, prompts).tolist()
+    return found
+
+
+def test_the_reward_server_says_how_red_pictures_are() -> None:
+    images = torch.zeros(2, 3, 8, 8)
+    images[0, 0] = 1  # red; the other one is black
+    with listening(REWARD_SERVER) as port:
+        assert scores(of_example(REWARD_SERVER.with_name("reward.yaml"), port), RED, RED, of=images) == [1.0, 0.0]
+
+
+def test_the_reward_server_wants_its_token_and_says_what_is_wrong_with_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, images = REWARD_SERVER.with_name("reward.yaml"), torch.zeros(1, 3, 8, 8)
+    with listening(REWARD_SERVER, REWARD_TOKEN="s3cret") as port:
+        with pytest.raises(RewardError, match=r"401 .*no such token"):
+            scores(of_example(file, port), RED, of=images)
+        monkeypatch.setenv("REWARD_TOKEN", "s3cret")
+        assert scores(of_example(file, port, "rewards.0.remote.token_variable=REWARD_TOKEN"), RED, of=images) == [0.0]
+        bad = urllib.request.Request(
+            f"http://127.0.0.1:{port}/score", b'{"images": []}', {"Authorization": "Bearer s3cret"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(bad, timeout=10)
+
+
+def test_the_stand_in_of_the_judge_prefers_pictures_that_show_their_prompts_colours() -> None:
+    with listening(JUDGE) as port:
+        config = of_example(JUDGE.with_name("judge.yaml"), port)
+        right = scores(config, RED, BLUE, of=shown(RED, BLUE))
+        wrong = scores(config, RED, BLUE, of=shown(BLUE, RED))
+    assert min(right) > 0.8
+    assert max(wrong) < min(right) - 0.1
+
+
+def test_submitting_names_the_cluster_that_does_not_answer() -> None:
+    variables = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
+    script = EXAMPLES / "submit" / "submit.sh"
+
+    def refused(*arguments: str) -> str:
+        done = subprocess.run(
+            [script, *arguments], env=os.environ | variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode
+        return done.stderr
+
+    assert "usage: submit.sh ADDRESS CONFIG" in refused()
+    assert refused("http://127.0.0.1:9", "demo").startswith(
+        "error: the Job server at http://127.0.0.1:9 cannot be used"
+    )

@@ -42,6 +42,15 @@ def test_commands_that_compute_nothing_do_without_torch() -> None:
     assert not imported("solrl_ray.cli") & {"torch", "ray", "numpy"}
 
 
+def test_a_users_reward_that_fails_is_told_without_torch(tmp_path: Path) -> None:
+    """Its child imports it, and once is enough."""
+    (tmp_path / "mine.py").write_text("raise SystemError('no torch was needed')")
+    arguments = ["train", "demo", "--dry-run", "--set", f"rewards=[{{kind: '{tmp_path}/mine.py:f'}}]"]
+    found = modules_after(f"from solrl_ray.cli import main\nassert main({arguments!r}) == 2")
+    assert "solrl_ray.cli.reward_trial" in found
+    assert not found & {"torch", *HEAVY}
+
+
 def test_asking_a_run_how_it_is_and_scaling_it_do_without_torch(tmp_path: Path) -> None:
     """Also who finds it live: what Ray imports for its controller is the module of `ControllerActor`."""
     run = made_runs.write_run(tmp_path / "ended")

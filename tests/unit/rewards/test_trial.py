@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from solrl_ray.cli import reward_trial
 from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.rewards import trial
@@ -92,7 +93,7 @@ def test_what_a_function_must_not_return_is_told(of: Trials, function: str, prob
 
 def test_an_exception_comes_with_the_users_own_traceback_and_no_line_of_ours(of: Trials, tmp_path: Path) -> None:
     with pytest.raises(UserError) as refused:
-        trial.in_child(of("bug"), gpu=False, seconds=120)
+        reward_trial.in_child(of("bug"), gpu=False, seconds=120)
     sentence, *trace = str(refused.value).splitlines()
     file, line = tmp_path / "own_rewards.py", SOURCE.splitlines().index("    return images.no_such_method()") + 1
     assert sentence.endswith(f"'no_such_method' ({file}, line {line}, in deeper)")
@@ -104,10 +105,10 @@ def test_an_exception_comes_with_the_users_own_traceback_and_no_line_of_ours(of:
 
 def test_a_function_that_hangs_or_dies_is_told_by_its_deadline_or_signal(of: Trials) -> None:
     with pytest.raises(UserError, match=r"ended its process with signal SIGKILL when it was tried"):
-        trial.in_child(of("dies"), gpu=False, seconds=120)
+        reward_trial.in_child(of("dies"), gpu=False, seconds=120)
     began = time.monotonic()
     with pytest.raises(UserError, match=r"did not answer within 1 s \(fleet.deadlines.start\) when it was tried"):
-        trial.in_child(of("hangs"), gpu=False, seconds=1)
+        reward_trial.in_child(of("hangs"), gpu=False, seconds=1)
     assert time.monotonic() - began < 30
 
 
@@ -115,4 +116,4 @@ def test_a_reward_that_is_to_have_a_gpu_is_not_tried_where_there_is_none(
     of: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not trial.in_child(of("bug"), gpu=True, seconds=120)
+    assert not reward_trial.in_child(of("bug"), gpu=True, seconds=120)

@@ -145,14 +145,48 @@ def test_a_run_whose_files_are_as_written_is_verified_and_each_damage_found(
 ) -> None:
     assert solrl("verify", run) == 0
     assert "FAILS" not in capsys.readouterr().out
-    lora = run / "lora" / "pytorch_lora_weights.safetensors"
-    for path, spoiled in ((run / "metrics.jsonl", 2), (run / "spans.jsonl", 1), (lora, 1), (run / "summary.json", 1)):
+    spoiled_lines = {"metrics.jsonl": 2, "spans.jsonl": 1, "attestations.json": 2, "summary.json": 1}
+    for name, spoiled in (*spoiled_lines.items(), ("lora/pytorch_lora_weights.safetensors", 1)):
+        path = run / name
         content = path.read_bytes()
         spoil(path)
         assert solrl("verify", run) == 1
         said = capsys.readouterr().out
         assert said.count("FAILS") == spoiled, said
         path.write_bytes(content)
+
+
+def test_what_a_worker_ran_cannot_be_altered_or_lost_unseen(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its text has no checksum of its own, so another text may be one of its form."""
+    path = run / "attestations.json"
+    content = path.read_text()
+    path.write_text(content.replace("nvfp4-emulated", "nvfp4", 1))
+    assert path.read_text() != content
+    assert solrl("verify", run) == 1
+    assert "FAILS  attestations.json as summarised" in capsys.readouterr().out
+    path.unlink()
+    assert solrl("verify", run) == 1
+
+
+def test_a_score_that_was_altered_is_neither_shown_nor_compared(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = RunFolder(run).evaluation_files()[0]
+    assert solrl("verify", run) == 0
+    path.write_text(path.read_text().replace('"aa"', '"a1"', 1))  # a prompt that no other evaluation has
+    capsys.readouterr()
+    for command in ("report", "status"):
+        assert solrl(command, run) == 2
+        assert f"{path} is damaged: its checksum is not the one that was written" in capsys.readouterr().err
+    assert solrl("verify", run) == 1
+    assert f"FAILS  evaluations/{path.name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"four"])
+def test_a_format_that_is_no_number_is_damaged_and_not_another_version(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "format").write_bytes(content)
+    assert solrl("verify", run) == 2
+    assert f"{run / 'format'} is damaged: it holds '" in capsys.readouterr().err
 
 
 def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

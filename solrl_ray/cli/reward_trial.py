@@ -1,0 +1,77 @@
+"""The trial of a user's functions before anything is started, in a process that may hang or crash.
+
+Only the child imports PyTorch: what is wrong is told as soon as the user's own imports are done.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+from solrl_ray.config.own_functions import Trial
+from solrl_ray.errors import UserError
+
+
+def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
+    """Try functions in a child process.
+
+    Args:
+        gpu: workers score on GPUs, so they are tried on one.
+        seconds: how long all of them may take, imports included.
+
+    Returns whether they were tried: not if they are to have a GPU and this machine has none.
+    Raises UserError, with the user's traceback, if one fails; if it takes too long; if it ends the process.
+    """
+    context = get_context("spawn")  # a forked child would have threads' locks and no CUDA
+    ours, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(theirs, tuple(trials), gpu), name="trial of the rewards")
+    child.start()
+    theirs.close()
+    try:
+        what = _names(trials)
+        if not ours.poll(seconds):
+            raise UserError(
+                f"{what} did not answer within {seconds:g} s (fleet.deadlines.start) when it was tried on two pictures."
+            )
+        try:
+            found = ours.recv()
+        except EOFError:
+            child.join(5)
+            code = child.exitcode or 0
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            raise UserError(f"{what} ended its process with {how} when it was tried on two pictures.") from None
+        if isinstance(found, str):
+            raise UserError(found)
+        return bool(found)
+    finally:
+        ours.close()
+        with suppress(ProcessLookupError, PermissionError):
+            assert child.pid  # 0 would be this process's group
+            os.killpg(child.pid, signal.SIGKILL)  # with what it may have started
+        child.kill()
+        child.join(5)
+
+
+def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
+    os.setsid()
+    import torch
+
+    from solrl_ray.rewards.trial import here
+
+    if gpu and not torch.cuda.is_available():
+        answer.send(False)
+        return
+    try:
+        here(trials, "cuda" if gpu else "cpu")
+    except UserError as error:
+        answer.send(str(error))
+    else:
+        answer.send(True)
+
+
+def _names(trials: Sequence[Trial]) -> str:
+    return " or ".join(f"{trial.key} {trial.config.kind!r}" for trial in trials)

@@ -1,0 +1,67 @@
+"""What a repository's host and package indexes read: issue forms, the citation, the package's metadata."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import solrl_ray
+
+ROOT = Path(__file__).parents[3]
+FORMS = sorted(path for path in ROOT.glob(".github/ISSUE_TEMPLATE/*.yml") if path.name != "config.yml")
+ATTRIBUTES = {
+    "markdown": {"value"},
+    "input": {"label", "description", "placeholder", "value"},
+    "textarea": {"label", "description", "placeholder", "value", "render"},
+    "dropdown": {"label", "description", "options", "multiple", "default"},
+}
+"""Kinds of fields → what each may have; a form with anything else is not shown by its host, which says nothing."""
+
+
+def form(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(path.read_text())
+    return read
+
+
+def project() -> dict[str, Any]:
+    read: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return read
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_what_its_host_knows(path: Path) -> None:
+    content = form(path)
+    assert {"name", "description", "body"} <= content.keys() <= {"name", "description", "title", "labels", "body"}
+    for field in content["body"]:
+        assert field.keys() <= {"type", "id", "attributes", "validations"}
+        attributes = field["attributes"]
+        assert attributes.keys() <= ATTRIBUTES[field["type"]]
+        assert attributes.get("value" if field["type"] == "markdown" else "label")
+        assert all(isinstance(option, str) for option in attributes.get("options", []))  # a bare yes would be true
+    ids = [field["id"] for field in content["body"] if field["type"] != "markdown"]
+    assert len(set(ids)) == len(ids)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in ids)
+
+
+def test_there_are_forms_for_a_bug_a_model_and_a_question() -> None:
+    assert [path.stem for path in FORMS] == ["bug", "model", "question"]
+    assert len({form(path)["name"] for path in FORMS}) == 3
+
+
+def test_version_authors_and_licence_are_the_same_everywhere() -> None:
+    citation, package = yaml.safe_load((ROOT / "CITATION.cff").read_text()), project()
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert "version" in package["dynamic"]
+    assert citation["version"] == solrl_ray.__version__
+    assert citation["license"] == package["license"]
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in package["authors"]]
+
+
+def test_the_newest_version_is_in_the_changelog() -> None:
+    versions = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[:2] == ["Unreleased", solrl_ray.__version__]
