@@ -62,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     from solrl_ray import models
     from solrl_ray.validation.validate import validate
 
+    _no_progress_bars()
     models.family(config.model).settings(config.model)  # a checkpoint that is not there, sizes that do not fit it
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     device = prepare(worker, deterministic=config.run.deterministic)
@@ -79,3 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     if failed:
         print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks, and can be sent as it is")
     return int(bool(failed))
+
+
+def _no_progress_bars() -> None:
+    """Of loading: they would run through the lines of the steps."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()

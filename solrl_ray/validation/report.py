@@ -25,6 +25,7 @@ from solrl_ray.report.rendering import write_page
 from solrl_ray.report.summary import package_versions
 from solrl_ray.validation.outcomes import Outcome
 from solrl_ray.validation.session import PROMPTS
+from solrl_ray.validation.steps import without_home
 
 JSON_FILE, PAGE_FILE = "validation.json", "validation.html"
 LABEL_WIDTH = 104
@@ -74,16 +75,15 @@ def write(
 ) -> Path:
     """Write both files and the pictures; returns the page's path."""
     make_folder(folder)
-    home = str(Path.home())
     dumped = config.model_dump(mode="json")
     told = {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": shlex.join(command).replace(home, "~"),
-        "configuration": yaml_text.dump({name: dumped[name] for name in SECTIONS}).replace(home, "~"),
+        "command": without_home(shlex.join(command)),
+        "configuration": without_home(yaml_text.dump({name: dumped[name] for name in SECTIONS})),
     }
     content: dict[str, Any] = {
         **told,
-        "model": config.model.path.replace(home, "~"),
+        "model": without_home(config.model.path),
         "ok": all(outcome.state in ("ok", "lacks") for outcome in outcomes),
         "machine": asdict(machine),
         "steps": [_plain(outcome) for outcome in outcomes],

@@ -77,16 +77,22 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
         return outcome("lacks", reason=str(lacking))
     except Exception as error:  # whatever it is: the report shows it, and the other steps go on
         said = " ".join(str(error).split())
-        return outcome("FAILS", reason=f"{type(error).__name__}: {said}"[:400], trace=_traceback(error))
+        return outcome("FAILS", reason=without_home(f"{type(error).__name__}: {said}")[:400], trace=_traceback(error))
     missed = misses(measures)
     return outcome("FAILS" if missed else "ok", measures, missed)
 
 
 def _traceback(error: Exception) -> str:
-    """Without the user's home folder: reports are sent to others. Frames are let go, and with them GPU memory."""
+    """As it may be sent to others. Frames are let go, and with them GPU memory."""
     text = "".join(traceback.format_exception(error))
     traceback.clear_frames(error.__traceback__)
-    return text.replace(str(Path.home()), "~")
+    return without_home(text)
+
+
+def without_home(text: str) -> str:
+    """The user's home folder, which has their name, as ``~``."""
+    home = str(Path.home())
+    return text if home == "/" else text.replace(home, "~")
 
 
 def free(device: torch.device) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import AutoencoderKL, FluxTransformer2DModel
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, FluxTransformer2DModel
 
 from solrl_ray.config import yaml_text
 from solrl_ray.errors import RunError
@@ -58,7 +58,7 @@ def session(folder: Path, checkpoint: Path, *, stock_path: Path | None = None, *
     from solrl_ray.cli.options import parser
     from solrl_ray.cli.validate import configuration
 
-    file = model_file(folder, "flux", checkpoint, **changes)
+    file = model_file(folder, changes.pop("family", "flux"), checkpoint, **changes)
     config = configuration(parser().parse_args(["validate", str(file)])).config
     return Session(config, CPU, 2, str(stock_path or checkpoint))
 
@@ -146,6 +146,23 @@ def test_a_wrong_guidance_fails_the_comparison(tmp_path: Path) -> None:
     one.config = one.config.model_copy(update={"model": one.config.model.model_copy(update={"guidance": 7.0})})
     against_stock.load(one)
     assert failing(against_stock.forward(one))
+
+
+def test_a_stock_scheduler_of_several_steps_gives_way_to_eulers(tmp_path: Path) -> None:
+    """As of SANA, whose pipeline comes with DPM-Solver++."""
+    checkpoint = tiny.build_sana(tmp_path / "sana")
+    DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, final_sigmas_type="zero"
+    ).save_pretrained(checkpoint / "scheduler")
+    index = checkpoint / "model_index.json"
+    index.write_text(index.read_text().replace("FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler"))
+    one = session(tmp_path, checkpoint, family="sana")
+    assert compared(one) == {"forward": set(), "picture": set()}
+    assert one.stock is not None
+    assert (one.stock.replaced, one.stock.scheduler) == (
+        "DPMSolverMultistepScheduler",
+        "FlowMatchEulerDiscreteScheduler",
+    )
 
 
 def test_a_broken_checkpoint_is_reported_and_the_rest_goes_on(
