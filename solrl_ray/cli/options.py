@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="solrl", description="Reinforcement learning for text-to-image diffusion models on Ray.")
     top.add_argument("--version", action="version", version=f"solrl {solrl_ray.__version__}")
     commands = top.inside("COMMAND")
-    for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _eval):
+    for add in (_train, _plan, _list, _submit, _live, _stored, _prompts, _doctor, _validate, _eval):
         add(commands)
     _completion(commands, top)
     return top
@@ -160,6 +160,19 @@ def _doctor(commands: Any) -> None:
     words = "test what this machine can do: devices, precision tiers, storage"
     command = _add(commands, "doctor", verbs.doctor, words)
     command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs are kept")
+
+
+def _validate(commands: Any) -> None:
+    words = "check a model on this machine's device: against diffusers, in every precision, an update, a revision"
+    command = _add(commands, "validate", verbs.validate, words, SET)
+    words = "a model's name, as of `solrl list`, or file; then others, such as a method's"
+    command.add_argument("config", nargs="+", type=Path, metavar=("MODEL", "CONFIG"), help=words)
+    command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
+    words = "pixels a side; default: the model's, 256 at most"
+    command.add_argument("--resolution", type=int, metavar="N", help=words)
+    words = "seconds that each step may take; default: 1800"
+    command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: validation/MODEL")
 
 
 def _eval(commands: Any) -> None:

@@ -295,6 +295,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
+def validate(arguments: argparse.Namespace) -> int:
+    """Check a model on this machine's device and write a report; status 1 if a step failed."""
+    _check_system()
+    from solrl_ray.cli import validate
+
+    return validate.run(arguments)
+
+
 def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | None:
     """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job, or the one on which `run` is."""
     from solrl_ray.storage.run_folder import RunFolder

@@ -10,7 +10,7 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.report import plots, tables
-from solrl_ray.report.curve import SHARES, Curve
+from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
 from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import write_page
@@ -55,7 +55,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "name": config.run.name,
         "line": _line(config),
         "starts": data.starts,
-        "devices": sorted({attestation.device for attestation in data.attestations}),
+        "devices": _devices(data),
         "base_model": str(paths.resolve(config.model.path)),
         "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
@@ -94,6 +94,13 @@ def _values(data: RunData) -> dict[str, Any]:
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "selection_digest": data.summary.selection_digest if data.summary else run_selection_digest(iterations),
     }
+
+
+def _devices(data: RunData) -> str:
+    """What it computed on, and how many GPUs that took; empty if no worker has told."""
+    names = sorted({attestation.device for attestation in data.attestations})
+    count = gpus(data.config)
+    return ", ".join([*names, *([f"{count:g} GPU{'s' if count != 1 else ''}"] if names and count else [])])
 
 
 def _line(config: Config) -> str:

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.schema import Fidelity
+from solrl_ray.config.schema import Fidelity, FleetConfig
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
 from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures
@@ -122,6 +122,16 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     (folder / "starts.json").write_text("[{}]")
     with pytest.raises(UserError, match=r"starts\.json does not say when the run was started"):
         build(folder)
+
+
+def test_it_says_how_many_gpus_it_took(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    RunFolder(folder).note_start(["solrl", "train", "demo"])
+    fleet = {"explorers": {"count": 2, "num_gpus": 0.5}, "learners": {"num_gpus": 1}}
+    on_gpus = config().model_copy(update={"fleet": FleetConfig.model_validate(fleet)})
+    assert "(CPU, 1 thread):" in page(folder).text
+    (folder / "config.yaml").write_text(to_yaml(on_gpus))
+    assert "(CPU, 1 thread, 2 GPUs):" in page(folder).text
 
 
 def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:

@@ -1,0 +1,91 @@
+"""``solrl validate``: a model of the user's on this machine's device, in one process and without Ray."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from solrl_ray.common.files import make_folder
+from solrl_ray.common.lazy_imports import import_large
+from solrl_ray.config import checks
+from solrl_ray.config.loading import LoadedConfig, load_with_sources
+from solrl_ray.config.schema import Worker
+from solrl_ray.errors import UserError
+
+RESOLUTION = 256
+"""The largest that is taken unless another one is asked for: a check wants no details."""
+PROMPTS = {"train": "builtin:testbed/prompts/train.txt", "heldout": "builtin:testbed/prompts/heldout.txt"}
+"""A configuration has to name some; a validation reads none."""
+
+
+def configuration(arguments: argparse.Namespace) -> LoadedConfig:
+    """Of MODEL and what follows it; nothing has to be said of prompts, rewards and machines.
+
+    Raises UserError: no configuration, a resolution or number of steps that cannot be.
+    """
+    for option, value in (("--steps", arguments.steps), ("--deadline", arguments.deadline)):
+        if value <= 0:
+            raise UserError(f"{option} is {value:g}; it must be above 0.")
+    folders = [path for path in arguments.config if path.is_dir()]
+    if folders:
+        raise UserError(
+            f"{folders[0]} is a folder; name a model's configuration, such as flux1_dev, and the folder of its "
+            f"checkpoint with --set model.path={folders[0]}."
+        )
+    given: dict[str, tuple[str, Any]] = {
+        **{f"prompts.{name}": ("solrl validate", path) for name, path in PROMPTS.items()},
+        "rewards": ("solrl validate", [{"kind": "clipscore"}]),
+    }
+    if arguments.resolution is not None:
+        given["model.resolution"] = ("--resolution", arguments.resolution)
+    loaded = load_with_sources(arguments.config, arguments.set, given)
+    if arguments.resolution is None and loaded.config.model.resolution > RESOLUTION:
+        given["model.resolution"] = ("solrl validate, --resolution", RESOLUTION)
+        loaded = load_with_sources(arguments.config, arguments.set, given)
+    checks.check(loaded.config, loaded.sources)
+    return loaded
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Validate, print a line a step, write the report; 1 if a step failed."""
+    config = configuration(arguments).config
+    folder: Path = arguments.out or Path("validation") / arguments.config[0].stem
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out is {folder}, a file; it must be a folder.")
+    make_folder(folder)  # one that cannot be written is refused at once
+    import_large("solrl_ray.models.base")
+    import torch
+
+    from actors.workers.devices import prepare
+    from solrl_ray import models
+    from solrl_ray.validation.validate import validate
+
+    _no_progress_bars()
+    models.family(config.model).settings(config.model)  # a checkpoint that is not there, sizes that do not fit it
+    worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
+    device = prepare(worker, deterministic=config.run.deterministic)
+    outcomes, page = validate(
+        config,
+        device,
+        folder,
+        solver_steps=arguments.steps,
+        seconds=arguments.deadline,
+        command=["solrl", *sys.argv[1:]],
+        tell=lambda line: print(line, flush=True),
+    )
+    failed = [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]
+    print(f"report: {page}, and {page.with_suffix('.json').name} beside it")
+    if failed:
+        print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks, and can be sent as it is")
+    return int(bool(failed))
+
+
+def _no_progress_bars() -> None:
+    """Of loading: they would run through the lines of the steps."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()

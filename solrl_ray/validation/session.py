@@ -1,0 +1,121 @@
+"""What the steps of a validation share: the model's configuration, the device, and what earlier steps made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from solrl_ray import models
+from solrl_ray.config.schema import Config
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.prompts.prompt_set import prompt_id
+from solrl_ray.records import Address, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.rewards.base import Reward
+from solrl_ray.rollout.sampler import Sampled, Sampler, group_of
+from solrl_ray.sampling.noise import initial_noise
+from solrl_ray.validation.steps import free
+
+PROMPTS = ("a red circle above a blue square", "two green triangles")
+SEEDS = (3, 17)
+"""Indices of the candidates that are sampled of each prompt."""
+PROBE_SIGMA = 0.5
+
+
+class Brightness(Reward):
+    """The mean of a picture's pixels: a validation is of a model, and needs no reward's checkpoint."""
+
+    def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return images.float().mean(dim=(1, 2, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StockRun:
+    """What the stock pipeline did for `PROMPTS[0]`. Tensors are float32 on the CPU."""
+
+    scheduler: str
+    replaced: str
+    """The checkpoint's own scheduler if it takes no Euler steps; empty if it was used."""
+    sigmas: tuple[float, ...]
+    states: tuple[Tensor, ...]
+    """Before each step, [1, *latent_shape]."""
+    velocities: tuple[Tensor, ...]
+    final: Tensor
+    """Clean latents, [1, *latent_shape]."""
+    picture: Tensor
+    """[1, 3, H, W] in [0, 1]."""
+
+
+@dataclass(slots=True)
+class Session:
+    config: Config
+    device: torch.device
+    steps: int
+    """Solver steps of the comparison with the stock pipeline and of previews."""
+    stock_path: str
+    """The checkpoint that the stock pipeline loads."""
+    prompts: tuple[Prompt, ...] = tuple(Prompt(id=prompt_id(text), text=text) for text in PROMPTS)
+    embeddings: dict[str, PromptEmbedding] = field(default_factory=dict)
+    stock: StockRun | None = None
+    model: DiffusionModel | None = None
+    """In full precision, with its decoder; while steps need it."""
+    reference: Tensor | None = None
+    """`probe` of the model in full precision."""
+    groups: list[SampleGroup] = field(default_factory=list)
+    pictures: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Row of the report → pictures [3, H, W] of `PROMPTS[0]`, on the CPU."""
+
+    def load(self, *components: str) -> DiffusionModel:
+        """By the product's own loader."""
+        return models.load(self.config.model, self.device, components=set(components))
+
+    @property
+    def loaded(self) -> DiffusionModel:
+        assert self.model is not None
+        return self.model
+
+    def release(self) -> None:
+        """Give the memory of the model in full precision to what comes."""
+        self.model = None
+        free(self.device)
+
+    def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
+        """Of all prompts, by prompt id."""
+        encoded = model.encode([prompt.text for prompt in self.prompts])
+        return {
+            prompt.id: PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+            for prompt, tensors in zip(self.prompts, encoded, strict=True)
+        }
+
+    def noise(self, model: DiffusionModel, count: int = 1) -> Tensor:
+        """Addressed, float32 [count, *latent_shape] on the CPU: the same on every machine."""
+        where = Address(run_seed=self.config.run.seed, purpose="validation")
+        return initial_noise([replace(where, index=index) for index in range(count)], model.latent_shape)
+
+    @torch.no_grad()
+    def probe(self, model: DiffusionModel) -> Tensor:
+        """The velocity of addressed noise in the middle of the way, float32 [1, *latent_shape] on the CPU."""
+        embedding = model.batch_embeddings([self.embeddings[self.prompts[0].id]])
+        return model.velocity(self.noise(model).to(self.device), PROBE_SIGMA, embedding).cpu()
+
+    def sample(self, sampler: Sampler, prompt: Prompt) -> tuple[Sampled, SampleGroup]:
+        """The seeds of one prompt, as a regenerator makes them, and what a learner takes of them."""
+        unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=SEEDS)
+        sampled = sampler(unit, prompt, self.embeddings[prompt.id])
+        scores = tuple(sampled.rewards.tolist())
+        result = UnitResult(unit=unit, rewards=scores, worker="validation", score_class="", seconds=0.0)
+        return sampled, group_of(result, sampled)
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    """L2 norm of the difference, of the norm of `wanted`."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def psnr(found: Tensor, wanted: Tensor) -> float:
+    """Peak signal-to-noise ratio of pictures in [0, 1], dB; infinite if they are equal."""
+    square = (found.double() - wanted.double()).square().mean()
+    return float(-10 * torch.log10(square))

@@ -1,0 +1,293 @@
+"""`solrl validate` passes sound models of every family, and fails those that are not, step by step."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, FluxTransformer2DModel
+
+from solrl_ray.config import yaml_text
+from solrl_ray.errors import RunError
+from solrl_ray.quantization import nvfp4
+from solrl_ray.validation import against_stock, policy, sampling, stock
+from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, at_most, info
+from solrl_ray.validation.session import Session
+from solrl_ray.validation.steps import Step, run
+from tests.support import tiny, tiny_qwen
+from tests.support.command_line import refusal, solrl
+
+CPU = torch.device("cpu")
+STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
+STEPS += ["preview nvfp4-emulated", "revision", "update"]
+BUILDERS: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
+    "flux": (tiny.build_pipeline, 16, ["to_q", "to_k"]),
+    "sd3": (tiny.build_sd3, 16, ["attn.to_q", "attn.to_k", "attn.add_q_proj"]),
+    "sana": (tiny.build_sana, 32, ["to_q", "to_k", "conv_inverted", "conv_point"]),
+    "flux2_klein": (tiny.build_flux2_klein, 16, ["to_q", "to_k", "to_qkv_mlp_proj"]),
+    "qwen_image": (tiny_qwen.build_qwen_image, 16, ["to_q", "add_q_proj", "img_mlp.net.0.proj"]),
+    "z_image": (tiny_qwen.build_z_image, 16, ["to_q", "to_k", "feed_forward.w1"]),
+}
+"""Family → builder, resolution, LoRA targets."""
+
+
+def model_file(folder: Path, family: str, checkpoint: Path, **changes: Any) -> Path:
+    """A configuration with a model and nothing else."""
+    _, resolution, targets = BUILDERS[family]
+    lora = tiny.Lora(rank=4, alpha=8.0, targets=targets)
+    model = tiny.model_config(checkpoint, **({"family": family, "lora": lora, "resolution": resolution} | changes))
+    learner = {"micro_batch": 2, "activation_memory": 1}
+    file = folder / f"{family}.yaml"
+    file.write_text(yaml_text.dump({"model": model.model_dump(mode="json"), "learner": learner}))
+    return file
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "validation.json").read_text())
+    return content
+
+
+def session(folder: Path, checkpoint: Path, *, stock_path: Path | None = None, **changes: Any) -> Session:
+    from solrl_ray.cli.options import parser
+    from solrl_ray.cli.validate import configuration
+
+    file = model_file(folder, changes.pop("family", "flux"), checkpoint, **changes)
+    config = configuration(parser().parse_args(["validate", str(file)])).config
+    return Session(config, CPU, 2, str(stock_path or checkpoint))
+
+
+def found(measures: list[Measure]) -> dict[str, Measure]:
+    return {measure.name: measure for measure in measures}
+
+
+def failing(measures: list[Measure]) -> set[str]:
+    return {measure.name for measure in measures if not measure.holds}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name == "flux" else pytest.mark.slow) for name in BUILDERS]
+)
+def test_a_sound_model_of_every_family_passes(
+    family: str, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = BUILDERS[family][0](tmp_path / "checkpoint")
+    file = model_file(tmp_path, family, checkpoint, dtype=dtype)
+    status = solrl("validate", file, "--steps", "2", "--out", tmp_path / "out")
+    printed = capsys.readouterr().out
+    report = report_of(tmp_path / "out")
+    states = {step["step"]: step["state"] for step in report["steps"]}
+    assert status == 0, printed
+    assert list(states) == STEPS
+    assert {name for name, state in states.items() if state == "lacks"} == {"preview nvfp4", "preview fp8"}
+    assert report["ok"]
+    assert all(re.search(rf"^{name} +(ok|lacks) ", printed, re.MULTILINE) for name in STEPS)
+    page = (tmp_path / "out" / "validation.html").read_text()
+    assert "nvfp4 needs a card of compute capability 10.0 or newer" in page
+    assert page.count("<img ") == 1 + 1 + 2 + 2 + 2
+    assert torch.__version__.startswith(report["machine"]["versions"]["torch"])
+    assert str(Path.home()) not in page
+    assert "src=" in page
+    assert set(re.findall(r'src="([^,"]{10})', page)) == {"data:image"}
+
+
+def test_families_without_arguments_for_their_stock_pipeline_are_none() -> None:
+    from solrl_ray.models import FAMILIES
+
+    assert stock.ARGUMENTS.keys() == FAMILIES.keys() == BUILDERS.keys()
+
+
+def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], None]) -> Path:
+    """A copy of the checkpoint with one part changed."""
+    shutil.copytree(checkpoint, folder)
+    part_class: Any = {"transformer": FluxTransformer2DModel, "vae": AutoencoderKL}[part]
+    module = part_class.from_pretrained(checkpoint / part)
+    with torch.no_grad():
+        change(module)
+    module.save_pretrained(folder / part)
+    return folder
+
+
+def compared(one: Session) -> dict[str, set[str]]:
+    """What does not hold of each comparison with the stock pipeline."""
+    against_stock.text(one)
+    against_stock.stock_picture(one)
+    against_stock.load(one)
+    return {"forward": failing(against_stock.forward(one)), "picture": failing(against_stock.picture(one))}
+
+
+def test_an_altered_weight_of_the_transformer_fails_velocity_and_picture(tmp_path: Path, tiny_pipeline: Path) -> None:
+    assert compared(session(tmp_path, tiny_pipeline)) == {"forward": set(), "picture": set()}
+    other = altered(tiny_pipeline, tmp_path / "other", "transformer", lambda net: net.proj_out.weight[0].mul_(3))
+    found = compared(session(tmp_path, other, stock_path=tiny_pipeline))
+    assert found["forward"] == {"relative error of the first velocity", "largest relative error of all steps"}
+    assert found["picture"] == {"PSNR of the picture, dB"}
+
+
+def test_an_altered_weight_of_the_decoder_fails_the_picture_alone(tmp_path: Path, tiny_pipeline: Path) -> None:
+    other = altered(tiny_pipeline, tmp_path / "other", "vae", lambda vae: vae.decoder.conv_out.bias.add_(0.5))
+    found = compared(session(tmp_path, other, stock_path=tiny_pipeline))
+    assert found["forward"] == set()
+    assert found["picture"] == {"PSNR of the picture, dB", "PSNR of our decoder on the stock latents, dB"}
+
+
+def test_a_wrong_guidance_fails_the_comparison(tmp_path: Path) -> None:
+    """As a wrong argument of the stock call or of our forward would."""
+    guided = tiny.build_pipeline(tmp_path / "guided", guidance_embeds=True)
+    one = session(tmp_path, guided)
+    assert compared(one) == {"forward": set(), "picture": set()}
+    one.config = one.config.model_copy(update={"model": one.config.model.model_copy(update={"guidance": 7.0})})
+    against_stock.load(one)
+    assert failing(against_stock.forward(one))
+
+
+def test_a_stock_scheduler_of_several_steps_gives_way_to_eulers(tmp_path: Path) -> None:
+    """As of SANA, whose pipeline comes with DPM-Solver++."""
+    checkpoint = tiny.build_sana(tmp_path / "sana")
+    DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, final_sigmas_type="zero"
+    ).save_pretrained(checkpoint / "scheduler")
+    index = checkpoint / "model_index.json"
+    index.write_text(index.read_text().replace("FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler"))
+    one = session(tmp_path, checkpoint, family="sana")
+    assert compared(one) == {"forward": set(), "picture": set()}
+    assert one.stock is not None
+    assert (one.stock.replaced, one.stock.scheduler) == (
+        "DPMSolverMultistepScheduler",
+        "FlowMatchEulerDiscreteScheduler",
+    )
+
+
+def test_a_broken_checkpoint_is_reported_and_the_rest_goes_on(
+    tmp_path: Path, tiny_pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = altered(tiny_pipeline, tmp_path / "nan", "transformer", lambda net: net.x_embedder.weight.fill_(torch.nan))
+    file = model_file(tmp_path, "flux", broken)
+    assert solrl("validate", file, "--steps", "2", "--out", tmp_path / "out") == 1
+    report = report_of(tmp_path / "out")
+    states = {step["step"]: step["state"] for step in report["steps"]}
+    assert not report["ok"]
+    assert (states["text"], states["load"], states["regenerate"], states["update"]) == ("ok", "ok", "FAILS", "skipped")
+    assert states["stock"] == "FAILS"  # whose picture is NaN, too: there is nothing to compare with
+    assert states["forward"] == states["picture"] == "skipped"
+    (failed,) = (step for step in report["steps"] if step["step"] == "regenerate")
+    assert failed["reason"].startswith("RewardNonsense: Reward brightness got images with values from nan")
+    assert "in regenerate" in failed["traceback"]
+    assert "did not succeed: " in capsys.readouterr().out
+
+
+def test_a_quantiser_that_is_not_the_published_one_fails_its_tier(
+    tmp_path: Path, tiny_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = session(tmp_path, tiny_pipeline)
+    against_stock.text(one)
+    against_stock.load(one)
+    sampling.regenerate(one)
+    assert not failing(sampling.preview(one, "nvfp4-emulated"))
+    with pytest.raises(Lacks, match=r"compute capability 10\.0"):
+        sampling.preview(one, "nvfp4")
+    monkeypatch.setattr(nvfp4, "SIXTH", 0.16)
+    with pytest.raises(RunError, match="known answer"):
+        sampling.preview(one, "nvfp4-emulated")
+
+
+def test_samples_that_differ_the_second_time_fail(
+    tmp_path: Path, tiny_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = session(tmp_path, tiny_pipeline)
+    against_stock.text(one)
+    against_stock.load(one)
+    velocity, calls = one.loaded._velocity, iter(range(10_000))
+
+    def drifting(*args: Any) -> torch.Tensor:
+        return velocity(*args) * (1 + 1e-6 * next(calls))
+
+    monkeypatch.setattr(one.loaded, "_velocity", drifting)
+    assert failing(sampling.regenerate(one)) == {"equal bytes the second time"}
+
+
+def test_a_revision_of_another_base_and_one_that_changes_nothing_fail(
+    tmp_path: Path, tiny_pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = session(tmp_path, tiny_pipeline)
+    against_stock.text(one)
+    measures = found(policy.revision(one))
+    assert not failing(list(measures.values()))
+    first, second = (float(size) for size in str(measures["explorer: payloads, MB"].value).split(" then "))
+    assert min(first, second) > 0
+
+    def nothing(*args: Any) -> dict[str, torch.Tensor]:
+        return {name: factor * 0 for name, factor in made(*args).items()}
+
+    made = policy.made_factors
+    monkeypatch.setattr(policy, "made_factors", nothing)
+    still = {f"{role}: relative change of the velocity" for role in ("explorer", "regenerator")}
+    assert failing(policy.revision(one)) == still
+
+
+def outcomes(*steps: Step, seconds: float = 60.0) -> list[Outcome]:
+    return list(run(steps, CPU, seconds))
+
+
+def test_a_step_that_fails_stops_only_those_that_need_it() -> None:
+    def fails() -> list[Measure]:
+        raise ValueError("two\nlines")
+
+    steps = [
+        Step("broken", "", fails),
+        Step("after", "", lambda: [info("it", 1)], ("broken",)),
+        Step("other", "", lambda: [at_most("error", 0.1, 1, "")]),
+        Step("off", "", lambda: [at_most("error", float("nan"), 1, "")]),
+    ]
+    broken, after, other, off = outcomes(*steps)
+    assert (broken.state, broken.reason) == ("FAILS", "ValueError: two lines")
+    assert "in fails" in broken.traceback
+    assert (after.state, after.reason) == ("skipped", "needs broken, which did not succeed")
+    assert other.state == "ok"
+    assert (off.state, off.reason) == ("FAILS", "error is nan, not at most 1")
+
+
+def test_a_step_has_a_deadline() -> None:
+    def too_long() -> list[Measure]:
+        time.sleep(1)
+        return []
+
+    late, after = outcomes(Step("late", "", too_long), Step("after", "", list), seconds=0.05)
+    assert late.state == "FAILS"
+    assert "late passed its deadline of 0.05 s" in late.reason
+    assert after.state == "ok"
+
+
+def test_what_cannot_be_validated_is_refused_at_once(
+    tmp_path: Path, tiny_pipeline: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ("--out", tmp_path / "out")
+    file = model_file(tmp_path, "flux", tiny_pipeline)
+    assert "is a folder; name a model's configuration" in refusal(capsys, "validate", tiny_pipeline, *out)
+    assert refusal(capsys, "validate", file, "--steps", "0", *out) == "--steps is 0; it must be above 0."
+    assert "There is no configuration flux1_de" in refusal(capsys, "validate", "flux1_de", *out)
+    assert "model.resolution is 17" in refusal(capsys, "validate", file, "--resolution", "17", *out)
+    assert "there is no folder" in refusal(capsys, "validate", file, "--set", "model.path=./none", *out)
+    (tmp_path / "file").touch()
+    assert "--out is" in refusal(capsys, "validate", file, "--out", tmp_path / "file")
+
+
+def test_the_resolution_is_small_unless_another_is_asked_for(tmp_path: Path, tiny_pipeline: Path) -> None:
+    from solrl_ray.cli.options import parser
+    from solrl_ray.cli.validate import configuration
+
+    file = model_file(tmp_path, "flux", tiny_pipeline, resolution=1024)
+
+    def resolution(*given: str) -> int:
+        return configuration(parser().parse_args(["validate", str(file), *given])).config.model.resolution
+
+    assert resolution() == 256
+    assert resolution("--resolution", "512") == 512
+    assert resolution("--set", "model.resolution=128") == 128
