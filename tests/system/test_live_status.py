@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.util.state import list_jobs
 
 from actors.client.controller_actor import ControllerActor
 from actors.client.launch import located
