@@ -50,6 +50,8 @@ def plan(arguments: argparse.Namespace) -> int:
         "learner.world_size": ("--learners", arguments.learners),
     }
     loaded = fresh(arguments, _given(counts))
+    if arguments.address:
+        at_once.cluster(arguments.address)
     foretold = None
     if arguments.gpu or arguments.machines:
         from solrl_ray.simulator.prices import cluster_and_prices
@@ -214,6 +216,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Print how a run is: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
     ray_auth.settle(local=False)
+    clusters = _clusters(arguments, folder)
     from rich.console import Console
 
     from actors.client import live_run
@@ -221,7 +224,6 @@ def status(arguments: argparse.Namespace) -> int:
     from solrl_ray.report.live import render
     from solrl_ray.storage.run_folder import RunFolder
 
-    clusters = _clusters(arguments, folder)
     progress = live_run.live_progress(folder, clusters=clusters) if clusters else None
     if progress is None and folder is not None:
         progress = stored_progress(folder)
@@ -247,9 +249,10 @@ def scale(arguments: argparse.Namespace) -> int:
     if folder is not None:
         continuation.stored(folder)
     ray_auth.settle(local=False)
+    clusters = _clusters(arguments, folder)
     from actors.client import live_run
 
-    print(live_run.scale(folder, sizes, clusters=_clusters(arguments, folder)))
+    print(live_run.scale(folder, sizes, clusters=clusters))
     return 0
 
 
@@ -289,6 +292,7 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     """Where a live run is looked for: as `_address`; without a run and an address, on this machine's clusters."""
     if address := _address(arguments, run):
+        at_once.cluster(address)
         return [address]
     from actors.client import live_run
 
