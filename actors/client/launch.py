@@ -129,6 +129,7 @@ def _work(
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
+    stack.callback(folder.forget_cluster)  # before that, while nobody else may write
     follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 

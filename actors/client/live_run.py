@@ -13,7 +13,7 @@ from ray._private import services
 from actors.client.connect import joined
 from actors.cluster import wait
 from actors.cluster.names import CONTROLLER, namespace
-from solrl_ray.errors import RunError, UserError, WorkerGone
+from solrl_ray.errors import Late, RunError, UserError, WorkerGone
 from solrl_ray.metrics.records import Progress
 
 ANSWER_SECONDS = 30.0
@@ -30,7 +30,7 @@ def clusters_here() -> list[str]:
 def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | None:
     """A snapshot of the run in folder `run`, or of the only one on these clusters; None if it is not running there.
 
-    Raises UserError if no run was named and there are several, and as `connect.join`.
+    Raises UserError if no run was named and there are several, RunError if it does not answer, and as `connect.join`.
     """
     with _asking(run, clusters) as controller:
         if controller is None:
@@ -38,6 +38,8 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
         try:
             asked = controller.progress.remote()
             return cast(Progress, wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
+        except Late as error:
+            raise RunError(f"{error}: it is starting, or its machine is very busy; ask again") from None
         except WorkerGone:  # it ended between being found and being asked
             return None
 

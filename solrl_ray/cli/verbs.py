@@ -19,7 +19,7 @@ from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
 from solrl_ray.config.loading import load_with_sources
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -294,9 +294,25 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     if address := _address(arguments, run):
         at_once.cluster(address)
         return [address]
+    if run:
+        return _last_cluster(run)
     from actors.client import live_run
 
-    return [] if run else live_run.clusters_here()
+    return live_run.clusters_here()
+
+
+def _last_cluster(run: Path) -> list[str]:
+    """The cluster on which a run was last, whose controller may be about to claim its folder; none if it is gone."""
+    from solrl_ray.storage.run_folder import RunFolder
+
+    address = RunFolder(run).noted_cluster()
+    try:
+        if address:
+            at_once.cluster(address)
+            return [address]
+    except RunError:
+        pass
+    return []
 
 
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import FileIO
@@ -179,6 +180,11 @@ class RunFolder:
         """Say on which Ray cluster the process that writes here works."""
         replace_file(self.path / "cluster", f"{address}\n".encode())
 
+    def forget_cluster(self) -> None:
+        """Of a process that ends, whatever its disk says to that."""
+        with suppress(OSError, RunError):
+            in_time(lambda: remove(self.path / "cluster"), what="forgetting the cluster", seconds=READ_SECONDS)
+
     def resume_command(self, address: str | None = None) -> str:
         """What a user types to go on with the run, on the cluster at `address`."""
         return shlex.join(["solrl", "train", "--resume", str(self.path), *(["--address", address] if address else [])])
@@ -192,10 +198,19 @@ class RunFolder:
         """The Ray cluster on which a process writes here now; None if none does. Raises RunError if the disk hangs."""
         return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
 
+    def noted_cluster(self) -> str | None:
+        """What `note_cluster` has said last of this run; whether somebody still works there it does not say.
+
+        Between the driver and the controller nobody holds the lock. Raises RunError if the disk hangs.
+        """
+        return in_time(self._noted_cluster, what=f"looking at {self.path / 'cluster'}", seconds=READ_SECONDS)
+
     def _live_cluster(self) -> str | None:
+        return self._noted_cluster() if self._is_locked() else None
+
+    def _noted_cluster(self) -> str | None:
         path = self.path / "cluster"
-        there = self._is_locked() and path.is_file()
-        return path.read_bytes().decode(errors="replace").strip() if there else None
+        return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
 
     def _is_locked(self) -> bool:
         try:

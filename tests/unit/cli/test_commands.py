@@ -184,6 +184,7 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     assert "starting: waiting for its cluster or its controller" in shown
     assert "go on with" not in shown
     run.unlock()
+    run.note_cluster("127.0.0.1:1")  # of a driver that was killed, and its cluster with it
     assert solrl("status", run.path) == 0
     shown = capsys.readouterr().out
     assert "not running: it ended while it was starting, and nothing" in shown
