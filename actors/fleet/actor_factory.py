@@ -12,7 +12,6 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.cluster import rpc
 from actors.cluster.names import CONTROLLER, namespace
 from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
@@ -141,7 +140,8 @@ class ActorFactory:
 
     def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:
         """It is told first whom it tells what it does; nobody waits for that."""
-        rpc.send(handle, f"{role}.send_notes", "send_notes", name, self._controller, self._namespace)
+        if hasattr(handle, "send_notes"):  # other players may be plain actors
+            handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
         return Actor(handle, role, **properties)
 
     def _here(self, role: type, name: str) -> Any:
