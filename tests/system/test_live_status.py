@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +22,10 @@ from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.cli import main
 from solrl_ray.common.doing import doing
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.metrics.records import Progress
 from solrl_ray.storage.run_folder import RunFolder
+from tests.support import forkserver
 from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -101,3 +106,27 @@ def test_who_starts_says_what_it_does_and_the_status_of_this_machines_run_shows_
     progress = notes(starting, PATIENCE, "explorer-0", None)
     while "explorer-0" not in progress.workers or progress.workers["explorer-0"] == "starting":
         progress = notes(starting, PATIENCE, "explorer-0", None)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(300)
+def test_a_start_that_is_told_to_end_says_so_and_how_the_run_goes_on(forks: str, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "cut")
+    file, lock = tmp_path / "cut.yaml", tmp_path / "cut" / "lock"
+    file.write_text(to_yaml(config))
+    command = forkserver.solrl(forks, "train", str(file), "--no-live")
+    environment = os.environ | forkserver.environment(forks)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as driver:
+        wait_for(lock)
+        while not (holder := lock.read_text()):  # the driver, until its controller claims the folder
+            time.sleep(0.01)
+        assert driver.stdout is not None
+        assert any("starting workers" in line for line in driver.stdout)
+        os.kill(int(holder.split()[1]), signal.SIGTERM)
+        rest = driver.stdout.read()
+        assert driver.wait(PATIENCE) == 130
+    assert "interrupted while it was starting, before anything was trained; " in rest
+    assert f"go on with: solrl train --resume {tmp_path / 'cut'}\n" in rest
+    assert not (tmp_path / "cut" / "cluster").exists()
