@@ -37,6 +37,7 @@ class Controller:
     def __init__(self, config: Config, folder: Path, world: World) -> None:
         self._config, self._world = config, world
         self._parts = RunParts(config, folder, world)
+        self.note = self._parts.telemetry.note
         self._opened, self._scaling = False, asyncio.Lock()
         self._checkpoint: asyncio.Task[float] | None = None
         self._turns = takes_turns(config.fleet)

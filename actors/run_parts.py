@@ -69,6 +69,7 @@ class RunParts:
         """Spawn every actor at once, then wait for those that the first step needs."""
         config, world = self.config, self.world
         tasks.start(self.telemetry.keep_writing(), "writing metrics")
+        self.telemetry.state("finding where to go on")
         self.point, sizes = await self.on_disk(self._find, "finding where to go on")
         await self.telemetry.resume(self.point.iterations, self.point.evaluations)
         tasks.start(self.telemetry.keep_tracking(), "bringing metrics to trackers")
@@ -90,8 +91,10 @@ class RunParts:
         first, second = self.learners.spawn, self._open_fleet
         if not placement.ranks_first(config):
             first, second = second, first
+        self.telemetry.waits_for("places of the learners")
         await first()
         await second()
+        self.telemetry.waits_for("the text encoder")
         self.rollouts = Rollouts(
             config,
             world,
@@ -112,6 +115,7 @@ class RunParts:
             config, world, self.fleet.hand_out, self.publisher, self.embeddings, self.telemetry.message
         )
         self.checkpoints = CheckpointWriter(config, self.folder, world, self.telemetry, self.learners, self.publisher)
+        self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
         # Learners that take turns on a GPU compile in their own turn, before their first update.

@@ -11,20 +11,24 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.job_config import JobConfig
 
 from actors.cluster import wait
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 
 KNOCK_SECONDS = 10.0
+UNLISTED = "_ray_internal_solrl"
+"""A namespace whose drivers the dashboard and ``ray list jobs`` leave out, as those of Ray's own."""
 
 
 @contextmanager
-def joined(address: str | None, *, tell: bool = False) -> Iterator[bool]:
+def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterator[bool]:
     """Be a driver as `join` has it, unless this process is one already; gives whether it became one.
 
     Args:
         address: else RAY_ADDRESS counts, as in a submitted job; without either, a local Ray is started.
+        job: what this process is called where the cluster's jobs are listed; empty: it is not listed.
         tell: print where the dashboard is.
 
     Raises UserError, RunError as `join`.
@@ -32,7 +36,7 @@ def joined(address: str | None, *, tell: bool = False) -> Iterator[bool]:
     if ray.is_initialized():
         yield False
         return
-    context = join(address or os.environ.get("RAY_ADDRESS"))
+    context = join(address or os.environ.get("RAY_ADDRESS"), job=job)
     try:
         if tell and context.dashboard_url:
             token = " (token: `ray get-auth-token`)" if os.environ.get(ray_auth.MODE) == "token" else ""
@@ -42,8 +46,10 @@ def joined(address: str | None, *, tell: bool = False) -> Iterator[bool]:
         ray.shutdown()
 
 
-def join(address: str | None) -> Any:
+def join(address: str | None, *, job: str = "") -> Any:
     """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
+
+    `job` as `joined` has it.
 
     Raises UserError if it is the address of a dashboard; RunError if no Ray answers there, or it refuses this user's
     token.
@@ -55,10 +61,18 @@ def join(address: str | None) -> Any:
             # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
             # samplers that work, then burn up to five times what they compute with.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        context = ray.init(address=address or "local", log_to_driver=False, logging_level="error")
+        context = ray.init(
+            address=address or "local",
+            namespace=None if job else UNLISTED,
+            job_config=JobConfig(metadata={"job_name": job} if job else {}),
+            log_to_driver=False,
+            logging_level="error",
+        )
     except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
         raise RunError(f"{where}: {wait.first_line(error)}") from error
+    except SystemExit as told:  # Ray's handler of SIGTERM, from when `ray.init` begins
+        raise KeyboardInterrupt from told
     # Slurm, Kubernetes and `ray job stop` send SIGTERM: as Ctrl-C. Ray's handler, set just now, aborts with a stack.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)

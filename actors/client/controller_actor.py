@@ -37,6 +37,10 @@ class ControllerActor:
     async def progress(self) -> Progress:
         return await self._controller.progress()
 
+    async def note(self, worker: str, words: str) -> None:
+        """What an actor says that it does in a call that takes long; see `actors.cluster.progress_notes`."""
+        self._controller.note(worker, words)
+
     async def scale(self, sizes: Mapping[str, int]) -> str:
         return await self._controller.scale(sizes)
 

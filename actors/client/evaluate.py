@@ -19,7 +19,7 @@ import torch
 from actors.client import launch
 from actors.client.connect import joined
 from actors.cluster import capacity
-from actors.cluster.names import namespace
+from actors.cluster.names import EVALUATION, namespace
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.evaluation.evaluator import Evaluation
 from actors.fleet.actor_factory import ActorClasses, ActorFactory, on_this_node
@@ -75,15 +75,15 @@ CLASSES = ActorClasses(regenerator=Scorer, learner=Merger)
 def evaluate(config: Config, state: LearnerState, request: Request, *, address: str | None, live: bool) -> Path:
     """Evaluate on a cluster (`address`) or on a local Ray; returns the page. Raises as `launch.train` does."""
     with ExitStack() as stack:
-        stack.enter_context(joined(address, tell=True))
+        stack.enter_context(joined(address, job=f"evaluation of {config.run.name}", tell=True))
         capacity.await_resources(with_regenerators_alone(config))
         view = stack.enter_context(LiveView(plain=not live))
         request.out.mkdir(parents=True, exist_ok=True)
         name = namespace(request.out)
-        actor = on_this_node(FinishedRunEvaluation, "evaluation", name)
+        actor = on_this_node(FinishedRunEvaluation, EVALUATION, name)
         evaluation = actor.remote(launch.located(config), state, request)
         stack.callback(ray.kill, evaluation)
-        launch.follow(evaluation, view, config)
+        launch.follow(evaluation, view, config, again="evaluate again")
     return request.out / PAGE_FILE
 
 
@@ -104,7 +104,7 @@ class FinishedRunEvaluation:
 
     def __init__(self, config: Config, state: LearnerState, request: Request) -> None:
         self._config, self._state, self._request = config, state, request
-        factory = ActorFactory(config, request.run, CLASSES, scope=namespace(request.out))
+        factory = ActorFactory(config, request.run, CLASSES, scope=namespace(request.out), controller=EVALUATION)
         self._world = RayWorld(factory)
         self._telemetry = Telemetry(config, RunFolder(request.out), self._world)
         self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
@@ -112,6 +112,10 @@ class FinishedRunEvaluation:
     async def progress(self) -> Progress:
         """A snapshot."""
         return self._telemetry.progress()
+
+    async def note(self, worker: str, words: str) -> None:
+        """As `ControllerActor.note`."""
+        self._telemetry.note(worker, words)
 
     async def run(self) -> None:
         config, deadlines = self._config, self._config.fleet.deadlines

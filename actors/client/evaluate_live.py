@@ -62,7 +62,7 @@ def evaluate(
 
     `tell` is given sentences for the user. Raises UserError, RunError: as an evaluation alone.
     """
-    with joined(address):
+    with joined(address, job=f"evaluation of {config.run.name}"):
         controller = live_run.controller_of(request.run)
         if controller is None:
             return None

@@ -75,6 +75,7 @@ def train(
             raise
         return over
 
+    again = folder.resume_command(address)
     what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
     # At least what a resumed run may wait for the lock.
     over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
@@ -85,7 +86,11 @@ def train(
             build(folder.path)
             _copy_end(config, folder)
         else:
-            _work(config, folder, stack, address=address, live=live, classes=classes or ActorClasses())
+            try:
+                _work(config, folder, stack, address=address, live=live, classes=classes or ActorClasses())
+            except KeyboardInterrupt:
+                when = "" if folder.begun else " while it was starting, before anything was trained"
+                raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
     print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
     return 0
 
@@ -113,7 +118,7 @@ def _work(
     config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, classes: ActorClasses
 ) -> None:
     path = folder.path.absolute()
-    if not stack.enter_context(joined(address, tell=True)):
+    if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
         stack.callback(vacate, namespace(path))
     capacity.await_resources(config)
     config = with_tier(config)
@@ -124,7 +129,8 @@ def _work(
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
-    follow(controller, view, config)
+    stack.callback(folder.forget_cluster)  # before that, while nobody else may write
+    follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 
 def resources(config: Config, address: str) -> None:
@@ -199,8 +205,8 @@ def _absolute(section: Section, *keys: str) -> Section:
     return section.model_copy(update={key: absolute(getattr(section, key)) for key in keys})
 
 
-def follow(controller: Any, view: LiveView, config: Config) -> None:
-    """Show progress until the run has ended; raises what ended it.
+def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> None:
+    """Show progress until the run has ended; raises what ended it. `again`: what to do if the controller is gone.
 
     A question for progress that gets lost is asked again: only the run itself says that the run is over.
     """
@@ -214,10 +220,10 @@ def follow(controller: Any, view: LiveView, config: Config) -> None:
         except GetTimeoutError:
             pass
         except RayError as error:
-            raise RunError(f"the controller is gone: {wait.first_line(error)}; go on with --resume") from error
+            raise RunError(f"the controller is gone: {wait.first_line(error)}; {again}") from error
         unanswered = 0 if _show(controller, view, config) else unanswered + 1
         if unanswered == UNANSWERED:
-            raise RunError(f"the controller did not answer {UNANSWERED} questions for progress; go on with --resume")
+            raise RunError(f"the controller did not answer {UNANSWERED} questions for progress; {again}")
     _show(controller, view, config)
 
 

@@ -22,17 +22,20 @@ KEPT_HOME = (".venv", "runs", ".git")
 STREAM_RETRY_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
 """The longest that the Job server may not answer before this command gives up on it; the job goes on."""
+SHELLS_OFFSET = 128
+"""What a shell adds to the number of the signal that killed its command, for an exit status."""
 PENDING_SECONDS = 1800.0
 """The longest that a job may wait for a place on the cluster before it is said what is wrong; it stays submitted."""
 
 
-def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool) -> int:
+def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool, again: str) -> int:
     """Submit ``python -m solrl_ray train ARGUMENTS`` with `folder` as its working directory.
 
     Args:
         run: the run's name; the job is called ``<run>-1``, ``<run>-2``, … by attempt.
         address: of the dashboard, such as ``http://head:8265``.
         follow: stream the log and wait for the end.
+        again: the command that goes on with the run if the job is stopped or killed.
 
     Returns 0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped.
     Raises RunError: no Job server answers there, or it refuses this user's token or this job.
@@ -46,12 +49,12 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
             entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
             submission_id=job,
             runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in KEPT_HOME]},
-            metadata={"run": run},
+            metadata={"job_name": run},
         )
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise RunError(f"the job could not be submitted to {address}: {wait.first_line(error)}") from error
     print(f"job         {job}\nstop it     ray job stop --address {address} {job}", flush=True)
-    return _follow(client, job) if follow else 0
+    return _follow(client, job, again) if follow else 0
 
 
 def _client(address: str) -> JobSubmissionClient:
@@ -61,7 +64,7 @@ def _client(address: str) -> JobSubmissionClient:
         raise RunError(f"the Job server at {address} cannot be used: {wait.first_line(error)}") from error
 
 
-def _follow(client: JobSubmissionClient, job: str) -> int:
+def _follow(client: JobSubmissionClient, job: str, again: str) -> int:
     """Print the log until the job has ended. The stream ends when a connection does, so the status decides.
 
     Raises RunError: the job is not begun in `PENDING_SECONDS`, or the server is silent for `SILENCE_SECONDS`.
@@ -88,8 +91,24 @@ def _follow(client: JobSubmissionClient, job: str) -> int:
             )
         time.sleep(STREAM_RETRY_SECONDS)
     _print_log(client, job, printed)  # of a job that ended between two questions
-    print(f"job {job} {status.value.lower()}", flush=True)
+    print(f"job {job} {status.value.lower()}{_cut_off(client, job, status, again)}", flush=True)
     return 0 if status is JobStatus.SUCCEEDED else 1
+
+
+def _cut_off(client: JobSubmissionClient, job: str, status: JobStatus, again: str) -> str:
+    """What follows of a job that did not end by itself; empty for others, whose log says why."""
+    if status is JobStatus.STOPPED:
+        return f"; go on with: {again}"
+    if status is JobStatus.FAILED:
+        details = client.get_job_info(job)
+        code = details.driver_exit_code
+        if code is None:  # its supervisor or its node is gone
+            return f" ({wait.first_line(RuntimeError(details.message))}); go on with: {again}"
+        if code < 0 or code > SHELLS_OFFSET:
+            return (
+                f": its command was killed by signal {-code if code < 0 else code - SHELLS_OFFSET}; go on with: {again}"
+            )
+    return ""
 
 
 def _print_log(client: JobSubmissionClient, job: str, printed: int) -> int:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 CONTROLLER = "controller"
 """The controller's name, in the namespace of its run."""
+EVALUATION = "evaluation"
+"""The name of what evaluates a finished run, in the namespace of the folder that it writes."""
 
 
 def namespace(folder: Path) -> str:

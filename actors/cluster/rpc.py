@@ -11,14 +11,11 @@ from typing import Any
 
 import ray
 
-from actors.cluster import termination
+from actors.cluster import progress_notes, termination
 
 
 class Callee:
-    """Base of the actors that the controller calls all the time.
-
-    `BasePacker`, which is called once, and `ControllerActor`, which others call, are plain actors.
-    """
+    """Base of the actors that the controller calls. `ControllerActor`, which others call, is a plain actor."""
 
     def do(self, packed: bytes, *references: Any) -> Any:
         """What the handler that was called answers; `references`: its arguments by reference, in their order."""
@@ -29,6 +26,10 @@ class Callee:
     def do_each(self, method: str, arguments: list[Any]) -> tuple[Any, ...]:
         """None, and what a handler answers to each of the arguments: as many parts as there are of them, and one."""
         return None, *(getattr(self, method)(argument) for argument in arguments)
+
+    def send_notes(self, name: str, receiver: str, namespace: str) -> None:
+        """See `progress_notes.send_to`."""
+        progress_notes.send_to(receiver, namespace, name=name)
 
     def node(self) -> str:
         """Id of the node that this actor is on."""

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.cluster.names import namespace
+from actors.cluster.names import CONTROLLER, namespace
 from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
@@ -57,12 +57,19 @@ class ActorFactory:
     Names are unique inside the run's namespace. What reads or writes the run folder is placed on this node.
     """
 
-    def __init__(self, config: Config, folder: Path, classes: ActorClasses, *, scope: str = "") -> None:
-        """`scope`: the namespace; default: the run's own."""
+    def __init__(
+        self, config: Config, folder: Path, classes: ActorClasses, *, scope: str = "", controller: str = CONTROLLER
+    ) -> None:
+        """
+        Args:
+            scope: the namespace; default: the run's own.
+            controller: the actor in it that is told what the others are doing.
+        """
         self._config = config
         self._folder = folder
         self._classes = classes
         self._namespace = scope or namespace(folder)
+        self._controller = controller
         self._exploring = config
         self._pack: tuple[Any, ...] = ()
         self._packer: Any = None
@@ -70,7 +77,7 @@ class ActorFactory:
 
     def text_encoder(self) -> Actor:
         make = self._here(self._classes.text_encoder, "text_encoder")
-        return Actor(make.remote(self._config, self._folder / "embeddings"), "text_encoder")
+        return self._actor("text_encoder", make.remote(self._config, self._folder / "embeddings"), "text_encoder")
 
     def selector(self, name: str) -> Actor:
         make = self._here(self._classes.selector, name)
@@ -78,7 +85,7 @@ class ActorFactory:
 
     def explorer(self, name: str) -> Actor:
         make = self._anywhere(self._classes.explorer, name, pools(self._config.fleet)[pool_of(name)])
-        return Actor(make.remote(name, self._exploring, *self._base_pack()), "explorer")
+        return self._actor(name, make.remote(name, self._exploring, *self._base_pack()), "explorer")
 
     def explore_with(self, config: Config) -> None:
         """Give explorers that are made from now on this configuration, as of another fallback level."""
@@ -87,7 +94,7 @@ class ActorFactory:
 
     def regenerator(self, name: str) -> Actor:
         make = self._anywhere(self._classes.regenerator, name, self._config.fleet.regenerators)
-        return Actor(make.remote(name, self._config), "regenerator")
+        return self._actor(name, make.remote(name, self._config), "regenerator")
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
@@ -97,7 +104,7 @@ class ActorFactory:
             strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
         make = self._anywhere(self._classes.learner, name, worker, **seat)
-        return Actor(make.remote(self._config, rank), "learner", takes_lists=True)
+        return self._actor(name, make.remote(self._config, rank), "learner", takes_lists=True)
 
     def seat_learners(self, seconds: float) -> bool:
         """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.
@@ -127,8 +134,15 @@ class ActorFactory:
         if self._config.publish.base == "pack" and not self._pack:
             if self._packer is None:
                 self._packer = self._here(BasePacker, "packer").remote()
+                self._actor("packer", self._packer, "packer")
             self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
         return self._pack
+
+    def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:
+        """It is told first whom it tells what it does; nobody waits for that."""
+        if hasattr(handle, "send_notes"):  # other players may be plain actors
+            handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
+        return Actor(handle, role, **properties)
 
     def _here(self, role: type, name: str) -> Any:
         return on_this_node(role, name, self._namespace)

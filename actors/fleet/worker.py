@@ -138,6 +138,8 @@ class Worker:
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
         self._weights, self._alone, self._turn, self._unplaced = weights, alone, turn, unplaced
         self._observer, self._hand_out = observer, hand_out
+        self._step = "waiting for a place"
+        """What it does or waits for, where its state alone does not say it."""
         self._loaded: Weights | None = None
         self._began = False
         """Whether it has begun to load its model."""
@@ -157,10 +159,8 @@ class Worker:
 
     def words(self) -> str:
         """What it does."""
-        if self.warmed < self.warm_ups:
-            return f"warming up {self.warmed + 1} of {self.warm_ups} shapes"
         if not self.units:
-            return "waiting for a place" if self.state is State.WAITING else self.state.value
+            return self._step or self.state.value
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
@@ -233,6 +233,7 @@ class Worker:
             self.node = await place
         finally:
             place.cancel()
+        self._step = ""
         self._advance("placed")
 
     async def _start(self) -> None:
@@ -242,13 +243,15 @@ class Worker:
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
+        self._now("waiting for a revision")
         while (weights := self._weights()) is None:
             await self._wait_for_change()
         for shape in range(self.warm_ups):
+            self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
             self.warmed += 1
-            self._observer.changed()
+        self._now("")
         self._idle_since = self._world.now()
         self._advance("started")
 
@@ -269,9 +272,11 @@ class Worker:
         # A delta builds on the revision before; a worker that never held one is sent the whole.
         full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:
+            self._now(f"waiting for {weights.publication.name}")
             payload = await weights.payloads.ref(full=full)
             if weights is not self._weights():
                 return
+            self._now(f"loading {weights.publication.name}")
             seconds = self._deadlines.publish + self._unit_seconds * len(self.units)
             answer: Receipt | Refusal = await self._call(
                 "load_revision",
@@ -285,6 +290,7 @@ class Worker:
                 break
             self._observer.resynced(self.name, answer.reason)
             full = True
+        self._now("")
         self._observer.loaded(answer, weights.publication, self._world.now() - self._idle_since)
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
@@ -320,6 +326,10 @@ class Worker:
     async def _call(self, method: str, *arguments: Any, what: str, seconds: float) -> Any:
         sent = self._world.send(self.actor, method, *arguments)
         return await self._world.answer(sent, what=f"{what} on {self.name}", seconds=seconds)
+
+    def _now(self, step: str) -> None:
+        self._step = step
+        self._observer.changed()
 
     def _advance(self, event: str) -> None:
         self.state = advance(self.state, event)

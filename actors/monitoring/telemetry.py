@@ -33,6 +33,8 @@ TOKENS = ("prompt_tokens", "completion_tokens")
 """Of `IterationMetrics.reward_costs`."""
 MESSAGES = 8
 """Notable events that the live view can show."""
+NOTE_SECONDS = 15.0
+"""How long what an actor says that it does holds, if it does not say it again."""
 
 
 class Telemetry:
@@ -50,6 +52,8 @@ class Telemetry:
         self._iteration = 0
         self._stages: dict[str, tuple[int, int]] = {}
         self._workers: dict[str, str] = {}
+        self._notes: dict[str, tuple[str, float]] = {}
+        """Actor → what it says that it does, and until when that holds."""
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
@@ -94,6 +98,10 @@ class Telemetry:
             )
         self._stage = (words, stage, time.time(), now) if stage else None
         self._state = words
+
+    def waits_for(self, what: str) -> None:
+        """What `state` waits for now."""
+        self._state = f"{self._state.partition(': ')[0]}: waiting for {what}"
 
     def begin_iteration(self, iteration: int) -> None:
         self._iteration = iteration
@@ -147,7 +155,14 @@ class Telemetry:
         for role, tier in self._tiers:  # also those that nobody runs any more
             self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
 
+    def note(self, actor: str, words: str) -> None:
+        """What an actor says that it does while it answers nothing else; empty: nothing any more."""
+        self._notes.pop(actor, None)
+        if words:
+            self._notes[actor] = words, self._world.now() + NOTE_SECONDS
+
     def lost(self, worker: str) -> None:
+        self._notes.pop(worker, None)
         self._lost[role_of(worker)] += 1
 
     def struck(self, worker: str) -> None:
@@ -203,6 +218,7 @@ class Telemetry:
             heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in self.evaluations),
             spearman=tuple(m.spearman for m in self.iterations if m.spearman is not None),
             workers=dict(self._workers),
+            notes={actor: words for actor, (words, until) in self._notes.items() if self._world.now() < until},
             messages=tuple(self._messages),
             elapsed=self._before + self._world.now() - self._started,
             remaining=self._remaining(),

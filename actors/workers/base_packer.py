@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from actors.cluster.progress_notes import noted
+from actors.cluster.rpc import Callee
 from solrl_ray import models
+from solrl_ray.common.doing import doing
 from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.weight_sync import base_pack
@@ -16,9 +19,10 @@ from solrl_ray.weight_sync.container import Unusable
 FILE = "base/base.safetensors"
 
 
-class BasePacker:
+class BasePacker(Callee):
     """Lives until its one answer is in the object store, where every node's explorers read it in one copy."""
 
+    @noted
     def pack(self, config: Config, folder: Path) -> np.ndarray:
         """The pack in the run folder, if it is whole and of this configuration; else it is made and written there."""
         file = folder / FILE
@@ -31,6 +35,7 @@ class BasePacker:
                 pass
         torch.set_num_threads(config.fleet.learners.threads)
         transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
-        made = base_pack.write(transformer, config)
+        with doing("making the base pack"):
+            made = base_pack.write(transformer, config)
         replace_file(file, made)
         return np.frombuffer(made, np.uint8)

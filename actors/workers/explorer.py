@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import torch
 
+from actors.cluster.progress_notes import noted
 from actors.workers.devices import prepare
 from actors.workers.sampling_worker import SamplingWorker, base_to_keep
 from solrl_ray import models, rewards
+from solrl_ray.common.doing import doing
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
@@ -42,6 +44,7 @@ class Explorer(SamplingWorker):
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 
+    @noted
     def start(self) -> Attestation:
         """Build the quantised model and prove what it computes with."""
         config = self._config
@@ -64,11 +67,14 @@ class Explorer(SamplingWorker):
         decoder = "vae" if is_one_stage(config) else "preview_decoder"  # what is learned from is decoded in full
         if self._pack is None:
             model = models.load(config.model, device, components={"transformer", decoder})
-            kept = base_to_keep(model.transformer, config)
-            report = quantize_(model.transformer, pool_sampling(config).tier, config.model.quantization)
+            tier = pool_sampling(config).tier
+            with doing(f"quantising the transformer to {tier}"):
+                kept = base_to_keep(model.transformer, config)
+                report = quantize_(model.transformer, tier, config.model.quantization)
             return model, report, kept
         transformer = models.family(config.model).skeleton(config.model)
-        report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
+        with doing("building the transformer from the base pack"):
+            report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
         self._pack = None  # its memory may be given back
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)

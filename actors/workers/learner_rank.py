@@ -9,12 +9,15 @@ from typing import Any
 import ray
 
 from actors.cluster import wait
+from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache, prepare
 from solrl_ray import models
+from solrl_ray.common.doing import doing
 from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.learning.engine import free_port, process_group
 from solrl_ray.learning.learner import Learner
@@ -38,41 +41,51 @@ class LearnerRank(Callee):
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
+    @noted
     def start(self) -> str:
         """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
         self._model = models.load(model, self._device, components={"transformer"})
         self._tier = pool_sampling(self._config).tier
-        self._publisher = Publisher.for_model(self._model.transformer, self._config)
+        with doing("finding what it publishes"):
+            self._publisher = Publisher.for_model(self._model.transformer, self._config)
         return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
         """Where rank 0 can be met: this node's IP and a free port."""
         return ray.util.get_node_ip_address(), free_port()
 
+    @noted
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size = self._config.learner.world_size
-        process_group(
-            self._rank,
-            world_size,
-            address,
-            port,
-            device=self._device,
-            timeout=self._config.fleet.deadlines.collective,
-            one_host=one_host,
-            network=self._config.fleet.network,
-        )
-        self._learner = Learner(self._config, self._model, self._rank, world_size)
+        with doing(f"meeting the {world_size} ranks at {address}"):
+            process_group(
+                self._rank,
+                world_size,
+                address,
+                port,
+                device=self._device,
+                timeout=self._config.fleet.deadlines.collective,
+                one_host=one_host,
+                network=self._config.fleet.network,
+            )
+        with doing("building its adapters and optimizer"):
+            self._learner = Learner(self._config, self._model, self._rank, world_size)
 
+    @noted
     def load(self, state: LearnerState) -> None:
-        self._joined.load(state)
+        with doing(f"loading the state after {state.updates} updates"):
+            self._joined.load(state)
 
+    @noted
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
         """Have one kind of passes compiled: a call of its own, so that all can see how far it is. Returns seconds. Not
         collective."""
-        return self._awake.warm_up(policy, embedding)
+        kinds = passes(self._config)
+        with doing(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}"):
+            return self._awake.warm_up(policy, embedding)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
         """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.

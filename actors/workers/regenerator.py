@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from actors.cluster.progress_notes import noted
 from actors.workers.devices import free_cache, prepare
 from actors.workers.sampling_worker import SamplingWorker
 from solrl_ray import models, rewards
@@ -48,6 +49,7 @@ class Regenerator(SamplingWorker):
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
+    @noted
     def start(self) -> Attestation:
         """Build the model and say what really runs."""
         config, tier = self._config, full_tier(self._config.model)

@@ -15,6 +15,7 @@ from torch import nn
 from actors.cluster import termination
 from actors.cluster.rpc import Callee
 from actors.workers.devices import free_cache
+from solrl_ray.common.doing import doing
 from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, pool_sampling
@@ -72,7 +73,8 @@ class SamplingWorker(Callee):
             quantized_base: as for `Receiver`.
         """
         config = self._config
-        checks = attestation.attest(model.transformer, sampling.tier, report)
+        with doing(f"testing what it computes with in {sampling.tier}"):
+            checks = attestation.attest(model.transformer, sampling.tier, report)
         make_room(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)

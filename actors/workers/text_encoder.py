@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 
+from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from solrl_ray import models
+from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.prompts.embedding_cache import EmbeddingCache
@@ -26,11 +28,13 @@ class TextEncoder(Callee):
         """What Ray shows in its dashboard and before each line that this process logs."""
         return f"encoder of {self._config.model.family} prompts"
 
+    @noted
     def start(self) -> None:
         """Load the text encoders."""
         torch.set_num_threads(1)  # an embedding must not depend on how many cores this node has
         model = models.load(self._config.model, "cpu", components={"text"})
-        self._cache = EmbeddingCache(self._folder, model)
+        with doing("taking the digest of the text encoders"):
+            self._cache = EmbeddingCache(self._folder, model)
 
     def embed(self, prompt: Prompt) -> PromptEmbedding:
         """The prompt's embedding, from the cache on disk or encoded now."""

@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         where = error.filename2 or error.filename
         return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
-    except KeyboardInterrupt:
-        print("\ninterrupted; a run that had begun continues with --resume", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -38,10 +38,7 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
     Raises UserError, or RunError if nobody answers at `address` or the disk hangs.
     """
     if address:
-        try:
-            ray_auth.knock(address, seconds=KNOCK_SECONDS)
-        except (OSError, ValueError) as error:
-            raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
+        cluster(address)
     else:
         _gpus(loaded)
     _trackers(loaded)
@@ -55,22 +52,24 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
     in_time(lambda: _folder(loaded, named, resumes), what=f"{named}: looking at it", seconds=READ_SECONDS)
 
 
+def cluster(address: str) -> None:
+    """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
+    try:
+        ray_auth.knock(address, seconds=KNOCK_SECONDS)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
+
+
 def job_server(url: str) -> None:
     """Raise RunError if no Job server answers at `url`, or it refuses this user's token; UserError if it is no URL."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--address is {url!r}; it must be the dashboard's address, such as http://head:8265.")
-    token = ray_auth.token()
-    headers = {"Authorization": f"Bearer {token}"} if token and os.environ.get(ray_auth.MODE) != "disabled" else {}
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/api/version", headers=headers)
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/version", headers=ray_auth.headers())
         urllib.request.urlopen(request, timeout=KNOCK_SECONDS).close()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            has = "it refuses this user's token" if headers else "it wants a token, and this user has none"
-            raise RunError(
-                f"the Job server at {url} cannot be used: {has}; `ray get-auth-token` on its head prints the right "
-                "one, which belongs into RAY_AUTH_TOKEN, with RAY_AUTH_MODE=token."
-            ) from error
+            raise RunError(f"the Job server at {url} cannot be used: {ray_auth.refusal()}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RunError(f"the Job server at {url} cannot be used: {reason or type(error).__name__}") from error

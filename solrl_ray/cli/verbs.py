@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
 from solrl_ray.config.loading import load_with_sources
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from solrl_ray.config.arithmetic import Arithmetic
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and hand over to the system."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # of Slurm, Kubernetes, `ray job stop`: as Ctrl-C
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
@@ -52,6 +57,8 @@ def plan(arguments: argparse.Namespace) -> int:
     }
     foretold = _prices(arguments)
     loaded = fresh(arguments, _given(counts))
+    if arguments.address:
+        at_once.cluster(arguments.address)
     card = foretold[1].card if foretold else None
     if foretold:
         loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
@@ -223,27 +230,31 @@ def submit(arguments: argparse.Namespace) -> int:
     at_once.job_server(address)
     from actors.client import submit
 
-    return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait)
+    again = shlex.join(["solrl", "submit", "--resume", resume or str(Path(root) / name), "--address", address])
+    return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait, again=again)
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Print how a run is: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
     ray_auth.settle(local=False)
+    clusters = _clusters(arguments, folder)
     from rich.console import Console
 
     from actors.client import live_run
-    from solrl_ray.report.data import stored_progress
+    from solrl_ray.report.data import NOT_RUNNING, stored_progress
     from solrl_ray.report.live import render
+    from solrl_ray.storage.run_folder import RunFolder
 
-    address = _address(arguments, folder)
-    progress = live_run.live_progress(folder, address=address) if address else None
+    progress = live_run.live_progress(folder, clusters=clusters) if clusters else None
     if progress is None and folder is not None:
         progress = stored_progress(folder)
     if progress is None:
-        where = f"on the cluster at {address}" if address else "known"
-        raise UserError(f"No live run is {where}; name a run folder, or with --address the cluster of a live run.")
+        where = f"on the cluster at {' or '.join(clusters)}" if clusters else "on a cluster of this machine"
+        raise UserError(f"No run is live {where}; name a run folder, or with --address the cluster of a live run.")
     Console().print(render(progress))
+    if folder is not None and progress.state.startswith(NOT_RUNNING):
+        print(f"go on with  {RunFolder(folder).resume_command()}")
     return 0
 
 
@@ -260,13 +271,10 @@ def scale(arguments: argparse.Namespace) -> int:
     if folder is not None:
         continuation.stored(folder)
     ray_auth.settle(local=False)
+    clusters = _clusters(arguments, folder)
     from actors.client import live_run
 
-    address = _address(arguments, folder)
-    if address is None:
-        what = f"The run in {folder} is not live" if folder else "No live run is known"
-        raise UserError(f"{what}; name the folder of a live run, or with --address its cluster.")
-    print(live_run.scale(folder, sizes, address=address))
+    print(live_run.scale(folder, sizes, clusters=clusters))
     return 0
 
 
@@ -309,6 +317,32 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
 
     address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
     return address or (RunFolder(run).live_cluster() if run else None)
+
+
+def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
+    """Where a live run is looked for: as `_address`; without a run and an address, on this machine's clusters."""
+    if address := _address(arguments, run):
+        at_once.cluster(address)
+        return [address]
+    if run:
+        return _last_cluster(run)
+    from actors.client import live_run
+
+    return live_run.clusters_here()
+
+
+def _last_cluster(run: Path) -> list[str]:
+    """The cluster on which a run was last, whose controller may be about to claim its folder; none if it is gone."""
+    from solrl_ray.storage.run_folder import RunFolder
+
+    address = RunFolder(run).noted_cluster()
+    try:
+        if address:
+            at_once.cluster(address)
+            return [address]
+    except RunError:
+        pass
+    return []
 
 
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:

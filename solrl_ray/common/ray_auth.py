@@ -12,9 +12,11 @@ import os
 import socket
 from pathlib import Path
 
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 
 MODE = "RAY_AUTH_MODE"
+ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+"""What Ray's own clients ask first."""
 
 
 def settle(*, local: bool) -> str:
@@ -30,8 +32,11 @@ def settle(*, local: bool) -> str:
 
 
 def knock(address: str, *, seconds: float) -> None:
-    """Raise OSError if nobody listens at ``host:port``, of whom Ray itself would ask for minutes; UserError if it is
-    the address of a dashboard."""
+    """Ask at ``host:port`` whether this user may join, which Ray itself would ask for minutes.
+
+    Raises OSError if nobody listens there, RunError if the user's token is refused, UserError if it is the address of a
+    dashboard.
+    """
     if address.startswith(("http://", "https://")):
         raise UserError(
             f"--address or RAY_ADDRESS is {address!r}, a dashboard, which is for solrl submit; it must be the Ray "
@@ -40,6 +45,39 @@ def knock(address: str, *, seconds: float) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+        if _is_refused(f"{host}:{port}", seconds):
+            raise RunError(f"the Ray cluster at {address} could not be joined: {refusal()}")
+
+
+def refusal() -> str:
+    """What is wrong, and would be right, where what `headers` has is not let in."""
+    has = "it refuses this user's token, which is wrong" if headers() else "it wants a token, and this user has none"
+    return (
+        f"{has}; `ray get-auth-token` on its head prints the right one, which belongs into RAY_AUTH_TOKEN, with "
+        "RAY_AUTH_MODE=token."
+    )
+
+
+def headers() -> dict[str, str]:
+    """With which Ray's servers are asked."""
+    given = token() if os.environ.get(MODE) != "disabled" else ""
+    return {"authorization": f"Bearer {given}"} if given else {}
+
+
+def _is_refused(address: str, seconds: float) -> bool:
+    """Whether a Ray there does not let this user in; not of one that does not answer, or speaks TLS."""
+    try:
+        import grpc  # late: a tenth of a second; Ray brings it
+    except ImportError:
+        return False
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        same = bytes  # the question has no fields, and nobody reads the answer
+        ask = channel.unary_unary(ALIVE, request_serializer=same, response_deserializer=same)
+        try:
+            ask(b"", timeout=seconds, metadata=list(headers().items()))
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def token() -> str:

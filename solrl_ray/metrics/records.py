@@ -135,6 +135,9 @@ class Progress:
     spearman: tuple[float, ...] = ()
     workers: dict[str, str] = field(default_factory=dict)
     """Worker name → state or present unit."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Actor → what it does in a call that takes long, such as ``loading transformer, 3 of 12 shards``. Also actors that
+    are not in `workers`."""
     messages: tuple[str, ...] = ()
     """Last notable events, newest last: a lost worker, a replaced one, a requeued unit."""
     elapsed: float = 0.0

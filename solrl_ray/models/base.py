@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
@@ -116,12 +117,13 @@ class DiffusionModel(ABC):
             modules["transformer"] = cls.adapt_(transformer)
         if "vae" in components or ("preview_decoder" in components and load_preview is None):
             vae = checkpoint.load("vae", cls.DECODERS, dtype)
-            name: Component = "vae" if "vae" in components else "preview_decoder"
-            modules[name] = decoders.set_tiling(vae, config.decoding)
+            full: Component = "vae" if "vae" in components else "preview_decoder"
+            modules[full] = decoders.set_tiling(vae, config.decoding)
         if "preview_decoder" in components and load_preview is not None:
             modules["preview_decoder"] = decoders.set_tiling(load_preview(torch_dtype=dtype), config.decoding)
-        for module in modules.values():
-            module.to(device)
+        for name, module in modules.items():
+            with doing(f"moving {name} to {device}"):
+                module.to(device)
         return cls(config, device, modules, transformer_config=transformer_config, vae_config=vae_config)
 
     @classmethod

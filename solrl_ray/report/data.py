@@ -20,6 +20,8 @@ from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation
 from solrl_ray.storage.run_folder import RunFolder, Start
 
 ATTESTATIONS_FILE = "attestations.json"
+NOT_RUNNING = "not running"
+STARTING = "starting: waiting for its cluster or its controller"
 
 Record = TypeVar("Record", IterationMetrics, EvaluationMetrics, Attestation, Summary)
 
@@ -102,13 +104,17 @@ def _read_metrics(places: RunFolder) -> tuple[dict[int, IterationMetrics], dict[
 def stored_progress(folder: Path) -> Progress:
     """How a run is by its folder alone, when nobody is at work in it.
 
-    Raises UserError as `read_run` does, RunError if its disk hangs.
+    Raises UserError as `read_run` does, but for a run that is starting or ended while it was; RunError if its disk
+    hangs.
     """
+    places = RunFolder(folder)
+    if (folder / FILE).is_file() and not places.metrics.is_file():
+        return in_time(lambda: _start_progress(places), what=f"reading {folder}", seconds=READ_SECONDS)
     run = in_time(lambda: read_run(folder), what=f"reading {folder}", seconds=READ_SECONDS)
     done, planned = len(run.iterations), run.config.run.iterations
     return Progress(
         run=run.config.run.name,
-        state="done" if run.finished else "not running; --resume goes on with it",
+        state="done" if run.finished else STARTING if places.in_use else NOT_RUNNING,
         iteration=done,
         iterations=planned,
         stages={"iterations": (done, planned)},
@@ -116,6 +122,20 @@ def stored_progress(folder: Path) -> Progress:
         heldout=tuple((e.iteration, e.policy, e.reward_mean, e.reward_stderr) for e in run.evaluations),
         spearman=tuple(record.spearman for record in run.iterations if record.spearman is not None),
         elapsed=run.summary.seconds if run.summary else measured_seconds(run.iterations, run.evaluations),
+    )
+
+
+def _start_progress(places: RunFolder) -> Progress:
+    """Of a run that has measured nothing yet."""
+    check_format(places.path)
+    config, starts = load([places.path / FILE]), places.starts()
+    ended = NOT_RUNNING if places.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
+    return Progress(
+        run=config.run.name,
+        state=STARTING if places.in_use else ended,
+        iteration=0,
+        iterations=config.run.iterations,
+        messages=(f"begun {starts[-1].when} on {starts[-1].host} by: {starts[-1].command}",) if starts else (),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +21,9 @@ SPARKLINE_WIDTH = 30
 """Most iterations that a sparkline shows, the newest ones: what a terminal of 80 columns has room for."""
 WORKERS_SHOWN = 8
 MESSAGES_SHOWN = 4
+NOTES_SHOWN = 4
+NOTES_SECONDS = 10.0
+"""Between two lines of a log on what those are doing that start."""
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
@@ -57,7 +60,7 @@ def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
     numbers = _numbers(progress)
     if numbers.row_count:
         parts += [Text(), numbers]
-    if progress.workers:
+    if progress.workers or progress.notes:
         parts += [Text(), _workers(progress)]
     if progress.messages:
         lines = [Text(message, style="yellow") for message in progress.messages[-MESSAGES_SHOWN:]]
@@ -125,7 +128,8 @@ def _workers(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(no_wrap=True, overflow="ellipsis")
-    workers = sorted(progress.workers.items())
+    others = {name: state for name, state in progress.workers.items() if name not in progress.notes}
+    workers = [*sorted(progress.notes.items()), *sorted(others.items())]  # first those that the run may wait for
     for name, state in workers[:WORKERS_SHOWN]:
         table.add_row(Text(name), Text(state))
     if len(workers) > WORKERS_SHOWN:
@@ -134,13 +138,18 @@ def _workers(progress: Progress) -> Table:
 
 
 class PlainLines:
-    """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once."""
+    """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once.
+
+    What those do that start is a line now and then, while it is something else than before.
+    """
 
     def __init__(self) -> None:
         self._states: set[str] = set()
         self._messages: tuple[str, ...] = ()
         self._iterations = 0
         self._evaluations = 0
+        self._noted = ""
+        self._noted_at = 0.0
 
     def lines(self, progress: Progress) -> list[str]:
         """What is new since the last snapshot; a state that comes back is told the first time only.
@@ -162,6 +171,10 @@ class PlainLines:
         if progress.state not in self._states:
             self._states.add(progress.state)
             news.append(progress.state)
+        notes = _notes(progress.notes)
+        if notes != self._noted and progress.elapsed - self._noted_at >= NOTES_SECONDS:
+            self._noted, self._noted_at = notes, progress.elapsed
+            news += [notes] if notes else []
         return [f"[{duration(progress.elapsed):>7}] {line}" for line in news]
 
     def _iteration(self, progress: Progress, number: int) -> str:
@@ -172,6 +185,15 @@ class PlainLines:
         if progress.remaining is not None:
             line += f", about {duration(progress.remaining)} left"
         return line
+
+
+def _notes(notes: Mapping[str, str]) -> str:
+    """``learner-0: loading transformer, 3 of 12 shards; explorer-0 and 7 more: loading the reward clipscore``."""
+    alike: dict[str, list[str]] = {}
+    for name, words in sorted(notes.items()):
+        alike.setdefault(words, []).append(name)
+    told = [f"{names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)}: {words}" for words, names in alike.items()]
+    return "; ".join([*told[:NOTES_SHOWN], *([f"and {len(told) - NOTES_SHOWN} others"] * (len(told) > NOTES_SHOWN))])
 
 
 def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from solrl_ray.common.doing import doing
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
 from solrl_ray.config.schema import RewardConfig
@@ -89,7 +90,8 @@ def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
 
 def _load(config: RewardConfig, index: int, device: torch.device | str) -> Weighted:
     keys, name = _named(index, _brackets), f"rewards[{index}] ({config.kind})"
-    reward = registered(config, keys).load(config, device, keys=keys, name=name)
+    with doing(f"loading the reward {config.kind}"):
+        reward = registered(config, keys).load(config, device, keys=keys, name=name)
     scale = config.normalize.model_dump() if config.normalize is not None else {}
     return Weighted(reward, config.weight, **scale)
 

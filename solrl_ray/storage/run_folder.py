@@ -8,6 +8,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from io import FileIO
@@ -123,6 +124,7 @@ class RunFolder:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
                 self._start_over(config)
+            remove(self.path / "cluster")  # of the process before
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
@@ -180,20 +182,47 @@ class RunFolder:
         """Say on which Ray cluster the process that writes here works."""
         replace_file(self.path / "cluster", f"{address}\n".encode())
 
+    def forget_cluster(self) -> None:
+        """Of a process that ends, whatever its disk says to that."""
+        with suppress(OSError, RunError):
+            in_time(lambda: remove(self.path / "cluster"), what="forgetting the cluster", seconds=READ_SECONDS)
+
+    def resume_command(self, address: str | None = None) -> str:
+        """What a user types to go on with the run, on the cluster at `address`."""
+        return shlex.join(["solrl", "train", "--resume", str(self.path), *(["--address", address] if address else [])])
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process works here now. Raises RunError if the disk hangs."""
+        return in_time(self._is_locked, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
+
     def live_cluster(self) -> str | None:
         """The Ray cluster on which a process writes here now; None if none does. Raises RunError if the disk hangs."""
         return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
 
+    def noted_cluster(self) -> str | None:
+        """What `note_cluster` has said last of this run; whether somebody still works there it does not say.
+
+        Between the driver and the controller nobody holds the lock. Raises RunError if the disk hangs.
+        """
+        return in_time(self._noted_cluster, what=f"looking at {self.path / 'cluster'}", seconds=READ_SECONDS)
+
     def _live_cluster(self) -> str | None:
+        return self._noted_cluster() if self._is_locked() else None
+
+    def _noted_cluster(self) -> str | None:
+        path = self.path / "cluster"
+        return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
+
+    def _is_locked(self) -> bool:
         try:
             with (self.path / "lock").open("rb") as file:
                 claim(self.path, file, alone=False)
         except BlockingIOError:
-            path = self.path / "cluster"
-            return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
+            return True
         except OSError:
             pass
-        return None
+        return False
 
     def note_start(self, command: Sequence[str]) -> None:
         """Say when, where and with which command the run is begun or gone on with."""

@@ -54,6 +54,13 @@ class Head:
         except OSError:
             return 0
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """What the dashboard lists as jobs."""
+        request = urllib.request.Request(f"{self.url}/api/jobs/", headers={"Authorization": f"Bearer {self.token}"})
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            found: list[dict[str, Any]] = json.load(answer)
+        return found
+
 
 def wait_until(what: str, reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE

@@ -14,8 +14,9 @@ import pytest
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
+from tests.support.forkserver import solrl
 from tests.support.heads import BIN, PATIENCE, Head, head, wait_until
-from tests.support.small import digests, folder, small_config
+from tests.support.small import digests, folder, small_config, summary
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,6 +35,44 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "checkout"
 
 
+def call(checkout: Path, cluster: Head, *command: str | Path, status: int = 0, **variables: str) -> str:
+    """What a command prints, given in the checkout by a user of the cluster."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=checkout,
+        env=cluster.environment | {"PYTHONPATH": "", "RAY_API_SERVER_ADDRESS": cluster.url} | variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def submitting(forks: str, job: str) -> tuple[str, ...]:
+    """``ray job submit`` with workers that are forks."""
+    given = ("--runtime-env-json", json.dumps({"py_executable": forks}), "--submission-id", job)
+    return (str(BIN / "ray"), "job", "submit", "--working-dir", ".", *given)
+
+
+@pytest.mark.timeout(600)
+def test_a_submitted_job_trains_and_who_asks_about_it_is_not_listed_as_another(
+    forks: str, checkout: Path, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path / "runs", "quick", "run.iterations=1", "evaluation={every: 0, samples: 1, steps: 1}")
+    (checkout / "small.yaml").write_text(to_yaml(config))
+    train = ("--", "python", "-m", "solrl_ray", "train", "small.yaml", "--no-live")
+    with head() as cluster:
+        said = call(checkout, cluster, *submitting(forks, "quick"), *train)
+        assert "iteration 1/1" in said
+        assert cluster.token not in said
+        assert summary(config)["iterations"] == 1
+        asked = call(checkout, cluster, *solrl(forks, "status", "--address", cluster.address), status=2)
+        assert "No run is live on the cluster at" in asked
+        assert [(job["type"], job["submission_id"]) for job in cluster.jobs()] == [("SUBMISSION", "quick")]
+
+
 @pytest.mark.timeout(1800)  # three jobs, each with the start of a run
 @pytest.mark.faults
 def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_same_bytes(
@@ -44,45 +83,33 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
     (checkout / "small.yaml").write_text(to_yaml(config))
     said = []
 
-    def call(cluster: Head, *command: str | Path, status: int = 0, **variables: str) -> str:
-        done = subprocess.run(
-            list(map(str, command)),
-            cwd=checkout,
-            env=cluster.environment | {"PYTHONPATH": "", "RAY_API_SERVER_ADDRESS": cluster.url} | variables,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        said.append(done.stdout + done.stderr)
-        assert done.returncode == status, said[-1]
+    def called(cluster: Head, *command: str | Path, status: int = 0, **variables: str) -> str:
+        said.append(call(checkout, cluster, *command, status=status, **variables))
         return said[-1]
 
     with ExitStack() as clusters:
         with head() as first, ThreadPoolExecutor() as aside:
             assert first.status_of("/api/jobs/", None) == 401
             submit = (BIN / "python", "-m", "solrl_ray", "submit", "small.yaml", "--address", first.url, "--no-wait")
-            assert "submitted-1" in call(first, *submit)
+            assert "submitted-1" in called(first, *submit)
             # While its workers start as users' do: those of the jobs to come are forks.
             coming = aside.submit(clusters.enter_context, head(variables={"RAY_prestart_worker_first_driver": "0"}))
-            refused = call(first, *submit, status=1, RAY_AUTH_TOKEN="another")
+            refused = called(first, *submit, status=1, RAY_AUTH_TOKEN="another")
             assert refused.startswith(f"error: the Job server at {first.url} cannot be used: "), refused
             assert "Traceback" not in refused
             second = coming.result(PATIENCE)
             wait_until("iteration 1", (run / "journal" / "iteration-000001.jsonl").exists)
         assert not (run / "summary.json").exists()
 
-        again = (BIN / "ray", "job", "submit", "--working-dir", ".", "--runtime-env-json")
-        again += (json.dumps({"py_executable": forks}), "--submission-id")
         train = ("--", "python", "-m", "solrl_ray", "train", "--resume", run, "--no-live")
-        call(second, *again, "again", "--no-wait", *train)
+        called(second, *submitting(forks, "again"), "--no-wait", *train)
         wait_until("iteration 2", (run / "journal" / "iteration-000002.jsonl").exists)
         wait_until("its checkpoint", RunFolder(run).checkpoint(2).exists)
         assert second.status_of("/api/jobs/again/stop", second.token, "POST") == 200  # as `ray job stop` does
         RunFolder(run).lock(seconds=PATIENCE)  # its processes have let go of the run
         RunFolder(run).unlock()
         assert not (run / "summary.json").exists()
-        finished = call(second, *again, "once-more", *train)
+        finished = called(second, *submitting(forks, "once-more"), *train)
         assert "iteration 1/3" not in finished
         assert "iteration 3/3" in finished
     assert digests(config) == digests(calm)

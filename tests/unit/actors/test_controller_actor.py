@@ -1,4 +1,4 @@
-"""The controller as an actor, before there is one."""
+"""The controller as an actor, before there is one; and what somebody who interrupts a run is told."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from actors import ray_world
+from actors.client import launch
 from actors.client.controller_actor import ControllerActor
 from actors.fleet.actor_factory import ActorClasses
+from solrl_ray.cli import main
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import RunError
 from tests.support.small import folder, small_config
 
@@ -39,3 +42,24 @@ def test_who_asks_a_run_that_is_still_opening_is_told_to_ask_again(
     for question in (front.scale({"explorers": 2}), front.poll_evaluation("mine"), front.forget_evaluation("mine")):
         with pytest.raises(RunError, match=r"^the run is still finding where to go on; ask again in a moment$"):
             asyncio.run(question)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_who_interrupts_a_run_is_told_how_it_goes_on(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small_config(tmp_path, "cut")
+    run = folder(config)
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        if begun:
+            (run / "journal").mkdir()
+            (run / "journal" / "iteration-000000.jsonl").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "_work", interrupted)
+    file = tmp_path / "cut.yaml"
+    file.write_text(to_yaml(config))
+    assert main(["train", str(file), "--no-live"]) == 130
+    when = "" if begun else " while it was starting, before anything was trained"
+    assert capsys.readouterr().err == f"\ninterrupted{when}; go on with: solrl train --resume {run}\n"

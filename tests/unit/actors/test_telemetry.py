@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.monitoring import telemetry as monitored
 from actors.monitoring.telemetry import MESSAGES, Telemetry
 from actors.ray_world import RayWorld
 from actors.world import Tasks
@@ -111,6 +112,34 @@ def test_the_newest_messages_are_kept(tmp_path: Path) -> None:
     for number in range(MESSAGES + 2):
         made.message(str(number))
     assert made.progress().messages == tuple(str(number) for number in range(2, MESSAGES + 2))
+
+
+def test_what_an_actor_says_that_it_does_holds_until_it_says_something_else_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = unopened(tmp_path)
+    made.note("learner-0", "loading transformer")
+    made.note("explorer-0", "loading transformer, 3 of 12 shards")
+    made.note("learner-0", "loading transformer, 1 of 12 shards")
+    made.note("encoder", "")
+    assert made.progress().notes == {
+        "learner-0": "loading transformer, 1 of 12 shards",
+        "explorer-0": "loading transformer, 3 of 12 shards",
+    }
+    made.note("learner-0", "")
+    made.lost("explorer-0")
+    assert made.progress().notes == {}
+    monkeypatch.setattr(monitored, "NOTE_SECONDS", 0.0)
+    made.note("learner-1", "loading transformer")  # and dies, so that it says nothing more
+    assert made.progress().notes == {}
+
+
+def test_a_state_that_waits_for_something_says_for_what(tmp_path: Path) -> None:
+    made = unopened(tmp_path)
+    made.state("starting workers")
+    made.waits_for("the text encoder")
+    made.waits_for("the learners")
+    assert made.progress().state == "starting workers: waiting for the learners"
 
 
 def test_a_resumed_run_goes_on_to_count_where_it_was(tmp_path: Path) -> None:

@@ -6,13 +6,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import grpc
 import pytest
 
 from solrl_ray.cli import at_once
+from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
 from tests.support.command_line import begin, refusal, solrl
 
@@ -125,13 +129,59 @@ def test_a_wrong_token_is_told_as_what_it_is(
     submit = ["submit", config_file, "--set", f"run.root={config_file.parent}", "--address", url]
     monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
     assert sentence(capsys, *submit).startswith(
-        f"the Job server at {url} cannot be used: it refuses this user's token;"
+        f"the Job server at {url} cannot be used: it refuses this user's token, which is wrong; `ray get"
     )
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
     assert "it wants a token, and this user has none" in sentence(capsys, *submit)
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     at_once.job_server(url)
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """Address of who asks for a token as a Ray cluster does."""
+
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if dict(context.invocation_metadata()).get("authorization") != f"Bearer {TOKEN}":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken: Authentication token is missing or wrong")
+        return b""
+
+    service, _, method = ray_auth.ALIVE[1:].partition("/")
+    handlers = grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(answer)})
+    server = grpc.server(ThreadPoolExecutor(1), handlers=(handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["train", "CONFIG"], ["train", "CONFIG", "--dry-run"], ["plan", "CONFIG"], ["status"], ["pool", "scale"]],
+    ids=" ".join,
+)
+def test_a_token_that_a_cluster_refuses_is_told_as_what_it_is(
+    command: list[str],
+    cluster: str,
+    config_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    arguments = [str(config_file) if argument == "CONFIG" else argument for argument in command]
+    began = time.monotonic()
+    said = sentence(capsys, *arguments, "--address", cluster)
+    assert time.monotonic() - began < 5.0
+    assert said.startswith(f"the Ray cluster at {cluster} could not be joined: it refuses this user's token, which is")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    ray_auth.knock(cluster, seconds=5.0)
+
+
+def test_who_listens_and_is_no_ray_is_not_taken_for_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ray_auth.knock(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.2)
 
 
 @pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])

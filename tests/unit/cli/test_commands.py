@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from actors.client import live_run
 from solrl_ray.cli import outline
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.command_line import refusal, solrl
 
@@ -162,6 +164,13 @@ def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
     )
 
 
+@pytest.fixture
+def no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else runs on this machine is not looked at."""
+    monkeypatch.setattr(live_run, "clusters_here", list)
+
+
+@pytest.mark.usefixtures("no_clusters")
 def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,21 +180,47 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     assert "elapsed 0:36" in shown  # 36.5 s, as in its summary
     assert solrl("status", made_runs.write_run(tmp_path / "open", done=2, finished=False)) == 0
     shown = capsys.readouterr().out
-    assert "iteration 3 of 3   not running; --resume goes on with it" in shown
+    assert "iteration 3 of 3   not running" in shown
+    assert shown.endswith(f"go on with  solrl train --resume {tmp_path / 'open'}\n")
     assert "0.300 → 0.310" in shown
     assert "elapsed 0:24" in shown  # two iterations of 10 s and three evaluations of 1.5 s: 24.5 s
     longer = made_runs.write_run(tmp_path / "longer")
     (longer / "config.yaml").write_text(to_yaml(made_runs.config(iterations=5)))  # as a resumed run does
     assert solrl("status", longer) == 0
-    assert "iteration 4 of 5   not running; --resume goes on with it" in capsys.readouterr().out
+    assert "iteration 4 of 5   not running" in capsys.readouterr().out
     assert refusal(capsys, "status", tmp_path).startswith(f"{tmp_path} is not the folder of a run")
-    assert refusal(capsys, "status").startswith("No live run is known; name a run folder")
+    assert refusal(capsys, "status").startswith("No run is live on a cluster of this machine; name a run folder")
 
 
+def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = made_runs.config().model_copy(
+        update={"run": made_runs.config().run.model_copy(update={"root": str(tmp_path)})}
+    )
+    run = RunFolder.of(config)
+    run.path.mkdir()
+    run.note_cluster("10.0.0.1:1")  # of a process before, whose cluster is gone
+    run.create(config, resume=False)
+    run.note_start(["solrl", "train", "my.yaml"])
+    assert solrl("status", run.path) == 0
+    shown = capsys.readouterr().out
+    assert "starting: waiting for its cluster or its controller" in shown
+    assert "go on with" not in shown
+    run.unlock()
+    run.note_cluster("127.0.0.1:1")  # of a driver that was killed, and its cluster with it
+    assert solrl("status", run.path) == 0
+    shown = capsys.readouterr().out
+    assert "not running: it ended while it was starting, and nothing" in shown
+    assert "by: solrl train my.yaml" in " ".join(shown.split())
+    assert shown.endswith(f"go on with  solrl train --resume '{run.path}'\n")  # its name has a space
+
+
+@pytest.mark.usefixtures("no_clusters")
 def test_pools_are_scaled_of_runs_that_are_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = made_runs.write_run(tmp_path / "ended")
     for run, problem in (
-        ([], "No live run is known; name the folder of a live run"),
+        ([], "No run is live on a cluster of this machine; name the folder of a live run"),
         ([ended], f"The run in {ended} is not live; name the folder of a live run"),
         ([tmp_path], f"{tmp_path} is not a run folder: it has no config.yaml."),
     ):

@@ -69,6 +69,30 @@ def test_the_panel_shows_progress_rewards_fidelity_and_workers() -> None:
     assert "about 1:57 left" in text
 
 
+def test_what_those_do_that_start_stands_before_the_others() -> None:
+    notes = {"explorer-9": "loading transformer, 3 of 12 shards", "learner-0": "meeting the 2 ranks at 10.0.0.1"}
+    text = shown(replace(HALFWAY, notes=notes))
+    said = [text.index(words) for words in ("loading transformer, 3 of 12", "meeting the 2 ranks", "explore/7")]
+    assert said == sorted(said)
+    assert "and 5 more" in text
+    assert "text_encoder" in shown(replace(HALFWAY, workers={}, notes={"text_encoder": "loading"}))
+
+
+def test_a_log_tells_now_and_then_what_those_do_that_start() -> None:
+    lines = PlainLines()
+    alike = {f"explorer-{number}": "loading transformer, 3 of 12 shards" for number in range(8)}
+    start = Progress(run="r", state="starting workers", iteration=0, iterations=2, elapsed=5.0, notes=alike)
+    assert lines.lines(start) == ["[   0:05] starting workers"]
+    told = "[   0:11] explorer-0 and 7 more: loading transformer, 3 of 12 shards; learner-0: loading transformer"
+    both = alike | {"learner-0": "loading transformer"}
+    assert lines.lines(replace(start, elapsed=11.0, notes=both)) == [told]
+    assert lines.lines(replace(start, elapsed=12.0, notes=alike)) == []
+    assert lines.lines(replace(start, elapsed=22.0, notes=both)) == []
+    many = {f"explorer-{number}": f"loading transformer, {number} of 12 shards" for number in range(6)}
+    (line,) = lines.lines(replace(start, elapsed=23.0, notes=many))
+    assert line.endswith("explorer-3: loading transformer, 3 of 12 shards; and 2 others")
+
+
 def test_the_clocks_run_on_between_snapshots() -> None:
     text = shown(HALFWAY, since_update=60.0)
     assert "elapsed 2:03" in text
