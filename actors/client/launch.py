@@ -16,9 +16,11 @@ from actors.client.controller_actor import ControllerActor
 from actors.cluster import capacity, wait
 from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
-from actors.workers.devices import device_of, settle_tier
+from actors.workers.devices import card, device_of, settle_tier
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, fitting
+from solrl_ray.config.arithmetic import ModelFacts
+from solrl_ray.config.fitting import Card
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
@@ -46,12 +48,14 @@ def train(
     resume: bool = False,
     address: str | None = None,
     live: bool = True,
+    facts: ModelFacts | None = None,
     classes: ActorClasses | None = None,
 ) -> int:
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
 
     Args:
         resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
+        facts: sizes of the model, by which ``fleet.sharing: auto`` is settled; without them it is ``keep``.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
@@ -87,7 +91,7 @@ def train(
             _copy_end(config, folder)
         else:
             try:
-                _work(config, folder, stack, address=address, live=live, classes=classes or ActorClasses())
+                _work(config, folder, stack, address=address, live=live, facts=facts, classes=classes or ActorClasses())
             except KeyboardInterrupt:
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
@@ -115,13 +119,23 @@ def _copy_end(config: Config, folder: RunFolder) -> None:
 
 
 def _work(
-    config: Config, folder: RunFolder, stack: ExitStack, *, address: str | None, live: bool, classes: ActorClasses
+    config: Config,
+    folder: RunFolder,
+    stack: ExitStack,
+    *,
+    address: str | None,
+    live: bool,
+    facts: ModelFacts | None,
+    classes: ActorClasses,
 ) -> None:
     path = folder.path.absolute()
     if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
         stack.callback(vacate, namespace(path))
     capacity.await_resources(config)
     config = with_tier(config)
+    if facts is not None and fitting.is_open(config):
+        config = fitting.settled(config, facts, _learners_card(config))
+        print(f"fleet.sharing auto is {config.fleet.sharing}", flush=True)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
@@ -169,6 +183,14 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
     probe = ray.remote(**options)(settle_tier)
     tested, what = probe.remote(config, explorer), "the test of what tiers the explorers' device has"
     return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
+
+
+def _learners_card(config: Config) -> Card:
+    """`devices.card` where a learner would be."""
+    learner = config.fleet.learners
+    options: dict[str, Any] = {"num_cpus": learner.num_cpus, "num_gpus": learner.num_gpus, **where(learner)}
+    seen, what = ray.remote(**options)(card).remote(), "a look at the learners' GPU"
+    return cast(Card, wait.get(seen, what=what, seconds=config.fleet.deadlines.start))
 
 
 def try_own_rewards(config: Config, *, elsewhere: bool) -> None:

@@ -9,6 +9,7 @@ import os
 import torch
 import torch.utils.deterministic
 
+from solrl_ray.config.fitting import Card
 from solrl_ray.config.schema import Config, Worker
 from solrl_ray.config.strategies import pool_sampling, previews
 from solrl_ray.errors import UserError
@@ -67,6 +68,13 @@ def free_cache() -> int:
     before = torch.cuda.memory_reserved()
     torch.cuda.empty_cache()
     return before - torch.cuda.memory_reserved()
+
+
+def card() -> Card:
+    """This process's first GPU."""
+    device = torch.device("cuda", 0)
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return Card(name=capability.device_name(device), memory=memory)
 
 
 def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:

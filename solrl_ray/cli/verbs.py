@@ -37,14 +37,18 @@ def train(arguments: argparse.Namespace) -> int:
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
     _check_system()
     at_once.check(loaded, address=_address(arguments), resumes=arguments.resume is not None)
-    print_plan(loaded)
+    arithmetic = print_plan(loaded)
     if arguments.dry_run:
         return 0
     ray_auth.settle(local=_address(arguments) is None)
     from actors.client import launch
 
     return launch.train(
-        loaded.config, resume=arguments.resume is not None, address=arguments.address, live=not arguments.no_live
+        loaded.config,
+        resume=arguments.resume is not None,
+        address=arguments.address,
+        live=not arguments.no_live,
+        facts=arithmetic.facts,
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.arithmetic import Arithmetic, describe, size_in_words
+from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, size_in_words
 from solrl_ray.config.card_memory import CardMemory, Sharing, cards
 from solrl_ray.config.contradictions import value_of
+from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
@@ -33,6 +34,17 @@ class Card:
     @property
     def usable(self) -> float:
         return FILLED * self.memory
+
+
+def is_open(config: Config) -> bool:
+    """Whether it is left to the card what resting workers do with their weights."""
+    return config.fleet.sharing == "auto" and takes_turns(config.fleet)
+
+
+def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
+    """The configuration with what `fleet.sharing` means on such cards, which changes no result. Raises as `check`."""
+    way = check(describe(config, facts), card)
+    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"sharing": way})})
 
 
 def sharing_on(arithmetic: Arithmetic, card: Card) -> Sharing | None:
@@ -94,7 +106,7 @@ def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None
 def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
     """What is tried, from what costs least: laying down, computing activations again, then smaller batches: of the
     learner, of decoding, of sampling."""
-    if config.fleet.sharing == "keep":
+    if config.fleet.sharing == "keep" and not config.compile.cudagraphs:
         yield "fleet.sharing", "lay_down"
     kept = compiled_learner.activation_memory(config)
     for share in (0.5, 0):
@@ -134,7 +146,9 @@ def _with(section: Any, key: list[str], value: Any) -> Any:
 
 def _ways(config: Config) -> tuple[Sharing, ...]:
     sharing = config.fleet.sharing
-    return ("keep", "lay_down") if sharing == "auto" else (sharing,)
+    if sharing != "auto":
+        return (sharing,)
+    return ("keep",) if config.compile.cudagraphs else ("keep", "lay_down")  # graphs read at fixed addresses
 
 
 def _names(card: CardMemory) -> str:

@@ -26,6 +26,21 @@ def test_auto_keeps_weights_where_they_fit_and_lays_them_down_where_not() -> Non
     assert sharing_on(made_up("fleet.sharing=lay_down"), card(keep + 0.01)) == "lay_down"
 
 
+def test_auto_is_settled_by_the_card_and_graphs_keep_their_addresses() -> None:
+    arithmetic = made_up()
+    keep = cards(arithmetic)[0].peak("keep") / 1e9
+    assert fitting.is_open(arithmetic.config)
+    for gigabytes, way in ((keep + 0.01, "keep"), (keep - 0.01, "lay_down")):
+        settled = fitting.settled(arithmetic.config, arithmetic.facts, card(gigabytes))
+        assert settled.fleet.sharing == way
+        assert not fitting.is_open(settled)
+    graphs = made_up("compile.cudagraphs=true")
+    assert fitting.settled(graphs.config, graphs.facts, card(keep + 0.01)).fleet.sharing == "keep"
+    with pytest.raises(UserError, match=r"with fleet\.sharing keep"):
+        fitting.settled(graphs.config, graphs.facts, card(keep - 0.01))
+    assert not fitting.is_open(made_up("fleet.learners.num_gpus=0", "compile.learner=false").config)
+
+
 ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 16.7 GB to learn, 10.8 at 0.5 and 4.8 at 0
 MANY = ("learner.micro_batch=96", "learner.activation_memory=0")  # 14.1 GB to learn, 8.8 with half of them
 
