@@ -68,7 +68,7 @@ def test_what_is_copied_before_the_first_of_them_is_enough_to_build_the_package(
 
 def test_what_is_added_for_gpus_has_transformer_engine_and_changes_no_other_version() -> None:
     base, gpu = (
-        set(re.findall(r"^([\w.-]+==[^ ]+)", (REPOSITORY / lock).read_text(), flags=re.MULTILINE))
+        set(re.findall(r"^([\w.-]+==\S+)", (REPOSITORY / lock).read_text(), flags=re.MULTILINE))
         for lock in ("requirements.lock", "requirements-gpu.lock")
     )
     names = {pin.partition("==")[0] for pin in base}
