@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument
+
+
+REFRESH_SECONDS = 5.0
+"""Between two times that all gauges are set again: Ray forgets those that have not been set for some 20 s."""
 
 
 class PrometheusExporter:
@@ -12,11 +18,18 @@ class PrometheusExporter:
 
     def __init__(self, run: str) -> None:
         self._run = run
+        self._gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        """Last values, by name and tags."""
+        self._refreshes = False
         self._metrics = {entry.name: _made(entry) for entry in INSTRUMENTS}
         self._tag_names = {entry.name: entry.tags for entry in INSTRUMENTS}
 
     def set(self, name: str, value: float, **tags: str) -> None:
         self._metrics[name].set(value, tags=self._tags(name, tags))
+        self._gauges[name, tuple(tags.items())] = value
+        if not self._refreshes:
+            self._refreshes = True
+            asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
 
     def add(self, name: str, value: float, **tags: str) -> None:
         """Nothing happens for a value of 0, which Ray's counters refuse."""
@@ -25,6 +38,12 @@ class PrometheusExporter:
 
     def observe(self, name: str, value: float, **tags: str) -> None:
         self._metrics[name].observe(value, tags=self._tags(name, tags))
+
+    def _refresh(self) -> None:
+        """Set every gauge again, from now on regularly, until the event loop ends."""
+        for (name, tags), value in self._gauges.items():
+            self._metrics[name].set(value, tags=self._tags(name, dict(tags)))
+        asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
 
     def _tags(self, name: str, tags: dict[str, str]) -> dict[str, str]:
         """Raises ValueError unless the tags are those of the table: a missing one would be exported as empty."""

@@ -108,7 +108,7 @@ def print_plan(
         import_large("solrl_ray.cli.preflight")
         from solrl_ray.cli import preflight
 
-        inputs = preflight.check(loaded.config, loaded.sources, planning=planning)
+        inputs = preflight.check(loaded.config, loaded.sources, planning=planning, elsewhere=card is not None)
     prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
     arithmetic = describe(loaded.config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)

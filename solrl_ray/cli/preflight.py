@@ -27,10 +27,11 @@ from solrl_ray.storage.checkpoints import filesystem
 from solrl_ray.storage.warm_start import warm_start
 
 
-def check(config: Config, sources: Sources | None = None, *, planning: bool = False) -> Inputs:
+def check(config: Config, sources: Sources | None = None, *, planning: bool = False, elsewhere: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    With `planning` the run is not to start here: each reward's checkpoint or server that is missing is a note.
+    With `planning` the run is not to start here: each reward's checkpoint or server that is missing is a note. With
+    `elsewhere` its cards are none of this machine's.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
     prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
@@ -39,7 +40,7 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     train, heldout = checked_prompts(config, sources)
     notes: list[str] = []
     _rewards(config, sources, (lambda missing: notes.append(f"before the run starts: {missing}")) if planning else None)
-    facts = model_facts(config, sources)
+    facts = model_facts(config, sources, elsewhere=elsewhere)
     if note := without_gpus(config, facts):
         notes.append(note)
     _space(config, sources)
@@ -80,8 +81,8 @@ def _space(config: Config, sources: Sources) -> None:
         raise UserError(f"{named}, but {found}.")
 
 
-def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
-    """Sizes of the model and its adapter, from the checkpoint's configuration alone.
+def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
+    """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as for `check`.
 
     Raises UserError if the checkpoint is not there, if an entry of ``model.lora.targets`` matches nothing, or
     if the preview tier is not one of this version's or would quantise nothing.
@@ -99,5 +100,5 @@ def model_facts(config: Config, sources: Sources | None = None) -> ModelFacts:
         linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")
-    known = device.type == "cpu" or torch.cuda.is_available()
+    known = not elsewhere and (device.type == "cpu" or torch.cuda.is_available())
     return facts_of(config, sources, shapes, preview_tier(config, sources, device if known else None))

@@ -90,6 +90,14 @@ def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(w
     assert {tag for entry in entries.values() for tag in entry.tags} == {"stage", "policy", "role", "state", "tier"}
 
 
+@pytest.mark.faults
+def test_figures_that_are_set_once_an_iteration_stay(watched: Config) -> None:
+    """Ray forgets a gauge some 20 s after it was set."""
+    before = scrape("watched")[0]
+    time.sleep(30.0)
+    assert scrape("watched")[0] == before
+
+
 def test_the_documented_table_is_the_table_in_the_code() -> None:
     """A row an instrument: name as scraped, type, unit, tags beside ``run``, meaning."""
     rows = [

@@ -11,6 +11,7 @@ STAMPS = {
     "actors/workers/regenerator.py": "the same",
     "actors/monitoring/telemetry.py": "when a stage was begun, for the timeline",
     "solrl_ray/report/tensorboard.py": "the wall time of TensorBoard's events",
+    "solrl_ray/validation/report.py": "when a checkpoint was validated, for the report",
     "solrl_ray/storage/run_folder.py": "when a run was begun or resumed, for its report",
 }
 """Who may read the wall clock, and what for. None of these is waited for, compared or subtracted."""

@@ -29,7 +29,7 @@ def script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     [
         ("tra", ["train", "trace"]),
         ("prompts im", ["import"]),
-        ("train flux1", ["flux1_dev", "flux1_dev_80gb", "flux1_dev_eight_gpus"]),
+        ("train flux1", ["flux1_dev", "flux1_dev_80gb", "flux1_dev_eight_gpus", "flux1_dev_published"]),
         ("train one_gpu flow", ["flow_grpo", "flow_grpo_fast"]),
         ("train demo --set rollout.po", ["rollout.pool"]),
         ("train mine", ["mine.yaml"]),

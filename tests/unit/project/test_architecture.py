@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-QUESTIONS = 20
+QUESTIONS = 21
 
 
 def section(title: str) -> str:
