@@ -8,7 +8,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument
 
-
 REFRESH_SECONDS = 5.0
 """Between two times that all gauges are set again: Ray forgets those that have not been set for some 20 s."""
 
