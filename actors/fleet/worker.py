@@ -181,10 +181,11 @@ class Worker:
         self._changed.set()
 
     def release_gpu_memory(self) -> asyncio.Future[None]:
-        """Give back GPU memory after the units that it holds, or after its start; the future is done then, or when its
-        life ends."""
+        """Give back GPU memory after the units that it holds; the future is done then, or when its life ends. One that
+        starts is waited for only where models may not be loaded in others' turn."""
         done = asyncio.get_running_loop().create_future()
-        if not self._began:
+        starts = self.state in (State.WAITING, State.STARTING)
+        if starts and (self._turn.is_set() or not self._began):
             done.set_result(None)
         else:
             self._releases.append(done)

@@ -264,6 +264,8 @@ async def opened(
         hand_out = HandOut(
             there, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
         )
+        turn = asyncio.Event()
+        turn.set()
         pool = Pool(
             "explorers",
             there.explorer,
@@ -273,6 +275,7 @@ async def opened(
             hand_out=hand_out,
             deadlines=deadlines or Deadlines(),
             replacements=left,
+            turn=turn,
             observer=told,
         )
         yield Stage(pool, hand_out, there, told, left)
