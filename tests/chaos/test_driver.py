@@ -226,5 +226,5 @@ def test_a_driver_ends_with_a_sentence_when_its_controller_does_not_answer(tmp_p
     controller = ray.remote(Deaf).options(num_cpus=0, max_concurrency=4).remote()
     said = "^the controller did not answer 3 questions for progress; go on with --resume$"
     with pytest.raises(RunError, match=said):
-        launch.follow(controller, LiveView(plain=True), config)
+        launch.follow(controller, LiveView(plain=True), config, again="go on with --resume")
     ray.kill(controller)

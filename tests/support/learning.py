@@ -22,7 +22,7 @@ def config(pipeline: Path, *, learner: dict[str, Any] | None = None, **sections:
         "model": model_config(pipeline),
         "prompts": {"train": "unused.txt", "heldout": "unused.txt"},
         "rewards": [{"kind": "clipscore"}],
-        "rollout": {"regenerate": {"steps": 5}},
+        "rollout": {"explore": {"precision": "nvfp4-emulated"}, "regenerate": {"steps": 5}},
         "objective": {"timestep_fraction": 0.6},
         "learner": {"micro_batch": 4, "activation_memory": 1, "optimizer": {"lr": 1e-2}, **(learner or {})},
     }
