@@ -221,4 +221,7 @@ class RunParts:
 
     async def _supply(self, iteration: int) -> list[Any]:
         """The groups that are learned from once more."""
-        return await self.rollouts[iteration].stored(self.publisher.regenerating)
+        groups = await self.rollouts[iteration].stored(self.publisher.regenerating)
+        if self.fleet.lays_down:
+            await self.fleet.release_gpu_memory()
+        return groups

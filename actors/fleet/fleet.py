@@ -52,12 +52,18 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
-        self._turn = asyncio.Event()
-        """Whether workers may load their models. Where weights are laid down, the learners have the first turn."""
-        if not lays_down(config.fleet):
+        self.lays_down = lays_down(config.fleet)
+        """Whether workers that share GPUs with learners leave them their weights' memory as well."""
+        self._turn, always = asyncio.Event(), asyncio.Event()
+        """Whether those workers may have their weights on the GPU. The learners have the first turn."""
+        always.set()
+        if not self.lays_down:
             self._turn.set()
+        self._sharing = [name for name, worker in pools(config.fleet).items() if shares(worker)]
+        """Names of pools that share GPUs."""
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
+        turns = dict.fromkeys(self._sharing, self._turn)
         make = partial(
             Pool,
             world=world,
@@ -65,14 +71,19 @@ class Fleet:
             hand_out=self.hand_out,
             deadlines=deadlines,
             replacements=self.replacements,
-            turn=self._turn,
             observer=self,
         )
         self.explorers = {
-            name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
+            name: make(name, world.explorer, unit_seconds=unit_seconds, turn=turns.get(name, always))
+            for name in explorer_pools(config.fleet)
         }
         """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
-        self.regenerators = make(REGENERATORS, world.regenerator, unit_seconds=deadlines.regenerate)
+        self.regenerators = make(
+            REGENERATORS,
+            world.regenerator,
+            unit_seconds=deadlines.regenerate,
+            turn=turns.get(REGENERATORS, always),
+        )
         self._pools: dict[str, Pool] = {**self.explorers, REGENERATORS: self.regenerators}
         tasks.start(self._watch_nodes(), "the watch of nodes that are about to go")
 
@@ -109,7 +120,7 @@ class Fleet:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        self._turn.set()  # the learners have made what they publish, and rest
+        self.open_turn()  # the learners have made what they publish, and rest
         weights = Weights(publication, payloads, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
@@ -131,14 +142,21 @@ class Fleet:
 
     async def release_gpu_memory(self) -> None:
         """Before the learner's turn on a shared GPU: return once the workers that share it gave back what they keep;
-        where weights are laid down, nobody loads its model until the next revision is published.
+        where weights are laid down, nobody of them takes memory or units until `open_turn`.
 
         A worker that does not answer in time is replaced, so its memory is free as well.
         """
-        if lays_down(self._config.fleet):
+        if self.lays_down:
             self._turn.clear()
-        sharing = [name for name, worker in pools(self._config.fleet).items() if shares(worker)]
-        await asyncio.gather(*[self._pools[name].release_gpu_memory() for name in sharing])
+        await asyncio.gather(*[self._pools[name].release_gpu_memory() for name in self._sharing])
+
+    def open_turn(self) -> None:
+        """The learners rest: workers that share GPUs with them may take their weights up."""
+        if not self._turn.is_set():
+            self._turn.set()
+            for name in self._sharing:
+                for worker in self._pools[name].workers.values():
+                    worker.wake()
 
     async def score_class(self) -> str:
         """What fixes the bits that all pools answer with; waits until a worker of each has started."""

@@ -143,6 +143,8 @@ class Worker:
         self._loaded: Weights | None = None
         self._began = False
         """Whether it has begun to load its model."""
+        self._rests = False
+        """Whether it gets no unit because it is others' turn."""
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
         self._releases: list[asyncio.Future[None]] = []
@@ -178,6 +180,10 @@ class Worker:
         """Finish what it holds, get no more, and end."""
         self._advance("leave")
         self._hand_out.not_ready(self)
+        self._changed.set()
+
+    def wake(self) -> None:
+        """Its turn has come."""
         self._changed.set()
 
     def release_gpu_memory(self) -> asyncio.Future[None]:
@@ -239,15 +245,20 @@ class Worker:
 
     async def _start(self) -> None:
         """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
-        await self._turn.wait()  # whoever has the GPU's memory has a deadline
+        if not self._turn.is_set():
+            self._now("waiting for the learners' turn to end")
+            await self._turn.wait()  # all that learners do in it has deadlines
         self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
         self._observer.started(self, attestation)
         self._now("waiting for a revision")
+        await self._await_turn()
         while (weights := self._weights()) is None:
             await self._wait_for_change()
+            await self._await_turn()
         for shape in range(self.warm_ups):
+            await self._await_turn()
             self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
@@ -258,16 +269,37 @@ class Worker:
 
     async def _next_step(self) -> None:
         weights = self._weights()
-        if self._releases:
-            seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
-            await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
-            for release in self._releases:
-                release.set_result(None)
-            self._releases.clear()
-        elif weights is not None and weights is not self._loaded and self._turn.is_set():
+        if self._releases or not self._turn.is_set():
+            await self._await_turn()
+        elif weights is not None and weights is not self._loaded:
             await self._load(weights)
+        elif self._rests and weights is not None:
+            self._ready(weights)
         else:
             await self._wait_for_change()
+
+    async def _await_turn(self) -> None:
+        """Give back GPU memory as often as it is asked for, until it may be taken again."""
+        while self._releases or not self._turn.is_set():
+            if not self._turn.is_set():
+                self._rests = True
+                self._hand_out.not_ready(self)
+            if not self._releases:
+                await self._wait_for_change()
+                continue
+            releases, self._releases = self._releases, []
+            try:
+                seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
+                await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
+            finally:
+                for release in releases:
+                    release.set_result(None)
+
+    def _ready(self, weights: Weights) -> None:
+        """From now on it gets units, if it stays."""
+        self._rests = False
+        if self.state is State.READY:
+            self._hand_out.ready(self, weights.holds)
 
     async def _load(self, weights: Weights) -> None:
         # A delta builds on the revision before; a worker that never held one is sent the whole.
@@ -296,7 +328,7 @@ class Worker:
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
             self._advance("proved")
-            self._hand_out.ready(self, weights.holds)
+            self._ready(weights)
 
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent, seconds: float) -> None:
         try:

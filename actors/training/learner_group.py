@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.world import Sent, World, all_answers
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.pools import lays_down, takes_turns
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
@@ -207,8 +207,8 @@ class LearnerGroup:
 
         To be called when `saved` was: new ranks begin with that state. No replacement is spent.
         """
-        if not self._nodes & set(nodes):
-            return
+        if not self._nodes & set(nodes) or lays_down(self._config.fleet):
+            return  # new ranks would load beside workers whose turn it is: lost ones are replaced in their own turn
         async with self._turn:
             if not await self._seat(MOVE_SECONDS):
                 self._tell(
@@ -223,17 +223,23 @@ class LearnerGroup:
             except WorkerGone as error:
                 await self._rebuild(error)
 
+    async def rest(self) -> None:
+        """Leave the others on a shared GPU their turn."""
+        async with self._turn:
+            while True:
+                try:
+                    await self._release_gpu_memory()
+                    return
+                except WorkerGone as error:  # new ranks have their weights on the GPU again
+                    await self._rebuild(error)
+
     # What others want of it
 
     async def revision(self, policy: Policy) -> Revision:
         """The policy as it is now, ready to be published; the ranks share the work."""
         seconds = self._config.fleet.deadlines.publish
         shards = await self._all("shard", policy, self.tier, seconds=seconds)
-        async with self._turn:
-            try:
-                await self._release_gpu_memory()
-            except WorkerGone as error:
-                await self._rebuild(error)
+        await self.rest()
         what = "putting the revision together"
         return await self._world.blocking(lambda: assemble(shards, self._config.model.lora), what, seconds)
 
@@ -264,6 +270,7 @@ class LearnerGroup:
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
+            await self._release_gpu_memory()  # regenerators may have to make some of them again
             inputs = self._inputs = replace(inputs, groups=await self._supply(inputs.iteration))
             await self._feed(inputs)
         metrics: UpdateMetrics = (await self._ask("update", inputs.iteration, seconds=deadlines.update))[0]

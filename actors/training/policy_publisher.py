@@ -18,6 +18,7 @@ from solrl_ray.policy.digest import lora_digest
 from solrl_ray.rollout.fallback import FallbackLadder
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.manifest import Policy
+from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication, Publications
 from solrl_ray.weight_sync.store import RevisionStore
 
@@ -65,7 +66,7 @@ class PolicyPublisher:
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
-        revision = await self._learners.revision("old")
+        revision = await self._merged("old")
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
@@ -101,7 +102,10 @@ class PolicyPublisher:
         """
         if after is not None:
             await after.wait()
+            if self._fleet.lays_down:
+                await self._learners.rest()
         async with self._turn:
+            self._fleet.open_turn()
             if self._regenerated is not self.newest:
                 self._regenerated = self.newest
                 await self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
@@ -109,10 +113,15 @@ class PolicyPublisher:
 
     async def policy(self, policy: Policy) -> Publication:
         """Another policy of the learners', to be evaluated."""
-        revision = await self._learners.revision(policy)
+        revision = await self._merged(policy)
         return await self._world.blocking(
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
+
+    async def _merged(self, policy: Policy) -> Revision:
+        if self._fleet.lays_down:  # learners take their weights up to merge
+            await self._fleet.release_gpu_memory()
+        return await self._learners.revision(policy)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:

@@ -47,14 +47,15 @@ class RestingWeights:
         return bool(self._down)
 
     @torch.no_grad()
-    def lay_down(self, tensors: Iterable[Tensor]) -> int:
-        """Give the memory behind tensors back to PyTorch's allocator; returns its bytes.
+    def lay_down(self, tensors: Iterable[Tensor], device: torch.device) -> int:
+        """Give the memory behind tensors on a device back to PyTorch's allocator; returns its bytes.
 
-        Nothing may use them until `take_up`. What lies in memory that PyTorch did not allocate stays.
+        Nothing may use them until `take_up`. What lies elsewhere, in memory that PyTorch did not allocate, or behind a
+        tensor that only wraps others (Transformer Engine's) stays.
         """
         if self._down:
             return 0
-        found = {storage._cdata: storage for storage in _storages(tensors)}
+        found = {storage._cdata: storage for storage in _storages(tensors) if storage.device == device}
         self._pieces = {key: piece for key, piece in self._pieces.items() if key in found}
         sums = dict(zip(found, _checksums(found.values()), strict=True))
         self._make_room({key: storage for key, storage in found.items() if key not in self._pieces})
@@ -104,12 +105,16 @@ def tensors_of(module: nn.Module) -> Iterator[Tensor]:
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors:
-        if hasattr(tensor, "__tensor_flatten__"):  # a subclass that only wraps what it stores
-            yield from _storages(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-            continue
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.resizable():
+        if storage.nbytes() and _has_memory(storage) and storage.resizable():
             yield storage
+
+
+def _has_memory(storage: torch.UntypedStorage) -> bool:
+    try:
+        return bool(storage.data_ptr())
+    except RuntimeError:  # a wrapper's
+        return False
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -24,7 +24,7 @@ def test_compiled_code_finds_the_same_bits_and_others_the_memory() -> None:
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     for _ in range(2):
-        assert resting.lay_down(tensors) == size
+        assert resting.lay_down(tensors, torch.device("cuda", 0)) == size
         torch.cuda.empty_cache()
         assert torch.cuda.mem_get_info()[0] >= free + size * 0.99
         in_between = torch.ones(size // 2, device="cuda", dtype=torch.bfloat16)  # so that addresses are others'

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,30 +63,41 @@ class TextEncoder:
         return PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=prompt.id)
 
 
-class Worker:
+class Weighty:
+    """Has weights, which are on the GPU or not."""
+
+    is_up = False
+    """Whether they are."""
+    others_up: Callable[[], list[str]] = staticmethod(list)
+    """Names of those in whose turn it may not have them there."""
+
+    def take_up(self, what: str) -> None:
+        assert not (up := self.others_up()), f"{what} while {up} have weights on the GPU"
+        self.is_up = True
+
+    def release_gpu_memory(self) -> int:
+        self.is_up = False
+        return 0
+
+
+class Worker(Weighty):
     """Holds a revision, by its proof; its rewards are those of that revision's bytes."""
 
     role = ""
 
     def __init__(self, name: str, tier: str) -> None:
         self._name, self._tier = name, tier
-        self.is_up = False
-        """Whether its weights are on the GPU."""
         self._holds: tuple[str, int] | None = None
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
 
-    def release_gpu_memory(self) -> int:
-        self.is_up = False
-        return 0
-
     def start(self) -> Attestation:
-        self.is_up = True
+        self.take_up(f"the start of {self._name}")
         return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
     def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt:
-        self.is_up = True
+        self.take_up(f"a revision of {self._name}")
         received = read(sent)
         manifest = received.manifest
         self._holds = (manifest.policy, manifest.revision)
@@ -106,7 +118,7 @@ class Worker:
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        self.is_up = True
+        self.take_up(f"{unit.id} of {self._name}")
         return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
@@ -178,12 +190,10 @@ _PARTS: dict[Any, RevisionShard] = {}
 """What learners have made of equal factors, in any run: a tenth of a run's time."""
 
 
-class Learner:
+class Learner(Weighty):
     """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
 
-    def __init__(self, config: Config, others_up: Callable[[], list[str]]) -> None:
-        """`others_up`: names of explorers and regenerators whose weights are on the GPU."""
-        self._others_up: Callable[[], list[str]] = others_up if lays_down(config.fleet) else list
+    def __init__(self, config: Config) -> None:
         self._publisher = publisher(config.model.lora)
         self._world_size = config.learner.world_size
         self._updates = 0
@@ -195,9 +205,11 @@ class Learner:
         """Kinds of passes."""
 
     def start(self) -> str:
+        self.take_up("the start of a learner")
         return "host"
 
     def warm_up(self, policy: str, embedding: Any) -> float:
+        self.take_up("a learner's warm-up")
         self._to_compile.remove(policy)
         return 20.0
 
@@ -209,9 +221,6 @@ class Learner:
 
     def join(self, address: str, port: int, one_host: bool) -> None: ...
 
-    def release_gpu_memory(self) -> int:
-        return 0
-
     def load(self, state: LearnerState) -> None:
         self._updates = state.updates
         self._b = state.default[f"{MODULE}.lora_B"].clone()
@@ -219,11 +228,12 @@ class Learner:
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
+        self.take_up(f"the samples of iteration {iteration}")
         self._fed = [group.value for group in groups]
 
     def update(self, iteration: int) -> UpdateMetrics:
         assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
-        assert not (up := self._others_up()), f"update {iteration} while {up} have weights on the GPU"
+        self.take_up(f"update {iteration}")
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
         step = number(*[group_digest(group) for group in self._fed])
         self._b = self._b + torch.full_like(self._b, step)
@@ -259,6 +269,7 @@ class Learner:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
 
     def shard(self, policy: Policy, tier: str) -> RevisionShard:
+        self.take_up("a learner's merging")
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self.factors(policy), policy=policy)
@@ -312,24 +323,28 @@ class SimulatedSelector(Selector):
         return [entry for line in lines if (entry := parsed(line)) is not None]
 
 
+WORKERS = {"explorer": Explorer, "regenerator": Regenerator}
+
+
 def players(config: Config, folder: Path, living: Callable[[], list[str]]) -> Any:
     """Makes the player of a role; `living`: names of those who live."""
-    workers: dict[str, Worker] = {}
+    weighty: dict[str, Weighty] = {}
 
-    def up() -> list[str]:
-        sharing = [name for name in living() if name in workers and shares(pools(config.fleet)[pool_of(name)])]
-        return [name for name in sharing if workers[name].is_up]
+    def up(learners: bool) -> list[str]:
+        return [name for name in living() if name in weighty and is_learner(name) is learners and weighty[name].is_up]
+
+    def is_learner(name: str) -> bool:
+        return isinstance(weighty[name], Learner)
 
     def make(role: str, name: str, tier: str) -> Any:
         if role == "text_encoder":
             return TextEncoder()
         if role == "selector":
             return SimulatedSelector(folder, config.fleet.strict)
-        if role == "learner":
-            return Learner(config, up)
-        workers[name] = {"explorer": Explorer, "regenerator": Regenerator}[role](
-            name, tier if role == "explorer" else ""
-        )
-        return workers[name]
+        player = Learner(config) if role == "learner" else WORKERS[role](name, tier if role == "explorer" else "")
+        if lays_down(config.fleet) and (role == "learner" or shares(pools(config.fleet)[pool_of(name)])):
+            weighty[name] = player
+            player.others_up = partial(up, role != "learner")  # type: ignore[method-assign]
+        return player
 
     return make

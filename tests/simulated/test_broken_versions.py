@@ -19,9 +19,11 @@ from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
+from actors.training.policy_publisher import PolicyPublisher
 from actors.workers import selector
 from actors.workers.selector import Ack
 from solrl_ray.common import files
+from solrl_ray.errors import WorkerGone
 from solrl_ray.learning import state
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
@@ -190,6 +192,24 @@ def loads_models_in_the_learners_turn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FleetWorker, "__init__", begun)
 
 
+def merges_an_evaluation_in_others_turn(patch: pytest.MonkeyPatch) -> None:
+    async def merged(self: PolicyPublisher, policy: Any) -> Any:
+        return await self._learners.revision(policy)
+
+    patch.setattr(PolicyPublisher, "_merged", merged)
+
+
+def gives_new_learners_others_turn(patch: pytest.MonkeyPatch) -> None:
+    async def rested(self: LearnerGroup) -> None:
+        async with self._turn:
+            try:
+                await self._release_gpu_memory()
+            except WorkerGone as error:
+                await self._rebuild(error)
+
+    patch.setattr(LearnerGroup, "rest", rested)
+
+
 BROKEN: dict[Break, str] = {
     acknowledges_before_the_journal_is_written: "acknowledged",
     keeps_what_a_lost_worker_had: "has not ended",
@@ -207,6 +227,8 @@ BROKEN: dict[Break, str] = {
     counts_a_duplicate_as_a_first_result: "",
     replays_pruned_units_as_if_nobody_had_been_dropped: "",
     loads_models_in_the_learners_turn: "have weights on the GPU",
+    merges_an_evaluation_in_others_turn: "have weights on the GPU",
+    gives_new_learners_others_turn: "have weights on the GPU",
 }
 """Broken version → what the violation says, if it always says the same."""
 
@@ -216,6 +238,7 @@ NEEDS = {
     waits_for_a_unit_without_a_deadline: ("explorer", "hangs"),
     waits_for_a_sign_of_life_without_a_deadline: ("selector", "hangs"),
     does_not_ask_for_a_lost_group_again: ("node", "dies"),
+    gives_new_learners_others_turn: ("learner", "dies"),
 }
 """Broken version → role, and beginning of the fault, without which nothing of it can be seen: such seeds come first."""
 
