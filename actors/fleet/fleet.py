@@ -146,6 +146,8 @@ class Fleet:
 
         A worker that does not answer in time is replaced, so its memory is free as well.
         """
+        if not self._turn.is_set():
+            return  # nobody of them has taken memory since
         if self.lays_down:
             self._turn.clear()
         await asyncio.gather(*[self._pools[name].release_gpu_memory() for name in self._sharing])

@@ -50,7 +50,8 @@ def released(method: Callable[[Any], int]) -> Any:
         bases = [base.untyped_storage() for base in adapters.base_tensors(self._model.transformer)]
         # What a checksum was made of on a CPU is bound to NumPy, and stays.
         left = sum(storage.nbytes() for storage in bases if storage.resizable())
-        assert (given == 0) == bool(left) == (self._config.fleet.sharing == "keep"), (given, left)
+        keeps = self._config.fleet.sharing == "keep"
+        assert (given == 0) == bool(left) == keeps, (given, left)
         return given
 
     return noted("resting", release, "rested")
