@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from aiohttp import ClientError
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -100,7 +101,10 @@ def _cut_off(client: JobSubmissionClient, job: str, status: JobStatus, again: st
     if status is JobStatus.STOPPED:
         return f"; go on with: {again}"
     if status is JobStatus.FAILED:
-        details = client.get_job_info(job)
+        try:
+            details = client.get_job_info(job)
+        except (RuntimeError, OSError, RayError):  # the head may go down with the job
+            return f"; go on with: {again}"
         code = details.driver_exit_code
         if code is None:  # its supervisor or its node is gone
             return f" ({wait.first_line(RuntimeError(details.message))}); go on with: {again}"
@@ -125,6 +129,6 @@ def _print_log(client: JobSubmissionClient, job: str, printed: int) -> int:
             seen += len(lines)
             printed = max(printed, seen)
 
-    with contextlib.suppress(RuntimeError, OSError, RayError):
+    with contextlib.suppress(RuntimeError, OSError, RayError, ClientError):
         asyncio.run(follow())
     return printed

@@ -19,6 +19,7 @@ import torch
 from actors.monitoring.tracking import Tracking
 from actors.world import MetricsWriter, World
 from solrl_ray.common.files import replace_file
+from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progress, added, measured_seconds
 from solrl_ray.records import Attestation, Receipt, WorkUnit
@@ -240,9 +241,14 @@ class Telemetry:
             await self._idle.wait()  # each write has its deadline
 
     async def close(self) -> None:
+        """Bring what is left to all who read it. Only then is the run said to be done."""
+        self.state("writing the last metrics")
         await self.written()
+        if open_trackers := self._tracking.open:
+            self.state(f"bringing the last metrics to {listed(open_trackers)}")
         await self._tracking.close()
         await self._world.blocking(self._close_files, *self._named("closing tensorboard/ and spans.jsonl"))
+        self.state("done")
 
     def _close_files(self) -> None:
         for writer in self._writers:

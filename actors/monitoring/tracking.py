@@ -32,6 +32,11 @@ class Tracking:
         for tracker in self._trackers:
             tracker.put(work)
 
+    @property
+    def open(self) -> list[str]:
+        """Names of the trackers that still get something."""
+        return [tracker.name for tracker in self._trackers if not tracker.is_over]
+
     async def close(self) -> None:
         """Return when the trackers have all that they were to get, at the latest after the deadline."""
         await asyncio.gather(*(tracker.close(self._seconds) for tracker in self._trackers))
@@ -39,14 +44,18 @@ class Tracking:
 
 class _Tracker:
     def __init__(self, name: str, config: Config, folder: Path, world: World, tell: Callable[[str], None]) -> None:
-        self._name, self._config, self._folder = name, config, folder
+        self.name, self._config, self._folder = name, config, folder
         self._world, self._tell = world, tell
         self._queue: asyncio.Queue[Work | None] = asyncio.Queue()
         """None: the end."""
         self._over = asyncio.Event()
 
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
     def put(self, work: Work | None) -> None:
-        if not self._over.is_set():
+        if not self.is_over:
             self._queue.put_nowait(work)
 
     async def follow(self) -> None:
@@ -60,7 +69,7 @@ class _Tracker:
         self._over.set()
 
     def _open(self) -> MetricsWriter:
-        return self._world.tracker(self._name, self._config, self._folder)
+        return self._world.tracker(self.name, self._config, self._folder)
 
     async def close(self, seconds: float) -> None:
         self.put(None)
@@ -73,11 +82,11 @@ class _Tracker:
             self._give_up(f"it was not done {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
 
     def _give_up(self, reason: str) -> None:
-        if not self._over.is_set():
+        if not self.is_over:
             self._over.set()
             self._queue = asyncio.Queue()  # pictures are large
-            self._tell(f"warning: {self._name} gets nothing any more, and the run goes on without it: {reason}")
+            self._tell(f"warning: {self.name} gets nothing any more, and the run goes on without it: {reason}")
 
     async def _blocking(self, work: Callable[[], T], what: str) -> T:
         seconds = self._config.fleet.deadlines.tracking
-        return await self._world.blocking(work, f"{what} {self._name} (fleet.deadlines.tracking)", seconds)
+        return await self._world.blocking(work, f"{what} {self.name} (fleet.deadlines.tracking)", seconds)

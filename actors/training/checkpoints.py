@@ -51,7 +51,7 @@ class CheckpointWriter:
         return saved
 
     async def finish(self, seconds: float) -> None:
-        """Write LoRA file, summary and report. `seconds`: wall time of the run."""
+        """Write LoRA file, summary and report, after which the run is done. `seconds`: its wall time."""
         model, deadlines = self._config.model, self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
         factors = await self._learners.factors("ema")
@@ -71,7 +71,6 @@ class CheckpointWriter:
             self._telemetry.state("copying the last checkpoints and the report")
             close, seconds = self._uploader.close, deadlines.upload
             await self._world.blocking(lambda: close(seconds=seconds), "the last copies", 2 * seconds)
-        self._telemetry.state("done")
         await self._telemetry.close()
 
     def _write(self, state: LearnerState, updates: int) -> None:

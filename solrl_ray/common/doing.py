@@ -38,14 +38,19 @@ def now() -> str:
 
 
 def _bar() -> str:
-    """How far the newest progress bar of this process is."""
-    library: Any = sys.modules.get("tqdm")
-    if library is None:
+    """How far the newest progress bar of this process is; empty if it cannot be read."""
+    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not there yet while the library is being imported
+    if tqdm is None:
         return ""
-    with library.tqdm.get_lock():  # as tqdm's own monitor reads them
-        bars = [
-            bar for bar in library.tqdm._instances.copy() if getattr(bar, "total", None) and hasattr(bar, "start_t")
-        ]
+    try:
+        return _newest(tqdm)
+    except Exception:  # a bar that another thread changes, or one that a library made its own way: as without a bar
+        return ""
+
+
+def _newest(tqdm: Any) -> str:
+    with tqdm.get_lock():  # as tqdm's own monitor reads them
+        bars = [bar for bar in tqdm._instances.copy() if getattr(bar, "total", None) and hasattr(bar, "start_t")]
     if not bars:
         return ""
     newest = max(bars, key=lambda bar: float(bar.start_t))

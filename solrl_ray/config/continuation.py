@@ -15,7 +15,7 @@ from solrl_ray.errors import UserError
 
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
-FORMAT_FILE, FORMAT = "format", 4
+FORMAT_FILE, FORMAT = "format", 5
 """Name and content of the file that says how a run folder is to be read. The number rises when a name or a meaning in
 it changes; a folder without the file is of format 1."""
 

@@ -42,8 +42,14 @@ def is_open(config: Config) -> bool:
 
 
 def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
-    """The configuration with what `fleet.sharing` means on such cards, which changes no result. Raises as `check`."""
-    way = check(describe(config, facts), card)
+    """The configuration with what `fleet.sharing: auto` means on such cards, which changes no result.
+
+    Raises `UserError` as `check`. What is needed is estimated, so it also says how to start without this check.
+    """
+    try:
+        way = check(describe(config, facts), card)
+    except UserError as error:
+        raise UserError(f"{str(error).removesuffix('.')}, or --set fleet.sharing=keep to try it anyway.") from error
     return config.model_copy(update={"fleet": config.fleet.model_copy(update={"sharing": way})})
 
 

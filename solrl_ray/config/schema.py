@@ -370,8 +370,9 @@ class Deadlines(Section):
     `update`, a rank that hangs ends the run, where the group would be rebuilt."""
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
-    release_gpu_memory: Seconds = 60.0
-    """Giving back cached memory of a GPU that learners share with explorers or regenerators."""
+    release_gpu_memory: Seconds = 120.0
+    """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
+    `fleet.sharing: lay_down` weights as well, which are copied to the host."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0

@@ -50,8 +50,11 @@ class WorldWithTrackers(RayWorld):
         return self._trackers[name]()
 
 
-def messages(path: Path, *, deadline: float = 10.0, **trackers: Callable[[], Notes]) -> tuple[str, ...]:
-    """What a run with these trackers says, of two iterations and two evaluations, which its metrics.jsonl has."""
+def messages(
+    path: Path, *, deadline: float = 10.0, made_here: list[Telemetry] | None = None, **trackers: Callable[[], Notes]
+) -> tuple[str, ...]:
+    """What a run with these trackers says, of two iterations and two evaluations, which its metrics.jsonl has.
+    `made_here` gets its telemetry."""
     base = made_runs.config()
     deadlines = base.fleet.deadlines.model_copy(update={"tracking": deadline})
     tracking = base.tracking.model_copy(update={"trackers": list(trackers)})
@@ -61,6 +64,8 @@ def messages(path: Path, *, deadline: float = 10.0, **trackers: Callable[[], Not
 
     async def run() -> tuple[str, ...]:
         made = Telemetry(config, RunFolder(path), WorldWithTrackers(**trackers))
+        if made_here is not None:
+            made_here.append(made)
         async with Tasks() as tasks:
             tasks.start(made.keep_writing(), "writing metrics")
             await made.resume([], [])
@@ -127,6 +132,26 @@ def test_what_a_slow_tracker_has_not_got_at_the_end_is_left(tmp_path: Path) -> N
     (said,) = messages(tmp_path, wandb=lambda: one, deadline=0.5)
     assert said.endswith("without it: it was not done 0.5 s (fleet.deadlines.tracking) after the end of the run")
     assert one.got[:2] == ALL[:2]
+
+
+def test_a_run_is_done_when_its_trackers_are_and_says_before_whom_it_waits_for(tmp_path: Path) -> None:
+    def fails(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    run: list[Telemetry] = []
+    ever, states = threading.Event(), []
+
+    def hangs(what: str) -> None:
+        if what == "the end":
+            states.append(run[0].progress().state)
+            ever.wait()
+
+    try:
+        messages(tmp_path, deadline=0.3, made_here=run, wandb=lambda: Notes(fails), trackio=lambda: Notes(hangs))
+    finally:
+        ever.set()
+    assert states == ["bringing the last metrics to trackio"]  # wandb gets nothing any more
+    assert run[0].progress().state == "done"
 
 
 def test_without_trackers_there_is_nothing_of_them(tmp_path: Path) -> None:

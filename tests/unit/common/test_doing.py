@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import ModuleType
 
 import pytest
 from diffusers.utils import logging as of_diffusers
@@ -46,3 +48,19 @@ def test_bytes_are_told_in_gigabytes_and_a_bar_of_unknown_length_not_at_all() ->
 def test_a_bar_of_what_nobody_named_is_not_told() -> None:
     with tqdm(total=3):
         assert doing.now() == ""
+
+
+def test_what_is_done_is_told_while_the_library_of_bars_is_still_being_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", ModuleType("tqdm"))  # as import leaves it there until its end
+    with doing.doing("loading transformer"):
+        assert doing.now() == "loading transformer"
+
+
+def test_a_bar_that_cannot_be_read_is_as_no_bar() -> None:
+    with doing.doing("loading transformer"), tqdm(total=3, desc="shards") as bar:
+        assert doing.now() == "loading transformer, 0 of 3 shards"
+        bar.start_t = None
+        assert doing.now() == "loading transformer"
+        bar.start_t = time.time()

@@ -36,7 +36,9 @@ def test_auto_is_settled_by_the_card_and_graphs_keep_their_addresses() -> None:
         assert not fitting.is_open(settled)
     graphs = made_up("compile.cudagraphs=true")
     assert fitting.settled(graphs.config, graphs.facts, card(keep + 0.01)).fleet.sharing == "keep"
-    with pytest.raises(UserError, match=r"with fleet\.sharing keep"):
+    with pytest.raises(
+        UserError, match=r"with fleet\.sharing keep.*, or --set fleet\.sharing=keep to try it anyway\.$"
+    ):
         fitting.settled(graphs.config, graphs.facts, card(keep - 0.01))
     assert not fitting.is_open(made_up("fleet.learners.num_gpus=0", "compile.learner=false").config)
 
@@ -75,6 +77,16 @@ def test_the_sentence_names_who_how_much_and_the_settings() -> None:
         "explorer, regenerator and learner rank on one a card need 16.7 GB to learn (estimated, with fleet.sharing "
         "lay_down), and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5."
     )
+
+
+def test_a_run_that_is_refused_at_its_start_is_told_how_to_try_it_anyway() -> None:
+    arithmetic = made_up()
+    with pytest.raises(UserError) as planned_so:
+        fitting.check(arithmetic, card(5.0))
+    assert "fleet.sharing=keep" not in str(planned_so.value)
+    with pytest.raises(UserError, match=r"\(num_gpus: 1\), or --set fleet\.sharing=keep to try it anyway\.$"):
+        fitting.settled(arithmetic.config, arithmetic.facts, card(5.0))
+    assert not fitting.is_open(made_up("fleet.sharing=keep").config)  # and is then not checked
 
 
 def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:

@@ -1,0 +1,67 @@
+"""What is said of a submitted job that has ended, by a Job server that speaks Ray's HTTP and goes down at will."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import ray
+from ray.job_submission import JobSubmissionClient
+
+from actors.client import submit
+
+JOB = {"type": "SUBMISSION", "submission_id": "small-1", "status": "FAILED", "entrypoint": "python", "message": "gone"}
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers = {"/api/version": [{"ray_version": ray.__version__}] * 2, "/api/jobs/small-1": [JOB]}
+        """What is answered, once each; then the connection ends without an answer."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        left = self.server.answers.get(self.path)
+        if not left:
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(left.pop()).encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def client(server: Server) -> JobSubmissionClient:
+    return JobSubmissionClient(f"http://127.0.0.1:{server.server_port}")
+
+
+def test_of_a_job_that_is_gone_its_reason_is_told(
+    client: JobSubmissionClient, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
+    server.answers["/api/jobs/small-1"].append(JOB)
+    assert submit._follow(client, "small-1", "solrl submit small --resume") == 1
+    assert capsys.readouterr().out == "job small-1 failed (gone); go on with: solrl submit small --resume\n"
+
+
+def test_a_head_that_goes_down_with_the_failed_job_leaves_the_command_to_go_on_with(
+    client: JobSubmissionClient, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
+    assert submit._follow(client, "small-1", "solrl submit small --resume") == 1
+    assert capsys.readouterr().out == "job small-1 failed; go on with: solrl submit small --resume\n"
