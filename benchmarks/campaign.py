@@ -1,6 +1,7 @@
 """Many runs of a benchmark side by side, each a `solrl train` of its own on a Ray of its own.
 
-What still trains when the time is over is stopped. A run that is there is gone on with, so short leases add up.
+What still trains when the time is over is stopped. A run that is there is gone on with, so several short sessions add
+up.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ names rows that are compared: strategies and methods (`convergence`, the default
 (`quantized`), `pool`, `preview_steps`, `selection`, `keep`, `staleness`, `pruning`, `sync`. `--at-once` runs train side
 by side; after `--seconds` what still trains is stopped. A run that is there is gone on with, so the same command
 completes the campaign by (variant, seed), and rows that tables share are trained once. What the results file has
-needs no folder any more.
+needs no folder any more. A run that was cut short is in the file, but only whole ones are compared.
 `--judge` has each finished run evaluated by the testbed's own rules, which no policy was trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
-from time_to_target import comparisons
+from time_to_target import comparisons, whole_runs
 from variants import TABLES, VARIANTS
 
 from solrl_ray.config.arithmetic import ModelFacts, describe
@@ -148,14 +148,17 @@ def show(results: Mapping[str, Any], names: Sequence[str]) -> None:
     steps_of = " / ".join(f"{share:.0%}" for share in SHARES)
     print(f"| variant | n | final reward | words that hold | iterations to {steps_of} | × sooner, FLUX.1-dev |")
     print("|---|---|---|---|---|---|")
+    whole = whole_runs(results)
     for name in (name for name in names if name in results["comparisons"]):
-        found, of_seed = results["comparisons"][name], list(results["runs"][name].values())
+        found, of_seed = results["comparisons"][name], list(whole[name].values())
         targets = found["targets"].values()
         words = [run["words"]["ema"] for run in of_seed if run["words"]]
         steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
         sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
         held = f"{statistics.fmean(words):.3f}" if words else "–"
         print(f"| {name} | {len(of_seed)} | {plus_minus(*found['final'])} | {held} | {steps} | {sooner} |")
+    if cut := sum(len(runs) - len(whole.get(name, {})) for name, runs in results["runs"].items()):
+        print(f"Not compared: {cut} of the file's runs, cut short before iteration {results['iterations']}.")
 
 
 def times(ratio: Sequence[float | None]) -> str:
@@ -209,7 +212,7 @@ def main() -> None:
         sys.exit("no run has a second evaluation yet")
     results["runs"] = {name: results["runs"][name] for name in VARIANTS if name in results["runs"]}
     results["charged"] |= prices
-    results["comparisons"] = comparisons(results["runs"], results["charged"])
+    results["comparisons"] = comparisons(whole_runs(results), results["charged"])
     arguments.results.write_text(json.dumps(results, indent=1) + "\n")
     show(results, names)
 

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from results_page import PARTS as STAGES
 from results_page import SCHEDULES
-from time_to_target import mean_with_interval, together
+from time_to_target import mean_with_interval, together, whole_runs
 from variants import DIRECTS, TABLES, VARIANTS
 
 RESULTS = Path(__file__).parent / "results"
@@ -158,10 +158,11 @@ def fidelity(results: Path, images: Path) -> None:
 def reward(results: Path, images: Path) -> None:
     """Held-out reward against charged GPU-hours, mean and 95 % interval over seeds: strategies, then other methods."""
     content = read(results / "convergence.json")
+    runs = whole_runs(content)
     figure, panels = plt.subplots(1, 2, figsize=(1.5 * WIDTH, 4.2), layout="constrained", sharey=True)
-    for name in (name for name in TABLES["convergence"] if name in content["runs"]):
+    for name in (name for name in TABLES["convergence"] if name in runs):
         axes = panels[int(VARIANTS[name].method != next(iter(DIRECTS)))]
-        steps, rewards = together(content["runs"][name])
+        steps, rewards = together(runs[name])
         mean, half = np.array([[m, h or 0.0] for m, h in map(mean_with_interval, rewards.T.tolist())]).T
         hours = np.array(steps) * content["charged"][name]["flux1_dev"] / 3600
         (line,) = axes.plot(hours, mean, label=f"{name} (n = {len(rewards)})")

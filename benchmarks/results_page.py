@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convergence import plus_minus, times
-from time_to_target import mean_with_interval
+from time_to_target import mean_with_interval, whole_runs
 from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
@@ -175,7 +175,7 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
     targets = found["targets"].values()
     steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
     sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
-    of_seed = content["runs"][variant].values()
+    of_seed = whole_runs(content)[variant].values()
     words = [run["words"]["ema"] for run in of_seed if run["words"]]
     held = plus_minus(*mean_with_interval(words)) if words else ""
     return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
@@ -200,7 +200,8 @@ def rewards(results: Path) -> str:
 
 
 def reward_figure(results: Path) -> str:
-    if read(results, "convergence.json") is None:
+    content = read(results, "convergence.json")
+    if content is None or not content["comparisons"]:
         return f"*Held-out reward against GPU-hours.* {unmeasured('convergence')}"
     return "![Held-out reward against charged GPU-hours, by variant](images/results_reward.png)"
 

@@ -33,16 +33,28 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, student_quantile(count - 1) * float(np.std(values, ddof=1)) / math.sqrt(count)
 
 
+def whole_runs(results: Mapping[str, Any]) -> dict[str, Runs]:
+    """Of a results file's runs those that came to its last iteration, by variant; a variant without any is left out.
+
+    The last evaluation of a run that was cut short is no final reward, and its gain is not the whole one.
+    """
+    last = results["iterations"]
+    whole = {
+        name: {seed: run for seed, run in runs.items() if run["iterations"][-1] == last}
+        for name, runs in results["runs"].items()
+    }
+    return {name: runs for name, runs in whole.items() if runs}
+
+
 def together(runs: Runs) -> tuple[list[int], Rewards]:
-    """Iterations at which every seed was evaluated, and held-out rewards there, [seeds, evaluations].
+    """Iterations after which all seeds were evaluated, and held-out rewards then, [seeds, evaluations].
 
     Raises ValueError: seeds were evaluated at different iterations.
     """
-    common = min(len(run["iterations"]) for run in runs.values())
-    grids = {tuple(run["iterations"][:common]) for run in runs.values()}
+    grids = {tuple(run["iterations"]) for run in runs.values()}
     if len(grids) > 1:
         raise ValueError(f"runs of one variant were evaluated after other iterations: {sorted(grids)}")
-    return list(grids.pop()), np.array([run["reward"][:common] for run in runs.values()])
+    return list(grids.pop()), np.array([run["reward"] for run in runs.values()])
 
 
 def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, Any]]:
@@ -51,7 +63,7 @@ def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, floa
     side has one seed, the ratio is if the target was not reached.
 
     Args:
-        runs: variant → its runs.
+        runs: variant → its runs, whole ones (`whole_runs`).
         prices: variant → model → seconds of an iteration.
     """
     found = {}

@@ -13,4 +13,4 @@
 set -eu
 address=${1:?"is missing; usage: submit.sh ADDRESS CONFIG… [OPTIONS], with an address such as http://127.0.0.1:8265"}
 shift
-exec solrl submit "$@" --address "$address" --set run.root="${RUNS:-$HOME/solrl-runs}"
+exec solrl submit --set run.root="${RUNS:-$HOME/solrl-runs}" "$@" --address "$address" # a --set of yours wins

@@ -18,6 +18,7 @@ from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.models import paths
+from solrl_ray.models.stock_call import stock_call
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.pictures import reduced
@@ -99,7 +100,7 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
         samples=data.summary.heldout_samples,
         rewards=[_reward(reward) for reward in config.rewards],
         pictures=pairs,
-        steps=config.rollout.regenerate.steps,
+        call=stock_call(config.model, config.rollout.regenerate.steps),
         settings=_settings(config, data.summary),
         licence=target.licence.get("license_name") or target.licence.get("license"),
         licence_link=target.licence.get("license_link"),

@@ -9,6 +9,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
+from solrl_ray.models.stock_call import stock_call
 from solrl_ray.report import plots, tables
 from solrl_ray.report.curve import SHARES, Curve, gpus
 from solrl_ray.report.data import RunData, read_run
@@ -57,6 +58,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "starts": data.starts,
         "devices": _devices(data),
         "base_model": str(paths.resolve(config.model.path)),
+        "call": stock_call(config.model, config.rollout.regenerate.steps),
         "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,21 +12,9 @@ from solrl_ray import models
 from solrl_ray.config.schema import Model
 from solrl_ray.models import paths
 from solrl_ray.models.base import DTYPES, DiffusionModel
+from solrl_ray.models.stock_call import stock_call
 from solrl_ray.validation.session import StockRun
 
-ARGUMENTS: dict[str, Callable[[Model], dict[str, Any]]] = {
-    "flux": lambda model: {"guidance_scale": model.guidance},
-    "flux2_klein": lambda model: {"guidance_scale": 1.0},
-    "qwen_image": lambda model: {"true_cfg_scale": 1.0},
-    "sana": lambda model: {
-        "guidance_scale": 1.0,
-        "complex_human_instruction": None,
-        "use_resolution_binning": False,
-    },
-    "sd3": lambda model: {"guidance_scale": 1.0},
-    "z_image": lambda model: {"guidance_scale": 0.0},
-}
-"""``model.family`` → arguments with which the stock pipeline computes what ours does: no classifier-free guidance."""
 ROUNDS_TIMESTEPS = ("flux", "flux2_klein", "qwen_image")
 """Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and divides then; ours rounds sigma."""
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
@@ -60,13 +47,9 @@ def run(
     scheduler.step = watched
     images = pipeline(
         prompt=[text],
-        height=config.resolution,
-        width=config.resolution,
-        num_inference_steps=steps,
         latents=_as_given(config.family, noise.clone(), bare),
-        max_sequence_length=config.max_sequence_length,
         output_type="pt",
-        **ARGUMENTS[config.family](config),
+        **stock_call(config, steps),
     ).images
     return StockRun(
         scheduler=type(scheduler).__name__,

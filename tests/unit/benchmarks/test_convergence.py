@@ -57,3 +57,22 @@ def test_what_the_results_file_has_is_not_trained_again(
     shorter = argparse.Namespace(iterations=8, judge=False)
     assert not convergence.is_whole(run, shorter)
     assert not convergence.is_whole(run, argparse.Namespace(iterations=4, judge=True))
+
+
+def test_a_run_that_was_cut_short_is_kept_and_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = {"iterations": [0, 4, 8], "reward": [0.25, 0.5, 0.75], "words": None}
+    short = {"iterations": [0, 4], "reward": [0.25, 0.5], "words": None}
+    results = tmp_path / "results.json"
+    runs = {"direct": {"42": whole, "43": short}, "two_stage_fp8": {"42": short}}
+    results.write_text(json.dumps({"iterations": 8, "runs": runs, "charged": {}}))
+    given = ["--only", "direct", "two_stage_fp8", "--seeds", "2", "--iterations", "8", "--results", str(results)]
+    stopped = ["--seconds", "0", "--root", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["convergence.py", *given, *stopped])
+    convergence.main()
+    printed = capsys.readouterr().out
+    assert "| direct | 1 | 0.750 | – | 4.0 / 6.0 / 7.2 / 8.0 | 1.00 / 1.00 / 1.00 / 1.00 |" in printed
+    assert "| two_stage_fp8 |" not in printed
+    assert "Not compared: 2 of the file's runs, cut short before iteration 8." in printed
+    assert json.loads(results.read_text())["runs"] == runs

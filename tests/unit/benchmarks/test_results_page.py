@@ -54,7 +54,7 @@ def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
     runs, charged = dict.fromkeys(rows, seeds), {name: {"flux1_dev": 100.0} for name in rows}
     if "pool_48" in rows:
         charged["pool_48"] = {"flux1_dev": 50.0}
-    return {"runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
+    return {"iterations": 8, "runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
 
 
 def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:

@@ -79,6 +79,8 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         "| real pictures | 0.900 ± 0.058 |",
         "<tr><td>a red circle &lt;above&gt; a blue square</td>",
         'pipe.load_lora_weights("me/small", revision="v2")',
+        "    guidance_scale=1.0,",
+        'picture.save("picture.png")',
     ):
         assert line in card.splitlines()
     assert "3 of 3" in " ".join(card.split())

@@ -126,6 +126,17 @@ def test_the_stand_in_of_the_judge_prefers_pictures_that_show_their_prompts_colo
     assert max(wrong) < min(right) - 0.1
 
 
+def test_what_a_user_sets_comes_after_what_the_script_sets(tmp_path: Path) -> None:
+    command = tmp_path / "solrl"
+    command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")  # prints what it was called with
+    command.chmod(0o755)
+    variables = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
+    script = [EXAMPLES / "submit" / "submit.sh", "http://127.0.0.1:9", "demo", "--set", "run.root=/mine"]
+    said = subprocess.run(script, env=os.environ | variables, capture_output=True, text=True, check=True).stdout
+    passed = ["submit", "--set", "run.root=/shared/runs", "demo", "--set", "run.root=/mine"]
+    assert said.splitlines() == [*passed, "--address", "http://127.0.0.1:9"]
+
+
 def test_submitting_names_the_cluster_that_does_not_answer() -> None:
     variables = {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "RUNS": "/shared/runs"}
     script = EXAMPLES / "submit" / "submit.sh"

@@ -16,8 +16,9 @@ from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, FluxTransforme
 
 from solrl_ray.config import yaml_text
 from solrl_ray.errors import RunError
+from solrl_ray.models.stock_call import ARGUMENTS
 from solrl_ray.quantization import nvfp4
-from solrl_ray.validation import against_stock, policy, sampling, stock
+from solrl_ray.validation import against_stock, policy, sampling
 from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, at_most, info
 from solrl_ray.validation.session import Session
 from solrl_ray.validation.steps import Step, run
@@ -101,7 +102,7 @@ def test_a_sound_model_of_every_family_passes(
 def test_families_without_arguments_for_their_stock_pipeline_are_none() -> None:
     from solrl_ray.models import FAMILIES
 
-    assert stock.ARGUMENTS.keys() == FAMILIES.keys() == BUILDERS.keys()
+    assert ARGUMENTS.keys() == FAMILIES.keys() == BUILDERS.keys()
 
 
 def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], None]) -> Path:
