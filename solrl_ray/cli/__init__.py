@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().parse_args(argv, arguments)
         for option in ("config", "rewards"):
             if given := getattr(arguments, option, None):
-                setattr(arguments, option, named.resolve(given))
+                setattr(arguments, option, named.resolve(given, several=option == "rewards"))
         status = int(arguments.run_verb(arguments))
         sys.stdout.flush()  # not later, when nobody would catch what it raises
         return status
