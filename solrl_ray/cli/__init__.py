@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace()
     try:
         parser().parse_args(argv, arguments)
+        arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
             if given := getattr(arguments, option, None):
                 setattr(arguments, option, named.resolve(given, several=option == "rewards"))
