@@ -40,9 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace()
     try:
         parser().parse_args(argv, arguments)
+        arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
             if given := getattr(arguments, option, None):
-                setattr(arguments, option, named.resolve(given))
+                setattr(arguments, option, named.resolve(given, several=option == "rewards"))
         status = int(arguments.run_verb(arguments))
         sys.stdout.flush()  # not later, when nobody would catch what it raises
         return status

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from solrl_ray.cli.models_on_cards import verdicts
+from solrl_ray.cli.models_on_cards import PARTS, verdicts
 from solrl_ray.common.files import refuses_files
 from solrl_ray.config.fitting import Card
 from solrl_ray.errors import RunError
@@ -87,8 +87,12 @@ def models_on(card: Card, fastest: str) -> Finding:
     found = list(verdicts(card, fastest))
     fit = [f"{verdict.model} ({verdict.sharing})" for verdict in found if verdict.sharing]
     told = f"with fleet.sharing as said, estimated: {', '.join(fit)}" if fit else "none fits"
-    part = f"; `solrl plan MODEL two_stage diffusion_nft pickscore {found[0].cluster}` says more"
-    return Finding(card.name, "models", "ok" if fit else "lacks", told + part)
+    shown = next((verdict for verdict in found if verdict.sharing), found[0])
+    parts = " ".join((shown.model, *PARTS, shown.cluster))
+    # A plan reads no prompts that are not there, but every run names some.
+    prompts = "--set prompts.train=train.txt --set prompts.heldout=heldout.txt"
+    more = f"; `solrl plan {parts} {prompts}` says more of {shown.model}"
+    return Finding(card.name, "models", "ok" if fit else "lacks", told + more)
 
 
 def _storage(root: Path) -> Iterator[Finding]:

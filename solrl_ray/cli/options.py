@@ -179,7 +179,8 @@ def _eval(commands: Any) -> None:
     words = "score a run's policies on held-out prompts with any rewards"
     command = _add(commands, "eval", verbs.evaluate, words, RUN, SET, CLUSTER, PLAIN)
     command.add_argument("--policies", default="base,ema", metavar="LIST", help="of base, lora, ema; default: base,ema")
-    command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="FILE", help="YAML files with rewards")
+    words = "rewards' names, as of `solrl list`, or YAML files; each is scored; default: the run's"
+    command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="NAME|FILE", help=words)
     command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")
     command.add_argument("--samples", type=int, metavar="N", help="images a prompt, at fixed addresses")
     command.add_argument("--steps", type=int, metavar="N", help="solver steps")

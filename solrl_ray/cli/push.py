@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,12 +81,14 @@ def _local_licence(model: str) -> dict[str, str]:
 
 
 def _hub_licence(api: HfApi, model: str) -> dict[str, str]:
-    """What the hub says of a model's licence; nothing if it does not show the model."""
-    from huggingface_hub.errors import RepositoryNotFoundError
+    """What the hub says of a model's licence; nothing, and a note, if it does not show the model."""
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         found = api.model_info(model).card_data
-    except RepositoryNotFoundError:
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        print(f"note: the licence of {model} is unknown: the hub answered {status} when asked for it", file=sys.stderr)
         return {}
     fields = _fields(found.to_dict() if found else {})
     link = fields.get("license_link")

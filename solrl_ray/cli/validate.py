@@ -51,7 +51,7 @@ def configuration(arguments: argparse.Namespace) -> LoadedConfig:
 def run(arguments: argparse.Namespace) -> int:
     """Validate, print a line a step, write the report; 1 if a step failed."""
     config = configuration(arguments).config
-    folder: Path = arguments.out or Path("validation") / arguments.config[0].stem
+    folder: Path = arguments.out or Path("validation") / arguments.as_typed[0].stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
     make_folder(folder)  # one that cannot be written is refused at once
@@ -76,9 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
         tell=lambda line: print(line, flush=True),
     )
     failed = [outcome.step for outcome in outcomes if outcome.state not in ("ok", "lacks")]
-    print(f"report: {page}, and {page.with_suffix('.json').name} beside it")
     if failed:
-        print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks, and can be sent as it is")
+        print(f"did not succeed: {', '.join(failed)}; the report has the tracebacks")
+    print(
+        f"report: {page}, and {page.with_suffix('.json').name} beside it; look through their paths before you send them"
+    )
     return int(bool(failed))
 
 

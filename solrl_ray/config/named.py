@@ -6,7 +6,7 @@ The folder ``configs`` is at the top of the repository; a wheel has it inside th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import solrl_ray
@@ -26,29 +26,35 @@ def folder() -> Path:
     return inside if inside.is_dir() else package.with_name("configs")
 
 
-def resolve(given: Sequence[Path]) -> list[Path]:
+def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     """Names and files of a command line as files, in the order in which they are merged.
 
     A name is a word without a slash and without an ending, if there is no such file. Names come first, by their kinds,
     in whatever order they were given; files come after them, in theirs. So a file of the user's wins over every name.
 
+    Args:
+        several: they are not merged: several may be of a kind, and all stay in the order in which they were given.
+
     Raises `UserError`: no configuration of that name, or two of a kind that replace each other.
     """
     there = {path.stem: path for path in sorted(folder().glob("**/*.yaml"))}
-    names = [path for path in given if _is_name(path)]
-    found = []
-    for name in map(str, names):
-        if name not in there:
-            near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
-            meant = f"did you mean {near[0]}?" if near else "`solrl list` shows them."
-            raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
-        found.append(there[name])
+    if several:
+        return list(dict.fromkeys(_found(str(path), there) if _is_name(path) else path for path in given))
+    found = [_found(str(path), there) for path in given if _is_name(path)]
     for kind in ORDER:
         same = [path.stem for path in found if kind_of(path) == kind]
         if len(set(same)) > 1:
             raise UserError(f"{listed(same)} are all of {kind}, of which a run has one; name one of them.")
     found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
     return found + [path for path in given if not _is_name(path)]
+
+
+def _found(name: str, there: Mapping[str, Path]) -> Path:
+    if name not in there:
+        near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+        meant = f"did you mean {near[0]}?" if near else "`solrl list` shows them."
+        raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
+    return there[name]
 
 
 def kind_of(path: Path) -> str:

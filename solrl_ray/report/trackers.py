@@ -23,6 +23,7 @@ from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 from solrl_ray.metrics.scalars import evaluation_scalars, iteration_scalars, pictures_name
 from solrl_ray.report.grids import contact_sheet
+from solrl_ray.report.redaction import redacted
 
 FILE = "trackers.json"
 """Of a run folder: the id under which trackers know the run."""
@@ -102,7 +103,7 @@ class _Wandb:
             id=number,
             name=config.run.name,
             resume="allow",
-            config=config.model_dump(mode="json"),
+            config=redacted(config),
             dir=folder,
             settings=settings,
         )
@@ -132,7 +133,7 @@ class _Trackio:
             space_id=tracking.space or None,
             private=True,
             resume="allow",
-            config=config.model_dump(mode="json"),
+            config=redacted(config),
             embed=False,
             auto_log_cpu=False,
             auto_log_gpu=False,

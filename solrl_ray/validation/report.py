@@ -1,4 +1,4 @@
-"""The report of a validation: ``validation.json`` and ``validation.html``, which can be sent to others as they are."""
+"""The report of a validation: ``validation.json`` and ``validation.html``, made to be sent to others."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import time
 import traceback
@@ -90,9 +91,12 @@ def _traceback(error: Exception) -> str:
 
 
 def without_home(text: str) -> str:
-    """The user's home folder, which has their name, as ``~``."""
-    home = str(Path.home())
-    return text if home == "/" else text.replace(home, "~")
+    """The user's home folder, which has their name, as ``~``: where a path begins with it, as it is set or resolved."""
+    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
+    for home in homes:
+        # Before it no part of another path, after it no rest of a longer name; a full stop may end a sentence.
+        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
+    return text
 
 
 def free(device: torch.device) -> None:

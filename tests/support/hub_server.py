@@ -22,6 +22,8 @@ OWNER = "me"
 @dataclass
 class Repository:
     private: bool = False
+    locked: bool = False
+    """Nobody may look at it."""
     card: dict[str, Any] = field(default_factory=dict)
     branches: dict[str, dict[str, bytes]] = field(default_factory=lambda: {"main": {}})
     """Branch → file → content."""
@@ -68,6 +70,8 @@ def _about_model(hub: Hub, path: str, body: bytes) -> dict[str, Any]:
     if name not in hub.repositories:
         raise Refusal(404, "Repository not found", "RepoNotFound")
     repository = hub.repositories[name]
+    if repository.locked:
+        raise Refusal(403, f"You have no access to {name}")
     if action is None:
         return {"id": name, "private": repository.private, "cardData": repository.card, "siblings": [], "tags": []}
     if not name.startswith(f"{OWNER}/"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import fits
@@ -9,6 +11,7 @@ import pytest
 
 from solrl_ray.cli.doctor import models_on
 from solrl_ray.config.fitting import Card
+from tests.support.command_line import solrl
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -27,8 +30,27 @@ def test_a_doctor_names_the_models_of_a_card_and_how_they_share_it() -> None:
     assert (found.part, found.what, found.state) == ("cuda:0", "models", "ok")
     assert "flux2_klein_base_4b (lay_down), sana_1600m (keep), sd35_medium (keep), z_image (lay_down);" in found.detail
     assert "flux1_dev" not in found.detail
-    assert "pickscore one_gpu_48gb`" in found.detail
+    assert "pickscore one_gpu_48gb --set" in found.detail
 
 
 def test_a_doctor_says_when_no_model_fits() -> None:
-    assert models_on(Card(name="cuda:0", memory=12e9), "bf16").detail.startswith("none fits; `solrl plan MODEL")
+    assert models_on(Card(name="cuda:0", memory=12e9), "bf16").detail.startswith("none fits; `solrl plan flux1_dev ")
+
+
+@pytest.mark.parametrize(("memory", "tier", "gpu"), [(48.3e9, "fp8", "l40s"), (150.7e9, "fp8", "h200")])
+def test_the_command_that_a_doctor_names_works_as_it_is_printed(
+    memory: float, tier: str, gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    detail = models_on(Card(name="cuda:0", memory=memory), tier).detail
+    command = shlex.split(detail.split("`")[1])
+    assert command[:2] == ["solrl", "plan"]
+    assert solrl(*command[1:], "--gpu", gpu) == 0
+    model, sharing = re.findall(r"(\w+) \((keep|lay_down)\)", detail)[0]
+    assert command[2] == model
+    assert f"fleet.sharing auto is {sharing}: " in capsys.readouterr().out
+    assert solrl(*command[1:]) == 0
+
+
+def test_a_doctor_whom_no_model_fits_names_a_command_that_works() -> None:
+    detail = models_on(Card(name="cuda:0", memory=12e9), "bf16").detail
+    assert solrl(*shlex.split(detail.split("`")[1])[1:]) == 0

@@ -144,6 +144,19 @@ def test_the_licence_is_what_the_base_models_card_says(tmp_path: Path, hub: Hub)
     assert str(tmp_path) not in written
 
 
+@pytest.mark.parametrize(("base", "status"), [(Repository(locked=True), 403), (None, 404)])
+def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
+    base: Repository | None, status: int, tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if base:
+        hub.repositories["them/base"] = base
+    assert solrl("push", finished(tmp_path / "run", "them/base"), "me/small") == 0
+    said = f"note: the licence of them/base is unknown: the hub answered {status} when asked for it\n"
+    assert capsys.readouterr().err.startswith(said)  # progress of the upload comes after it
+    written = hub.repositories["me/small"].branches["main"]["README.md"].decode()
+    assert ModelCard(written).data.license is None
+
+
 @pytest.mark.parametrize(
     ("name", "problem"),
     [

@@ -44,7 +44,9 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
         ("--solver", "heun", """rollout.solver in --solver is "heun"; it must be one of 'euler' or 'dpm2'."""),
         ("--samples", "0", "evaluation.samples in --samples is 0; it must be at least 1."),
     ):
-        assert refusal(capsys, "eval", tmp_path / "runs" / "small", option, value) == problem
+        # Several rewards are no reason to refuse.
+        asked = ("--rewards", "pickscore", "hpsv2", option, value)
+        assert refusal(capsys, "eval", tmp_path / "runs" / "small", *asked) == problem
 
 
 @pytest.mark.parametrize(

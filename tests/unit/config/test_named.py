@@ -67,6 +67,13 @@ def test_a_name_that_is_none_or_one_too_many_is_refused(given: tuple[str, ...], 
         stems(*given)
 
 
+def test_rewards_to_score_with_may_be_several_of_a_kind_in_the_order_that_was_given() -> None:
+    given = [Path(name) for name in ("pickscore", "mine.yaml", "hpsv2", "pickscore")]
+    assert [path.stem for path in named.resolve(given, several=True)] == ["pickscore", "mine", "hpsv2"]
+    with pytest.raises(UserError, match=r"did you mean pickscore\?$"):
+        named.resolve([Path("pickscor")], several=True)
+
+
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: file.stem)
 def test_a_whole_run_needs_nothing_but_prompts(file: Path) -> None:
     config = load([file])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from solrl_ray.config import named
 from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import load_with_sources, to_yaml
 from solrl_ray.config.schema import RewardConfig
@@ -107,6 +108,13 @@ def test_each_file_of_rewards_adds_its_columns(run: Path, tmp_path: Path) -> Non
     (tmp_path / "two.yaml").write_text("rewards: [{kind: 'm:g'}]\nrollout: {pool: 48}")
     with pytest.raises(UserError, match=r"two\.yaml sets rollout\.pool; a file of --rewards may set nothing but"):
         evaluation_config(loaded, file, files, all_prompts=False)
+
+
+def test_rewards_of_the_package_are_columns_by_their_names(run: Path) -> None:
+    file = run / "config.yaml"
+    files = named.resolve([Path("pickscore"), Path("hpsv2")], several=True)
+    config = evaluation_config(load_with_sources([file]), file, files, all_prompts=False)
+    assert [reward.kind for reward in config.rewards] == ["pickscore", "hpsv2"]
 
 
 def test_a_file_of_prompts_is_taken_whole(run: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from solrl_ray.quantization import nvfp4
 from solrl_ray.validation import against_stock, policy, sampling
 from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, at_most, info
 from solrl_ray.validation.session import Session
-from solrl_ray.validation.steps import Step, run
+from solrl_ray.validation.steps import Step, run, without_home
 from tests.support import tiny, tiny_qwen
 from tests.support.command_line import refusal, solrl
 
@@ -90,6 +90,7 @@ def test_a_sound_model_of_every_family_passes(
     assert {name for name, state in states.items() if state == "lacks"} == {"preview nvfp4", "preview fp8"}
     assert report["ok"]
     assert all(re.search(rf"^{name} +(ok|lacks) ", printed, re.MULTILINE) for name in STEPS)
+    assert printed.splitlines()[-1].startswith("report: ")
     page = (tmp_path / "out" / "validation.html").read_text()
     assert "nvfp4 needs a card of compute capability 10.0 or newer" in page
     assert page.count("<img ") == 1 + 1 + 2 + 2 + 2
@@ -181,7 +182,11 @@ def test_a_broken_checkpoint_is_reported_and_the_rest_goes_on(
     (failed,) = (step for step in report["steps"] if step["step"] == "regenerate")
     assert failed["reason"].startswith("RewardNonsense: Reward brightness got images with values from nan")
     assert "in regenerate" in failed["traceback"]
-    assert "did not succeed: " in capsys.readouterr().out
+    *_, missed, last = capsys.readouterr().out.splitlines()
+    assert missed.startswith("did not succeed: stock, ")
+    assert last.startswith(
+        f"report: {tmp_path / 'out' / 'validation.html'}, and validation.json beside it; look through"
+    )
 
 
 def test_a_quantiser_that_is_not_the_published_one_fails_its_tier(
@@ -278,6 +283,35 @@ def test_what_cannot_be_validated_is_refused_at_once(
     assert "there is no folder" in refusal(capsys, "validate", file, "--set", "model.path=./none", *out)
     (tmp_path / "file").touch()
     assert "--out is" in refusal(capsys, "validate", file, "--out", tmp_path / "file")
+
+
+def test_the_report_has_the_name_of_the_model_that_was_typed(
+    tmp_path: Path, tiny_pipeline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A method's name is merged before a model's file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "validation").mkdir()
+    (tmp_path / "validation" / "flux").touch()
+    file = model_file(tmp_path, "flux", tiny_pipeline)
+    problem = "--out is validation/flux, a file; it must be a folder."
+    assert refusal(capsys, "validate", file.name, "diffusion_nft") == problem
+
+
+def test_home_folders_go_and_other_peoples_names_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, home = tmp_path / "disk" / "al", tmp_path / "al"
+    real.mkdir(parents=True)
+    home.symlink_to(real)
+    monkeypatch.setenv("HOME", str(home))
+    for place in (home, real):
+        assert (
+            without_home(f"{place}/x, '{place}', --set=model.path={place}/y {place}")
+            == "~/x, '~', --set=model.path=~/y ~"
+        )
+        assert without_home(f"There is no folder {place}.") == "There is no folder ~."
+        for other in (f"{place}ice/x", f"{place}.old/x", f"{place}-2", f"/mnt{place}/x"):
+            assert without_home(other) == other
+    monkeypatch.setenv("HOME", "/")
+    assert without_home("/etc") == "/etc"
 
 
 def test_the_resolution_is_small_unless_another_is_asked_for(tmp_path: Path, tiny_pipeline: Path) -> None:
