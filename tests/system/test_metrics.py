@@ -49,6 +49,17 @@ def tagged(**tags: str) -> frozenset[tuple[str, str]]:
     return frozenset({"run": "watched", **tags}.items())
 
 
+def exported() -> tuple[dict[str, str], Samples]:
+    """`scrape`, once all of the run is there."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        families, samples = scrape("watched")
+        if ("ray_solrl_heldout_reward_mean", tagged(policy="ema")) in samples:  # the last one to be set
+            return families, samples
+        assert time.monotonic() < deadline, sorted(families)
+        time.sleep(0.5)
+
+
 @pytest.fixture(scope="module")
 def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
     """A finished run of one iteration whose controller still lives, so that its metrics can be scraped."""
@@ -64,13 +75,7 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(watched: Config) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        families, samples = scrape("watched")
-        if ("ray_solrl_heldout_reward_mean", tagged(policy="ema")) in samples:  # the last one to be set
-            break
-        assert time.monotonic() < deadline, sorted(families)
-        time.sleep(0.5)
+    families, samples = exported()
     # The parser takes the suffix _total off a counter's name.
     assert families == {e.scraped.removesuffix("_total"): e.kind for e in INSTRUMENTS}
     lines = (folder(watched) / "metrics.jsonl").read_text().splitlines()
@@ -93,7 +98,7 @@ def test_the_scraped_metrics_are_those_of_the_table_with_the_values_of_the_run(w
 @pytest.mark.faults
 def test_figures_that_are_set_once_an_iteration_stay(watched: Config) -> None:
     """Ray forgets a gauge some 20 s after it was set."""
-    before = scrape("watched")[0]
+    before = exported()[0]
     time.sleep(30.0)
     assert scrape("watched")[0] == before
 
