@@ -32,7 +32,7 @@ from tests.support.small import digests, folder, small_config, summary
 pytestmark = pytest.mark.faults
 
 AHEAD_OF = "journal/iteration-000002.jsonl"
-GONE = "^the controller is gone: .*; go on with --resume$"
+GONE = r"^the controller is gone: .*; go on with: solrl train --resume \S+$"
 AHEAD = ("rollout.max_staleness=1", "fleet.explorers.count=2")
 
 

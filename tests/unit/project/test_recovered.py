@@ -57,7 +57,7 @@ def test_a_place_that_nobody_took_has_no_time() -> None:
 
 def test_a_run_may_end_with_a_documented_sentence_if_who_it_names_was_killed_since_its_start() -> None:
     gone, encoding = (
-        "the controller is gone: …; go on with --resume",
+        "the controller is gone: …; go on with: solrl train --resume …",
         "encoding 2 prompts failed: its worker is gone: …",
     )
     encoder, controller = (killed(who, at, who) for who, at in (("text_encoder", 5.0), ("controller", 25.0)))
