@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make results · make docs · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-all simulate fuzz chaos parity results docs lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-faults test-all quick simulate fuzz chaos parity results docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make test     tests: unit, simulated, system, chaos; about six minutes on two cores"
 	@echo "make test-faults  the rest of the failure table (docs/reliability.md), about six more; continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
+	@echo "make quick    tests of configuration and decisions, under a minute; while working"
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/reliability.md)"
 	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
 	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
@@ -90,6 +91,11 @@ test test-faults test-all: $(READY)
 	  OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 -m "$(CHOSEN)" $$part; \
 	  echo "== $$part took $$(($$(date +%s) - began)) s"; \
 	done
+
+# What most changes touch, of the tests that need neither Ray nor a model.
+QUICK := $(addprefix tests/unit/,config scheduling rollout sampling prompts)
+quick: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(QUICK)
 
 SEEDS ?= 0..10000
 MUTATIONS ?= 1000000
