@@ -10,15 +10,24 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
+from solrl_ray.config.section import (
+    AboveZero,
+    AtLeastZero,
+    Location,
+    Natural,
+    Positive,
+    Seconds,
+    Section,
+    ShareOrZero,
+)
 from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
-Seconds = AboveZero
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
 SelectionKind = Literal["best_worst", "best", "random"]
@@ -46,6 +55,7 @@ class Run(Section):
 
 class Lora(Section):
     rank: Positive = 32
+    """Columns of a factor: a layer [out, in] gets A [rank, in] and B [out, rank]."""
     alpha: AboveZero = 64.0
     """LoRA scaling is alpha / rank."""
     targets: list[str]
@@ -72,7 +82,9 @@ class SigmaSchedule(Section):
     max_shift: float = 1.15
     """``flux``: mu at `max_tokens` image tokens."""
     base_tokens: Positive = 256
+    """``flux``: image tokens at which mu is `base_shift`."""
     max_tokens: Positive = 4096
+    """``flux``: image tokens at which mu is `max_shift`; between them mu is linear."""
     terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
     """``flux``: noise level of the last step's start, to which the grid is stretched; null: it is not."""
 
@@ -118,7 +130,9 @@ class Normalization(Section):
     """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
 
     mean: float
+    """Mean of the reward on images of your base model."""
     std: AboveZero
+    """Its standard deviation on them."""
 
 
 class Remote(Section):
@@ -186,6 +200,7 @@ class RewardConfig(Section):
     """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
     tokenizer of ``imagereward``, CLIP model of ``aesthetic``."""
     weight: float = 1.0
+    """Its factor in the sum of all rewards."""
     normalize: Normalization | None = None
     """Brings the reward to a common scale before it is weighted."""
     preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
@@ -277,16 +292,23 @@ class Fidelity(Section):
 
 
 class OptimizerConfig(Section):
+    """AdamW, as in PyTorch."""
+
     lr: AboveZero = 3e-4
+    """Learning rate; constant."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
     eps: AboveZero = 1e-8
+    """Added to the denominator of a step."""
     weight_decay: AtLeastZero = 1e-4
+    """Decoupled weight decay of the LoRA factors."""
 
 
 class LearnerConfig(Section):
     world_size: Positive = 1
     """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
     zero_stage: Literal[1, 2] = 1
+    """DeepSpeed ZeRO: 1 shares the optimiser state between the ranks, 2 the gradients as well."""
     micro_batch: Positive = 12
     """Samples of one forward and backward."""
     updates: Positive = 1
@@ -306,7 +328,9 @@ class Worker(Section):
     """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
 
     num_cpus: AtLeastZero = 0.0
+    """CPUs that Ray reserves for each."""
     num_gpus: AtLeastZero = 0.0
+    """GPUs that Ray reserves for each; a share such as 0.33 lets workers take turns on one GPU, 0 means the CPU."""
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
     labels: dict[str, str] = {}
@@ -322,6 +346,7 @@ class WorkerPool(Worker):
     """Actors of one kind, each with these resources."""
 
     count: Positive = 1
+    """How many there are."""
     fallback_labels: list[dict[str, str]] = []
     """Labels of nodes to take where none with `labels` has room, in this order; ``{}``: any node."""
 
@@ -345,48 +370,6 @@ class Learners(Worker):
 
     placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
     """Ray's strategies: on as few nodes as possible, on one node, on many nodes, each rank on another node."""
-
-
-class Deadlines(Section):
-    """The longest that each named wait may take, seconds."""
-
-    resources: AtLeastZero = 0.0
-    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
-    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone; and
-    that of the learner group."""
-
-    start: Seconds = 180.0
-    """An actor's construction once it has a place: imports, weights, attestation."""
-    warm_up: Seconds = 900.0
-    """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
-    explore: Seconds = 120.0
-    """One micro-batch of previews; a unit of several has so many times that."""
-    regenerate: Seconds = 300.0
-    """Regeneration of one prompt."""
-    update: Seconds = 1800.0
-    """One learner update."""
-    collective: Seconds = 1800.0
-    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo). If it is shorter than
-    `update`, a rank that hangs ends the run, where the group would be rebuilt."""
-    publish: Seconds = 120.0
-    """Fetching, swapping in and proving one revision."""
-    release_gpu_memory: Seconds = 120.0
-    """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
-    `fleet.sharing: lay_down` weights as well, which are copied to the host."""
-    selector: Seconds = 60.0
-    """One call to the selector."""
-    encode: Seconds = 60.0
-    """The embedding of one prompt."""
-    fetch: Seconds = 120.0
-    """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
-    checkpoint: Seconds = 600.0
-    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept; also whatever else
-    the controller reads or writes there: metrics, an evaluation, the report."""
-    upload: Seconds = 600.0
-    """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
-    tracking: Seconds = 120.0
-    """One call to one of `tracking.trackers`, and at the run's end all that are still open. A tracker that takes longer
-    gets nothing any more; the run goes on."""
 
 
 class FleetConfig(Section):
@@ -440,6 +423,7 @@ class EvaluationConfig(Section):
     samples: Positive = 4
     """Fixed addresses per prompt."""
     steps: Positive = 10
+    """Solver steps of an evaluated sample."""
     pictures: Natural = 8
     """Prompts of the before/after image grid."""
     share: ShareOrZero = 0.2
