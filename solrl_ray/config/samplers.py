@@ -28,7 +28,7 @@ class Ode(Section):
 
 class _Stochastic(Section):
     window: Window | None = None
-    """None: noise in every step."""
+    """null: noise in every step."""
     shared_noise: bool = False
     """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
 
