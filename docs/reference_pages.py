@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -45,7 +45,7 @@ def note(made_from: str) -> str:
     return f"*Made from {made_from} by `make reference`.*"
 
 
-def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]] | list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -66,7 +66,7 @@ def configuration() -> str:
         "A configuration is one or more YAML files. Later files win. Mappings merge; lists and single values are "
         "replaced. `--set KEY=VALUE` wins over files. A key without a default must be given. `solrl config NAME…` "
         "prints a whole configuration with these comments, to start your own from.",
-        "In a table, `*` stands for the number of a list entry: `rewards.*.kind` is set as `rewards.0.kind`.",
+        "The entries of a list are numbered: `rewards.0.kind` is the kind of the first reward.",
         "## What a wrong value is answered with",
         "The program checks all keys before anything starts. It exits with status 2 and one sentence:",
         table(("`--set`", "answer"), [(f"`{wrong}`", answer(wrong)) for wrong in WRONG]),
@@ -92,7 +92,7 @@ def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterat
 
     `given` is the section that a run has by default, if it has one.
     """
-    kinds, entry = sections(info.annotation), f"{key}.*" if get_origin(info.annotation) is list else key
+    kinds, entry = sections(info.annotation), f"{key}.0" if get_origin(info.annotation) is list else key
     if said := prose(info.description):
         yield said
     for kind in kinds:
@@ -174,7 +174,7 @@ def commands() -> str:
     parts = [
         "# Commands",
         note("`solrl_ray/cli/options.py`"),
-        "`solrl COMMAND --help` prints the same. `python -m solrl_ray` is the same program as `solrl`.",
+        "Each command prints its options with `--help`. `python -m solrl_ray` is the same program as `solrl`.",
         f"Exit status: {prose(statuses[1])}",
     ]
     for name, help_, command in subcommands(parser):

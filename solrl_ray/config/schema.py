@@ -136,7 +136,7 @@ class Normalization(Section):
 
 
 class Remote(Section):
-    """A reward server; its protocol is in docs/rewards.md."""
+    """A reward server; its protocol is in docs/guides/rewards.md."""
 
     url: str
     """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
