@@ -69,7 +69,7 @@ def configuration() -> str:
         "The entries of a list are numbered: `rewards.0.kind` is the kind of the first reward.",
         "## What a wrong value is answered with",
         "The program checks all keys before anything starts. It exits with status 2 and one sentence:",
-        table(("`--set`", "answer"), [(f"`{wrong}`", answer(wrong)) for wrong in WRONG]),
+        "```\n" + "\n".join(f"--set {wrong}\nerror: {answer(wrong)}" for wrong in WRONG) + "\n```",
     ]
     for name, info in Config.model_fields.items():
         given = info.default if isinstance(info.default, BaseModel) else None
