@@ -128,6 +128,7 @@ results: $(READY)
 
 reference: $(READY)
 	$(BIN)/python docs/reference_pages.py
+	$(BIN)/python docs/drawings.py
 
 # Its theme announces on each build that it has a successor.
 docs: export NO_MKDOCS_2_WARNING := 1
