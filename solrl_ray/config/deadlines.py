@@ -9,16 +9,16 @@ class Deadlines(Section):
     """The longest that each named wait may take, seconds."""
 
     resources: AtLeastZero = 0.0
-    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
-    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone; and
-    that of the learner group."""
+    """Waiting for nodes that are still to join, before any actor starts; 0: the run ends at once. Later, together with
+    `start`: waiting for a worker's place. Then the worker is reported; if its pool has no other, or it is the learner
+    group, the run ends."""
 
     start: Seconds = 180.0
     """An actor's construction once it has a place: imports, weights, attestation."""
     warm_up: Seconds = 900.0
     """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
     explore: Seconds = 120.0
-    """One micro-batch of previews; a unit of several has so many times that."""
+    """One micro-batch of previews; a unit of several has this much for each."""
     regenerate: Seconds = 300.0
     """Regeneration of one prompt."""
     update: Seconds = 1800.0
@@ -36,7 +36,7 @@ class Deadlines(Section):
     encode: Seconds = 60.0
     """The embedding of one prompt."""
     fetch: Seconds = 120.0
-    """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
+    """Fetching an answer, the samples of an iteration or their embeddings."""
     checkpoint: Seconds = 600.0
     """Writing a checkpoint and its revision to the run folder, and removing those that are not kept; also whatever else
     the controller reads or writes there: metrics, an evaluation, the report."""
