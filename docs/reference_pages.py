@@ -255,7 +255,7 @@ def api() -> str:
         "# API",
         note("the docstrings"),
         "What you subclass or call to add a reward, a model family or an objective. Shapes are in brackets: "
-        "`[B, 3, H, W]` is a batch of images.",
+        "`[B, 3, H, W]` is a batch of images. [CONTRIBUTING](../../CONTRIBUTING.md) has a small example of each.",
         "A reward can also be a plain function, without a class. " + own_function(),
     ]
     for heading, file, names in CLASSES:

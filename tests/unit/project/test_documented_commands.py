@@ -1,9 +1,9 @@
 """The commands of the README and the guides, as a newcomer types them, page by page in a folder of one's own.
 
-A block of code with a title is a file of that folder. Commands that only plan, list or import are run as they are. Those
-that would train are planned instead: a plan reads the same configuration and says what this machine lacks as a note. The
-demo lacks nothing: with a reward of the page it is run with ``--dry-run``, which tries the reward. A command with a
-placeholder in capitals, or with …, is for the reader to complete.
+A block of code with a title is a file of that folder. Commands that only plan, list or import are run as they are.
+Those that would train are planned instead: a plan reads the same configuration and says what this machine lacks as a
+note. The demo lacks nothing: with a reward of the page it is run with ``--dry-run``, which tries the reward. A command
+with a placeholder in capitals, or with …, is for the reader to complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tests.support.command_line import solrl
 
 ROOT = Path(__file__).parents[3]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/start/*.md"))]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/start/*.md"))]
 PAGES += [*sorted(ROOT.glob("docs/guides/*.md"))]
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PLACEHOLDER = re.compile(r"\b[A-Z]{3,}\b|…|\$")
