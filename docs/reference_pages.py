@@ -95,6 +95,8 @@ def section(info: FieldInfo, key: str, given: BaseModel | None = None) -> Iterat
     kinds, entry = sections(info.annotation), f"{key}.0" if get_origin(info.annotation) is list else key
     if said := prose(info.description):
         yield said
+    if len(kinds) > 1 and given is not None:
+        yield f"Its keys depend on `{key}.kind`; default: `{given.model_dump()['kind']}`."
     for kind in kinds:
         fields = dict(kind.model_fields)
         defaults = given if isinstance(given, kind) else None
