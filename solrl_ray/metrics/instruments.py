@@ -1,4 +1,4 @@
-"""Every metric that a live run exports, in one table: what `docs/metrics.md` shows and Prometheus scrapes.
+"""Every metric that a live run exports, in one table: what `docs/reference/metrics.md` shows and Prometheus scrapes.
 
 Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter, so
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every
