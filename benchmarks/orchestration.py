@@ -218,8 +218,8 @@ class SleepingLearner(Callee):
     def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return self._factors
 
-    def shard(self, policy: Policy, tier: str) -> RevisionShard:
-        return self._publisher.shard(self._updates, self._factors, policy=policy)
+    def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
+        return self._publisher.shard(self._updates, self._factors, policy=policy, parent=parent, keep=True)
 
 
 def ideal_seconds(explorers: int, regenerators: int, stage: float, work: Work = SHORT) -> float:

@@ -1,8 +1,9 @@
 """What does a new policy revision weigh on the wire, and how long does it take to make and to swap in?
 
     python benchmarks/publish.py                                   # the testbed's shapes, seconds on a CPU
-    python benchmarks/publish.py --shape flux --layers 4           # FLUX.1-dev's shapes, few of its 190 touched layers
-    python benchmarks/publish.py --shape flux --device cuda        # all of them: 1.79 B weights
+    python benchmarks/publish.py flux --layers 4                   # FLUX.1-dev's shapes, few of its 190 touched layers
+    python benchmarks/publish.py flux --device cuda                # all of them: 1.79 B weights; under three minutes
+    python benchmarks/publish.py flux --layers 24 --only-steps     # a few hundred MB; shares on a CPU, in minutes
 
 Base weights are Gaussian, B A is random of the LoRA rank, and from one revision to the next the merged weights move by
 a stated share of their norm. `delta` is the payload's packed part against the packed tensors themselves. Times are the
@@ -11,6 +12,9 @@ median over the repetitions, of everything that happens to one revision:
     merge, quantise, swap     factors into the base in FP64, packed once, written into live layers (aim on a GPU: 0.2 s)
     encode | decode           delta against the parent, on the CPU | decompressed, applied, proved
     prove                     checksums of all live buffers, as for a receipt
+
+Then, through Ray, each step from the end of an update to the proof of an explorer, for revisions that travel as deltas
+(`publish_steps.py`).
 
 Prints a table; writes benchmarks/results/publish_<shape>_<device>.json.
 """
@@ -23,10 +27,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from publish_steps import steps
 from torch import nn
 
 from solrl_ray.config.schema import Lora, Publish
@@ -111,7 +117,7 @@ def sizes(world: World, before: Revision) -> list[dict[str, float]]:
         publications.publish(before)
         after = publications.publish(world.publisher.build(2, world.factors(change)))
         whole = sum(tensor.nbytes for tensor in after.revision.packed.values())
-        sent = sum(t.nbytes for t in (after.whole() | after.deltas).values())
+        sent = sum(t.nbytes for t in (after.whole() | dict(after.deltas)).values())
         row = {"change": change, "packed_bytes": whole, "delta_bytes": sent, "share": sent / whole}
         row |= {"payload_bytes": len(after.payload(EXPLORER)), "factors_bytes": len(after.payload(REGENERATOR))}
         rows.append(row)
@@ -157,34 +163,41 @@ def times(world: World, before: Revision, repeats: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="testbed")
+    parser.add_argument("shape", choices=sorted(SHAPES), nargs="?", default="testbed")
     parser.add_argument("--layers", type=int, help="take only the first so many layers")
-    parser.add_argument("--tier", choices=sorted(LAYERS), default="nvfp4-emulated")
+    parser.add_argument("--tier", choices=sorted(LAYERS), help="default: fp8 on a GPU, nvfp4-emulated on a CPU")
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only-steps", action="store_true", help="neither sizes nor the times of single stages")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     device, load = torch.device(arguments.device), os.getloadavg()[0]
+    tier = arguments.tier or ("fp8" if device.type == "cuda" else "nvfp4-emulated")
+    make = partial(World, arguments.shape, arguments.layers, tier, arguments.rank, device)
+    content: dict[str, Any] = {
+        "question": "bytes and seconds of a policy revision",
+        "shape": arguments.shape,
+        "tier": tier,
+        "rank": arguments.rank,
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "load_before": load,
+        "torch": torch.__version__,
+    }
     with torch.no_grad():
-        world = World(arguments.shape, arguments.layers, arguments.tier, arguments.rank, device)
-        before = world.publisher.build(1, world.factors(0.0))
-        content = {
-            "question": "bytes and seconds of a policy revision",
-            "shape": arguments.shape,
-            "layers": len(world.base),
-            "weights": sum(weight.numel() for weight in world.base.values()),
-            "tier": arguments.tier,
-            "rank": arguments.rank,
-            "device": device_name(device),
-            "threads": torch.get_num_threads(),
-            "load_before": load,
-            "torch": torch.__version__,
-            "sizes": sizes(world, before),
-            "seconds": times(world, before, arguments.repeats),
-        }
+        world = make()
+        content |= {"layers": len(world.base), "weights": sum(weight.numel() for weight in world.base.values())}
+        if not arguments.only_steps:
+            before = world.publisher.build(1, world.factors(0.0))
+            content |= {"sizes": sizes(world, before), "seconds": times(world, before, arguments.repeats)}
+        del world  # two processes have one of their own
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        content["steps"] = steps(make, device=device, repeats=arguments.repeats)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    file = arguments.out / f"publish_{arguments.shape}_{device.type}.json"
+    kind = "publish_steps" if arguments.only_steps else "publish"
+    file = arguments.out / f"{kind}_{arguments.shape}_{device.type}.json"
     file.write_text(json.dumps(content, indent=1) + "\n")
     print(file)
 

@@ -235,13 +235,23 @@ class LearnerGroup:
 
     # What others want of it
 
-    async def revision(self, policy: Policy) -> Revision:
-        """The policy as it is now, ready to be published; the ranks share the work."""
+    async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
+        """The policy as it is now, ready to be published; the ranks share the work, and rest afterwards.
+
+        Args:
+            parent: the revision before, if what is the same in it need not come here.
+        """
         seconds = self._config.fleet.deadlines.publish
-        shards = await self._all("shard", policy, self.tier, seconds=seconds)
-        await self.rest()
-        what = "putting the revision together"
-        return await self._world.blocking(lambda: assemble(shards, self._config.model.lora), what, seconds)
+        number = None if parent is None else parent.manifest.revision
+        shards = await self._all("shard", policy, self.tier, number, seconds=seconds)
+        resting = asyncio.ensure_future(self.rest())
+        what, lora = "putting the revision together", self._config.model.lora
+        try:
+            revision = await self._world.blocking(lambda: assemble(shards, lora, parent), what, seconds)
+            await resting
+        finally:
+            resting.cancel()
+        return revision
 
     # Its own
 

@@ -66,7 +66,7 @@ class PolicyPublisher:
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
-        revision = await self._merged("old")
+        revision = await self._merged("old", self._publications.parent(updates))
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
@@ -78,9 +78,11 @@ class PolicyPublisher:
         self.newest = await self._world.blocking(pack, f"packing {revision.name}", self._seconds)
 
     def store(self) -> None:
-        """Keep the newest revision in the run folder. Blocks."""
-        self._store.save(self.newest.publication)
+        """Keep the newest revision in the run folder, and the whole of it at hand. Blocks."""
+        publication = self.newest.publication
+        self._store.save(publication)
         self._store.prune(keep=REVISIONS_KEPT)
+        publication.complete()
 
     async def explore(self) -> None:
         """Send the explorers the newest revision."""
@@ -118,10 +120,10 @@ class PolicyPublisher:
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
 
-    async def _merged(self, policy: Policy) -> Revision:
+    async def _merged(self, policy: Policy, parent: Revision | None = None) -> Revision:
         if self._fleet.lays_down:  # learners take their weights up to merge
             await self._fleet.release_gpu_memory()
-        return await self._learners.revision(policy)
+        return await self._learners.revision(policy, parent)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:

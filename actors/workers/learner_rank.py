@@ -146,18 +146,21 @@ class LearnerRank(Callee):
             laid_down = self._resting.lay_down(adapters.base_tensors(self._model.transformer), self._model.device)
         return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
-    def shard(self, policy: Policy, tier: str) -> RevisionShard:
-        """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised."""
+    def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
+        """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised; as deltas
+        against revision `parent` where it has made that."""
         self._resting.take_up()
         if tier != self._tier:  # explorers are on another level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return self._publisher.shard(
             self._joined.revision,
-            self._joined.factors(policy),
+            self._joined.factors(policy, on_host=False),
             policy=policy,
             rank=self._rank,
             world_size=self._config.learner.world_size,
+            parent=parent,
+            keep=True,
         )
 
     @property

@@ -14,7 +14,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import singledispatch
 from pathlib import Path
@@ -52,8 +52,11 @@ def read_json(path: Path, mend: str = "") -> Any:
         raise UserError(f"{path} is not JSON: {error}{f'; {mend}' if mend else ''}.") from error
 
 
-def replace_folder(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Write a folder of files, some in folders of their own; it appears (or is replaced) when all is on the disk."""
+def replace_folder(folder: Path, contents: Mapping[str, bytes | Sequence[bytes | memoryview]]) -> None:
+    """Write a folder of files, some in folders of their own; it appears (or is replaced) when all is on the disk.
+
+    `contents`: of each file, whole or in pieces that follow each other.
+    """
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
     make_folder(partial)
@@ -138,9 +141,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
     with path.open("wb") as file:
-        file.write(content)
+        for piece in [content] if isinstance(content, bytes) else content:
+            file.write(piece)
         file.flush()
         sync(path, file)
 

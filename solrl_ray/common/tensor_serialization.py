@@ -6,9 +6,10 @@ NumPy's arrays go by reference into Ray's object store (pickle protocol 5), in o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:  # records without tensors, as they cross to `solrl status`, need neither
     import numpy as np
@@ -26,9 +27,19 @@ class _Bytes:
 
 
 class Portable:
-    """Base of dataclasses whose fields hold tensors, or dicts of tensors. They arrive equal, on the CPU, writable."""
+    """Base of dataclasses whose fields hold tensors, or dicts of tensors. They arrive equal, on the CPU, writable.
+
+    Those of a class that is `read_only` are views of what arrived, which stays in the object store meanwhile: gigabytes
+    need not be copied. Nobody may write to them.
+    """
 
     __slots__ = ()
+    _READ_ONLY: ClassVar[bool] = False
+
+    def __init_subclass__(cls, *, read_only: bool = False, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if read_only:
+            cls._READ_ONLY = True
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         values = {field.name: _encode(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
@@ -46,18 +57,35 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, *, read_only: bool) -> Any:
     if isinstance(value, _Bytes):
         import torch
+
+        if read_only and value.content.size:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given buffer is not writable")
+                return torch.frombuffer(value.content, dtype=value.dtype).reshape(value.shape)
 
         tensor = torch.empty(value.shape, dtype=value.dtype)
         # A copy: what lies in the object store is shared and must not be written to.
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = value.content
         return tensor
     if isinstance(value, dict):
-        return {key: _decode(entry) for key, entry in value.items()}
+        return {key: _decode(entry, read_only=read_only) for key, entry in value.items()}
     return value
 
 
-def _rebuild(kind: type, values: dict[str, Any]) -> Any:
-    return kind(**{name: _decode(value) for name, value in values.items()})
+def _rebuild(kind: type[Portable], values: dict[str, Any]) -> Any:
+    return kind(**{name: _decode(value, read_only=kind._READ_ONLY) for name, value in values.items()})
+
+
+def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of one type, from a GPU in one copy: then they are parts of one piece of memory. On the CPU they are
+    themselves."""
+    import torch
+
+    if not any(tensor.is_cuda for tensor in tensors.values()):
+        return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors.values()])
+    return {name: part.view(tensor.shape) for part, (name, tensor) in zip(parts, tensors.items(), strict=True)}

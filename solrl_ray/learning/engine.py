@@ -239,7 +239,7 @@ class Engine:
         torch.distributed.all_gather_into_tensor(whole, part.contiguous())
         sizes = [f.numel() for f in self.factors]
         pieces = whole.cpu()[: sum(sizes)].split(sizes)
-        return [piece.view(f.shape).clone() for piece, f in zip(pieces, self.factors, strict=True)]
+        return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
 
     def _own_slice(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         size, rank = self._flat().numel(), torch.distributed.get_rank()

@@ -28,6 +28,7 @@ import torch.distributed
 from numpy.typing import NDArray
 
 from solrl_ray import objectives
+from solrl_ray.common.tensor_serialization import to_host
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.objectives import AwmConfig
 from solrl_ray.config.samplers import Ode
@@ -325,13 +326,21 @@ class Learner:
         self._updates += 1
         adapters.decay_(self._model.transformer, follower_decay(self._config.objective.old_decay, self._steps))
 
-    def factors(self, name: Literal["default", "old", "ema", "base"]) -> dict[str, torch.Tensor]:
-        """LoRA factors by name, float32 copies on the CPU; those of ``base`` have B = 0."""
+    def factors(
+        self, name: Literal["default", "old", "ema", "anchor", "base"], *, on_host: bool = True
+    ) -> dict[str, torch.Tensor]:
+        """LoRA factors by name, float32 copies; those of ``base`` have B = 0.
+
+        Args:
+            on_host: on the CPU; else on the device that they are computed with.
+        """
         if name == "base":
-            return adapters.base_factors(self.factors("default"))
-        if name == "ema":
-            return {key: value.cpu() for key, value in self._ema.factors.items()}
-        return {key: value.cpu() for key, value in adapters.factors(self._model.transformer, name).items()}
+            found = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
+        elif name == "ema":
+            found = self._ema.factors
+        else:
+            found = adapters.factors(self._model.transformer, name)
+        return to_host(found) if on_host else found
 
     def state(self) -> LearnerState:
         """Everything the next update depends on. Collective: moments are gathered from all ranks."""
@@ -339,17 +348,12 @@ class Learner:
         return LearnerState(
             updates=self._updates,
             steps=self._steps,
-            anchor=self._anchor_factors(),
+            anchor=self.factors("anchor") if self._anchored else {},
             default=self.factors("default"),
             old=self.factors("old"),
             ema=self.factors("ema"),
             **{key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS},
         )
-
-    def _anchor_factors(self) -> dict[str, torch.Tensor]:
-        if not self._anchored:
-            return {}
-        return {key: value.cpu() for key, value in adapters.factors(self._model.transformer, "anchor").items()}
 
     def load(self, state: LearnerState) -> None:
         """Continue from `state`, whatever world size or ZeRO stage it was made at.

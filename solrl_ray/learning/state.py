@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from solrl_ray.common import safetensors_file
 from solrl_ray.common.files import replace_folder
+from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
 
@@ -32,8 +35,9 @@ _COUNTERS = ("updates", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerState(Portable):
-    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name."""
+class LearnerState(Portable, read_only=True):
+    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name; nobody
+    changes them."""
 
     updates: int
     """Iterations done: also the revision of `old`."""
@@ -57,27 +61,24 @@ class LearnerState(Portable):
             RunError: a tensor with NaN or Inf. Nothing is written, so that a run goes on from the state before.
         """
         self.check_finite()
-        contents = {}
+        contents: dict[str, Sequence[bytes | memoryview]] = {}
         for name, parts in _FILES.items():
-            tensors = {f"{part}/{key}": t.contiguous() for part in parts for key, t in getattr(self, part).items()}
-            contents[name] = safetensors.torch.save(tensors)
-        files = {
-            name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()
-        }
+            tensors = {f"{part}/{key}": tensor for part in parts for key, tensor in getattr(self, part).items()}
+            contents[name] = safetensors_file.pieces(tensors, {})
+        files = {name: {"bytes": _size(pieces), "sha256": _sha256(pieces)} for name, pieces in contents.items()}
         manifest = {"format": FORMAT, "updates": self.updates, "steps": self.steps, "files": files}
         manifest["sha256"] = _manifest_digest(manifest)
-        contents["state.json"] = json.dumps(manifest, indent=2).encode() + b"\n"
+        contents["state.json"] = [json.dumps(manifest, indent=2).encode() + b"\n"]
         replace_folder(folder, contents)
 
     def check_finite(self) -> None:
         """Raises RunError if a tensor has NaN or Inf."""
         for part in (part for parts in _FILES.values() for part in parts):
-            for key, tensor in getattr(self, part).items():
-                if not bool(torch.isfinite(tensor).all()):
-                    raise RunError(
-                        f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
-                        "and no revision is made of it; the one before stays"
-                    )
+            if key := first_not_finite(getattr(self, part)):
+                raise RunError(
+                    f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
+                    "and no revision is made of it; the one before stays"
+                )
 
     @classmethod
     def load(cls, folder: Path) -> LearnerState:
@@ -114,6 +115,17 @@ class LearnerState(Portable):
                         f"the saved learner state does not fit the model and model.lora: {part.name} of "
                         f"{name} is {found or 'missing'}, the model has {wanted or 'no such factor'}"
                     )
+
+
+def _size(pieces: Sequence[bytes | memoryview]) -> int:
+    return sum(len(piece) for piece in pieces)
+
+
+def _sha256(pieces: Sequence[bytes | memoryview]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:

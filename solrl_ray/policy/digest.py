@@ -23,5 +23,5 @@ def lora_digest(factors: Mapping[str, Tensor]) -> str:
             raise ValueError(f"factor {name} is {factor.dtype}, not float32")
         shape = ",".join(str(size) for size in factor.shape)
         digest.update(f"{name} {shape}\n".encode())
-        digest.update(factor.cpu().contiguous().numpy().astype("<f4", copy=False).tobytes())
+        digest.update(factor.cpu().contiguous().numpy().astype("<f4", copy=False).data)
     return digest.hexdigest()

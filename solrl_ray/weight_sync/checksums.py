@@ -16,19 +16,7 @@ import numpy as np
 import torch
 from pydantic import BeforeValidator, PlainSerializer
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-"""Types of tensors by their names in safetensors files."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from solrl_ray.common.safetensors_file import NAMES
 
 
 def _as_hex(crc: int) -> str:
@@ -52,7 +40,7 @@ class Stamp:
 
 def stamp(tensor: torch.Tensor) -> Stamp:
     """The stamp of what a tensor holds now, on whatever device."""
-    return Stamp(_NAMES[tensor.dtype], tuple(tensor.shape), _crc32c(tensor))
+    return Stamp(NAMES[tensor.dtype], tuple(tensor.shape), _crc32c(tensor))
 
 
 def _crc32c(tensor: torch.Tensor) -> int:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Annotated, cast
 
 import numpy as np
-import safetensors
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
-from safetensors import TensorSpec
 from typing_extensions import TypedDict
 
+from solrl_ray.common.safetensors_file import DTYPES, pieces
 from solrl_ray.errors import RunError
-from solrl_ray.weight_sync.checksums import DTYPES
 
 Buffer = bytes | memoryview | np.ndarray
 
@@ -51,22 +49,8 @@ _METADATA: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str], config=Conf
 
 
 def write(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file of CPU tensors.
-
-    Not by `safetensors.torch.save`: for each length that it meets it makes a type of `ctypes` that lives as long as the
-    process does, and deltas are of other lengths in every revision.
-    """
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    specs = {
-        name: TensorSpec(
-            dtype=str(tensor.dtype).partition(".")[2],
-            shape=tensor.shape,
-            data_ptr=tensor.data_ptr(),
-            data_len=tensor.nbytes,
-        )
-        for name, tensor in contiguous.items()
-    }
-    return bytes(safetensors.serialize(specs, metadata=dict(metadata)))
+    """A safetensors file of CPU tensors."""
+    return b"".join(pieces(tensors, metadata))
 
 
 def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -117,14 +101,19 @@ def _tensor(data: memoryview, entry: _Entry) -> torch.Tensor:
     dtype, shape = DTYPES[entry["dtype"]], entry["shape"]
     if begin == end:
         return torch.empty(shape, dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        flat = torch.frombuffer(data[begin:end], dtype=torch.uint8)
+    flat = view(data[begin:end])
     try:
         return flat.view(dtype).reshape(shape)
     except RuntimeError:
         # Data that is not aligned to its type cannot be viewed as it.
         return flat.clone().view(dtype).reshape(shape)
+
+
+def view(content: Buffer) -> torch.Tensor:
+    """A buffer as uint8 [n], without a copy; it must not be written to."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -17,8 +17,10 @@ name               dtype, shape            what it is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,8 +28,10 @@ import numpy as np
 import torch
 import zstandard
 
+from solrl_ray.common import safetensors_file
+from solrl_ray.common.safetensors_file import DTYPES
 from solrl_ray.weight_sync import container
-from solrl_ray.weight_sync.checksums import DTYPES, Stamp, raw_bytes, stamp
+from solrl_ray.weight_sync.checksums import Stamp, raw_bytes, stamp
 from solrl_ray.weight_sync.container import Buffer, Unusable
 from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
 
@@ -38,6 +42,9 @@ LEVEL = 1
 THREADS = 8
 """At most, for deltas; no byte depends on their number."""
 
+AHEAD = 2 * THREADS
+"""Frames that are decompressed before they are needed: more of them would only take memory."""
+
 T = TypeVar("T")
 
 
@@ -46,8 +53,10 @@ class Revision:
     """A whole revision. Tensors are on the CPU; nobody changes them."""
 
     manifest: Manifest
-    tensors: dict[str, torch.Tensor]
-    """Exactly those that the manifest states."""
+    tensors: Mapping[str, torch.Tensor]
+    """Exactly those that the manifest states. Of a revision that came as deltas, `FollowingTensors`."""
+    deltas: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Tensor name → zstd frame: as what it came from the learners, against the revision before."""
 
     @property
     def name(self) -> str:
@@ -56,12 +65,57 @@ class Revision:
     @property
     def factors(self) -> dict[str, torch.Tensor]:
         """LoRA factors by name, float32."""
-        return {name: tensor for name, tensor in self.tensors.items() if is_factor(name)}
+        return {name: self.tensors[name] for name in self.tensors if is_factor(name)}
 
     @property
     def packed(self) -> dict[str, torch.Tensor]:
         """Tensors of the quantised weights by name."""
-        return {name: tensor for name, tensor in self.tensors.items() if not is_factor(name)}
+        return {name: self.tensors[name] for name in self.packed_names}
+
+    @property
+    def packed_names(self) -> list[str]:
+        """Names of the quantised weights' tensors."""
+        return [name for name in self.tensors if not is_factor(name)]
+
+
+class FollowingTensors(Mapping[str, torch.Tensor]):
+    """Tensors of a revision of which some came as deltas.
+
+    The deltas are applied when the first tensor of them is asked for: explorers that hold the revision before are sent
+    the deltas themselves, and need not wait for that.
+    """
+
+    def __init__(
+        self,
+        at_hand: Mapping[str, torch.Tensor],
+        deltas: Mapping[str, torch.Tensor],
+        parent: Mapping[str, torch.Tensor],
+        manifest: Manifest,
+    ) -> None:
+        """`at_hand`: those that came whole; `parent`: tensors of the revision before."""
+        self._at_hand, self._deltas, self._manifest = dict(at_hand), dict(deltas), manifest
+        self._names = sorted(self._at_hand.keys() | self._deltas.keys())
+        self._parent: Mapping[str, torch.Tensor] | None = parent
+        self._applying = threading.Lock()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Raises `Unusable` if the deltas do not lead to what the manifest states."""
+        if name in self._deltas:
+            self._apply()
+        return self._at_hand[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _apply(self) -> None:
+        with self._applying:
+            if self._parent is not None:
+                parent = {name: self._parent[name] for name in self._deltas}
+                self._at_hand |= applied(self._deltas, parent, self._manifest)
+                self._parent = None  # else every revision would stay in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -85,9 +139,20 @@ def encode(
     parent: str = "",
 ) -> bytes:
     """The payload with the given part of a revision's tensors, and `deltas` against `parent`."""
+    return b"".join(pieces(manifest, tensors, deltas, parent=parent))
+
+
+def pieces(
+    manifest: Manifest,
+    tensors: Mapping[str, torch.Tensor],
+    deltas: Mapping[str, torch.Tensor] | None = None,
+    *,
+    parent: str = "",
+) -> list[bytes | memoryview]:
+    """`encode` in pieces that follow each other, without a copy."""
     named = {name + DELTA_SUFFIX: frame for name, frame in (deltas or {}).items()}
     metadata = {"manifest": manifest.to_json()} | ({"parent": parent} if named else {})
-    return container.write({**tensors, **named}, metadata)
+    return safetensors_file.pieces({**tensors, **named}, metadata)
 
 
 def read(buffer: Buffer) -> Payload:
@@ -138,47 +203,115 @@ def packed_from(
         if name not in parent:
             raise Unusable(f"the delta of tensor {name!r} is against a tensor that is not held here")
 
-    def decoded(name: str) -> torch.Tensor:
-        return from_xor_frame(deltas[name], parent[name], name, payload.manifest.tensors[name])
+    return found | applied(deltas, parent, payload.manifest)
 
-    return found | dict(zip(deltas, in_threads(decoded, deltas), strict=True))
+
+def applied(
+    deltas: Mapping[str, torch.Tensor], parent: Mapping[str, torch.Tensor], manifest: Manifest
+) -> dict[str, torch.Tensor]:
+    """The tensors that deltas lead to, each on the device of its parent.
+
+    Frames are decompressed in threads. On a GPU the rest follows one by one, there: a tensor need not come to the host.
+
+    Raises:
+        Unusable: as `packed_from`.
+    """
+
+    def decoded(name: str) -> torch.Tensor:
+        content = content_of(deltas[name], parent[name], name)
+        return content if parent[name].is_cuda else moved(content, parent[name], name, manifest.tensors[name])
+
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in _in_order(decoded, deltas):
+        old = parent[name]
+        found[name] = moved(tensor, old, name, manifest.tensors[name]) if old.is_cuda else tensor
+    return found
+
+
+def _in_order(work: Callable[[str], T], names: Iterable[str]) -> Iterator[tuple[str, T]]:
+    """Each name and its `work`, done in threads; no more than AHEAD of them before they are wanted."""
+    begun: deque[tuple[str, Future[T]]] = deque()
+    with thread_pool() as threads:
+        for name in names:
+            begun.append((name, threads.submit(work, name)))
+            if len(begun) > AHEAD:
+                first, done = begun.popleft()
+                yield first, done.result()
+        for name, done in begun:
+            yield name, done.result()
 
 
 def in_threads(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
     """`work` of each name, in order. zstd and the exclusive or leave Python's lock to others while they run."""
-    with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as threads:
+    with thread_pool() as threads:
         return list(threads.map(work, names))
+
+
+def thread_pool() -> Executor:
+    """For work on single tensors."""
+    return ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1))
 
 
 def xor_frame(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor | None:
     """One zstd frame as uint8 [n], or None if the tensor itself is not larger, or is of another shape or type."""
     if new.shape != old.shape or new.dtype != old.dtype:
         return None
-    content = raw_bytes(new) ^ raw_bytes(old)
+    one, other = raw_bytes(new), raw_bytes(old)
+    content = np.bitwise_xor(one, other, out=_scratch(one.nbytes))
     frame = zstandard.ZstdCompressor(level=LEVEL).compress(content)
     if len(frame) >= content.nbytes:
         return None
     return torch.from_numpy(np.frombuffer(frame, np.uint8).copy())
 
 
+def _scratch(size: int) -> np.ndarray:
+    """Memory of this thread, uint8 [size], until it asks again: to take new pages for each tensor is slower than the
+    exclusive or."""
+    room: np.ndarray | None = getattr(_THREAD, "room", None)
+    if room is None or room.nbytes < size:
+        room = _THREAD.room = np.empty(size, np.uint8)
+    return room[:size]
+
+
+_THREAD = threading.local()
+
+
 def from_xor_frame(frame: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:
-    """The new tensor, on the CPU.
+    """The new tensor, on the device of `old`.
 
     Raises:
         Unusable: the frame is damaged, or `old` is not the tensor that it was made against: what results does not
         have the stamp that is `stated`.
     """
-    parent = raw_bytes(old)
+    return moved(content_of(frame, old, name), old, name, stated)
+
+
+def content_of(frame: torch.Tensor, old: torch.Tensor, name: str) -> torch.Tensor:
+    """What a frame holds, uint8 [n] on the CPU: an exclusive or with `old`. Raises `Unusable` if it is damaged."""
     compressed = raw_bytes(frame).data
     try:
         size = zstandard.frame_content_size(compressed)
-        if size != parent.nbytes:  # before anything of that size is allocated
-            raise Unusable(f"the delta of tensor {name!r} is of {size} bytes, the tensor of {parent.nbytes}")
-        content = zstandard.ZstdDecompressor().decompress(compressed)
+        if size != old.nbytes:  # before anything of that size is allocated
+            raise Unusable(f"the delta of tensor {name!r} is of {size} bytes, the tensor of {old.nbytes}")
+        # Pinned memory is used again by PyTorch, and a GPU copies from it at the full speed of its link.
+        content = torch.empty(size, dtype=torch.uint8, pin_memory=old.is_cuda)
+        with zstandard.ZstdDecompressor().stream_reader(compressed) as reader:
+            if reader.readinto(content.numpy().data) != size or reader.read(1):
+                raise Unusable(f"the delta of tensor {name!r} is damaged: it ends too early or too late")
     except zstandard.ZstdError as error:
         raise Unusable(f"the delta of tensor {name!r} is damaged: {error}") from error
-    mixed = torch.from_numpy(np.frombuffer(content, np.uint8) ^ parent)
-    new = mixed.view(DTYPES[stated.dtype]).reshape(old.shape)
+    return content
+
+
+def moved(content: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:
+    """The tensor that a frame's `content` leads to from `old`, on its device. Raises `Unusable` if it is not the stated
+    one."""
+    held = old.detach().contiguous().reshape(-1).view(torch.uint8)
+    new = (
+        torch.bitwise_xor(content.to(held.device, non_blocking=True), held)
+        .view(DTYPES[stated.dtype])
+        .reshape(old.shape)
+    )
     if stamp(new) != stated:
         raise Unusable(f"the delta of tensor {name!r} does not lead to the checksum that the manifest states")
     return new

@@ -8,6 +8,7 @@ A worker that lacks the parent of a delta, or cannot use it, gets the whole stat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -27,7 +28,7 @@ class Publication:
     revision: Revision
     mode: str
     """`Publish.mode`."""
-    deltas: dict[str, torch.Tensor] = field(default_factory=dict)
+    deltas: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Tensor name → zstd frame; empty for a snapshot."""
     parent: str = ""
     """`Manifest.packed_digest` of what the deltas are against."""
@@ -39,13 +40,13 @@ class Publication:
     @property
     def kind(self) -> str:
         """How explorers get it: ``snapshot``, ``delta`` or ``factors``."""
-        if self.mode != "packed" or not self.revision.packed:
+        if self.mode != "packed" or not self.revision.packed_names:
             return "factors"
         return "delta" if self.deltas else "snapshot"
 
     def has_whole(self, role: str) -> bool:
         """Whether the full payload of a role is another one than what its workers are sent at first."""
-        return role == EXPLORER and (bool(self.deltas) or (self.mode == "lora" and bool(self.revision.packed)))
+        return role == EXPLORER and (bool(self.deltas) or (self.mode == "lora" and bool(self.revision.packed_names)))
 
     def payload(self, role: str, *, full: bool = False) -> bytes:
         """What workers of a role are sent; `full` asks nothing of what they hold.
@@ -62,9 +63,16 @@ class Publication:
             return encode(revision.manifest, merged | revision.packed)
         return encode(revision.manifest, merged | self.whole(), self.deltas, parent=self.parent)
 
+    def complete(self) -> None:
+        """Apply the deltas that the revision came as, for whoever needs the whole of it. It may take a second: not
+        while somebody waits for what is sent."""
+        for name in self.revision.packed_names:
+            self.revision.tensors[name]
+
     def whole(self) -> dict[str, torch.Tensor]:
         """The packed tensors that are not sent as deltas."""
-        return {name: tensor for name, tensor in self.revision.packed.items() if name not in self.deltas}
+        revision = self.revision
+        return {name: revision.tensors[name] for name in revision.packed_names if name not in self.deltas}
 
 
 class Publications:
@@ -74,16 +82,24 @@ class Publications:
         self._config = config
         self._newest: Revision | None = None
 
+    def parent(self, revision: int) -> Revision | None:
+        """The state before that of revision number `revision`, if it is at hand: the learners' ranks need to send what
+        differs from it alone, also of a snapshot."""
+        newest = self._newest
+        return None if newest is None or newest.manifest.revision != revision - 1 else newest
+
     def publish(self, revision: Revision) -> Publication:
-        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due, else a snapshot."""
-        mode, manifest, newest = self._config.mode, revision.manifest, self._newest
+        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due, else a snapshot.
+
+        The deltas are those that it came as, or are made here.
+        """
+        mode, manifest = self._config.mode, revision.manifest
         if manifest.policy != "old":
             return Publication(revision=revision, mode=mode)
-        self._newest = revision
+        newest, self._newest = self.parent(manifest.revision), revision
         due = manifest.revision % self._config.snapshot_every == 0
-        follows = newest is not None and newest.manifest.revision == manifest.parent
-        if due or newest is None or not follows or newest.manifest.formats != manifest.formats:
+        if due or newest is None or newest.manifest.formats != manifest.formats:
             return Publication(revision=revision, mode=mode)
-        deltas = deltas_between(revision, newest)
+        deltas = revision.deltas or deltas_between(revision, newest)
         parent = newest.manifest.packed_digest() if deltas else ""
         return Publication(revision=revision, mode=mode, deltas=deltas, parent=parent)

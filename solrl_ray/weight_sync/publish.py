@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from solrl_ray.common.tensor_serialization import Portable
+from solrl_ray.common.finite import first_not_finite, is_finite
+from solrl_ray.common.tensor_serialization import Portable, to_host
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
@@ -23,13 +24,14 @@ from solrl_ray.policy.merge import merged_weight, round_once
 from solrl_ray.quantization.formats import frozen_amax, pack
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Format, plan
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest
+from solrl_ray.weight_sync.host_copies import CopiesInTheMaking, HostCopies
 from solrl_ray.weight_sync.manifest import Expected, Manifest, Policy, module_of
-from solrl_ray.weight_sync.payload import Revision
+from solrl_ray.weight_sync.payload import FollowingTensors, Revision
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RevisionShard(Portable):
+class RevisionShard(Portable, read_only=True):
     """One rank's share of a revision: some of the touched modules."""
 
     revision: int
@@ -40,7 +42,9 @@ class RevisionShard(Portable):
     amax: dict[str, float]
     bumped: tuple[str, ...]
     packed: dict[str, torch.Tensor]
-    """Quantised weights on the CPU."""
+    """Quantised weights on the CPU; without those that travel as `deltas`."""
+    deltas: dict[str, torch.Tensor]
+    """Tensor name → zstd frame against the revision before: quantised weights of which little has changed."""
     factors: dict[str, torch.Tensor]
     """Factors of this shard's modules, float32 on the CPU."""
     stamps: dict[str, Stamp]
@@ -75,6 +79,7 @@ class Publisher:
         self._frozen_amax = {m: frozen_amax(base[m]) for m in sorted(formats) if formats[m] == "nvfp4"}
         self._base_stamps: dict[str, Stamp] = {}
         self._branch_stamps: dict[str, dict[str, Stamp]] = {}
+        self._copies = HostCopies()
 
     @classmethod
     def for_model(cls, transformer: nn.Module, config: Config, *, tier: str = "") -> Publisher:
@@ -101,10 +106,19 @@ class Publisher:
         policy: Policy = "old",
         rank: int = 0,
         world_size: int = 1,
+        parent: int | None = None,
+        keep: bool = False,
     ) -> RevisionShard:
         """What `rank` contributes to a revision of `policy` after `revision` updates, from its float32 factors.
 
         Only the sampling policy (``old``) is packed: no explorer takes another one.
+
+        Args:
+            factors: on any device.
+            parent: the revision whose packed weights the caller has, so that deltas against them will do. They are made
+                if it is the one that was kept last.
+            keep: keep this share's packed weights for the next one's deltas. From a GPU, the next call with `keep`
+                overwrites the tensors of `RevisionShard.packed`.
 
         Raises:
             RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than
@@ -112,7 +126,18 @@ class Publisher:
         """
         self._check(factors)
         modules = list(self._base)[rank::world_size]
-        packed: dict[str, torch.Tensor] = {}
+        copies = self._copies if keep and policy == "old" else HostCopies()
+        with copies.of(revision, parent=parent) as taking:
+            return self._shard(revision, factors, policy, modules, taking)
+
+    def _shard(
+        self,
+        revision: int,
+        factors: Mapping[str, torch.Tensor],
+        policy: Policy,
+        modules: Sequence[str],
+        copies: CopiesInTheMaking,
+    ) -> RevisionShard:
         stamps: dict[str, Stamp] = {}
         amax: dict[str, float] = {}
         bumped: list[str] = []
@@ -121,7 +146,7 @@ class Publisher:
             held[EXPLORER] = {}
         for module in modules:
             weight = merge_module(self._base[module], module, factors, self._scaling)
-            if not bool(torch.isfinite(weight).all()):
+            if not is_finite(weight):
                 raise RunError(f"the merged weight of {module} has NaN or Inf: revision {revision} is not published")
             merged = {f"{module}.weight": stamp(weight)}
             held[REGENERATOR] |= merged
@@ -133,7 +158,7 @@ class Publisher:
                 held[EXPLORER] |= self._branched(module, factors)
             else:
                 tensors, fitting = self._pack(module, weight, factors)
-                packed |= {name: tensor.cpu() for name, tensor in tensors.items()}
+                copies.take(tensors)
                 stated = {name: stamp(tensor) for name, tensor in tensors.items()}
                 stamps |= stated
                 held[EXPLORER] |= stated
@@ -141,6 +166,8 @@ class Publisher:
                     amax[module] = fitting
                     bumped += [module] if fitting != self._frozen_amax[module] else []
         own = sorted(f"{module}.{factor}" for module in modules for factor in ("lora_A", "lora_B"))
+        on_host = to_host({name: factors[name] for name in own})
+        packed, deltas = copies.result()
         return RevisionShard(
             revision=revision,
             policy=policy,
@@ -149,7 +176,8 @@ class Publisher:
             amax=amax,
             bumped=tuple(bumped),
             packed=packed,
-            factors={name: factors[name].detach().cpu().contiguous() for name in own},
+            deltas=deltas,
+            factors=on_host,
             stamps=stamps | {name: stamp(factors[name]) for name in own},
             held=held,
         )
@@ -189,16 +217,18 @@ class Publisher:
         if not names or names != set(factors):
             wrong = sorted(names ^ set(factors))
             raise RunError(f"the factors are not those of the {len(self._base)} touched modules: {wrong[:3]}")
-        for name, factor in sorted(factors.items()):
-            if not bool(torch.isfinite(factor).all()):
-                raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
+        if name := first_not_finite(factors):
+            raise RunError(f"factor {name} has NaN or Inf: the revision is not published")
 
 
-def assemble(shards: Sequence[RevisionShard], lora: Lora) -> Revision:
+def assemble(shards: Sequence[RevisionShard], lora: Lora, parent: Revision | None = None) -> Revision:
     """A revision from the shards of all ranks; the same bytes however many made them.
 
+    Args:
+        parent: the revision that deltas are against, if shards may have any.
+
     Raises:
-        RunError: the shards are not of one revision.
+        RunError: the shards are not of one revision, or have deltas against another one than `parent`.
     """
     named = {(shard.policy, shard.revision) for shard in shards}
     if len(named) != 1:
@@ -208,7 +238,9 @@ def assemble(shards: Sequence[RevisionShard], lora: Lora) -> Revision:
     def joined(field: str) -> dict[str, Any]:
         return {name: value for shard in shards for name, value in getattr(shard, field).items()}
 
-    factors, stated = joined("factors"), joined("stamps")
+    factors, stated, deltas = joined("factors"), joined("stamps"), joined("deltas")
+    if deltas and (parent is None or parent.manifest.revision != revision - 1):
+        raise RunError(f"the shards of revision {revision} are deltas, and the revision before is not there")
     tensors = dict(sorted((factors | joined("packed")).items()))
     held = {role: {n: s for shard in shards for n, s in shard.held[role].items()} for role in sorted(shards[0].held)}
     modules = len({module_of(name) for name in factors})
@@ -222,9 +254,12 @@ def assemble(shards: Sequence[RevisionShard], lora: Lora) -> Revision:
         amax=dict(sorted(joined("amax").items())),
         bumped=tuple(sorted(m for shard in shards for m in shard.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
-        tensors={name: stated[name] for name in tensors},
+        tensors={name: stated[name] for name in sorted(tensors.keys() | deltas.keys())},
     )
-    return Revision(manifest=manifest, tensors=tensors)
+    if parent is None or not deltas:
+        return Revision(manifest=manifest, tensors=tensors)
+    following = FollowingTensors(tensors, deltas, parent.tensors, manifest)
+    return Revision(manifest=manifest, tensors=following, deltas=deltas)
 
 
 def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Tensor], scaling: float) -> torch.Tensor:

@@ -6,6 +6,7 @@ revision before, which is kept as long as it is needed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from solrl_ray.common.files import remove, replace_folder
@@ -44,11 +45,10 @@ class RevisionStore:
             raise RunError(f"{folder} holds a different {revision.name}: a revision never changes")
         if publication.deltas and manifest.parent not in self.revisions():
             raise RunError(f"{revision.name} is a delta, but {self._folder} does not hold revision {manifest.parent}")
-        packed = payload.encode(manifest, publication.whole(), publication.deltas, parent=publication.parent)
-        contents = {
-            _FACTORS: payload.encode(manifest, revision.factors),
-            _PACKED: packed,
-            _MANIFEST: manifest.to_json().encode(),
+        contents: dict[str, Sequence[bytes | memoryview]] = {
+            _FACTORS: payload.pieces(manifest, revision.factors),
+            _PACKED: payload.pieces(manifest, publication.whole(), publication.deltas, parent=publication.parent),
+            _MANIFEST: [manifest.to_json().encode()],
         }
         replace_folder(folder, contents)
         return folder

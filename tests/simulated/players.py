@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,17 +24,20 @@ from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.pruning import survivors
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
 from solrl_ray.scheduling.worker_state import pool_of
 from solrl_ray.storage.journal import parsed
 from solrl_ray.weight_sync import payload
+from solrl_ray.weight_sync.checksums import tensors_digest
+from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.host_copies import HostCopies
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.payload import read
+from solrl_ray.weight_sync.publication import EXPLORER
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
 
-payload.in_threads = lambda work, names: [work(name) for name in names]  # in this one
 MODULE = "block.to_q"
 WIDTH = 32
 
@@ -88,6 +91,7 @@ class Worker(Weighty):
     def __init__(self, name: str, tier: str) -> None:
         self._name, self._tier = name, tier
         self._holds: tuple[str, int] | None = None
+        self._packed: dict[str, torch.Tensor] = {}
         self._weights = ""
 
     def alive(self, name: str) -> None: ...
@@ -96,12 +100,20 @@ class Worker(Weighty):
         self.take_up(f"the start of {self._name}")
         return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
-    def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt:
+    def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt | Refusal:
         self.take_up(f"a revision of {self._name}")
         received = read(sent)
         manifest = received.manifest
-        self._holds = (manifest.policy, manifest.revision)
         expected = manifest.expected[self.role]
+        if self.role == EXPLORER:  # which is sent nothing but packed weights
+            self._holds = None
+            try:
+                self._packed = payload.packed_from(received, self._packed, manifest.formats)
+            except Unusable as error:
+                return Refusal(worker=self._name, reason=str(error))
+            held = tensors_digest(self._packed)
+            assert held == expected.digest, f"{self._name} was sent other weights than {manifest.name} states"
+        self._holds = (manifest.policy, manifest.revision)
         self._weights = expected.digest
         return Receipt(
             worker=self._name,
@@ -194,7 +206,7 @@ class Learner(Weighty):
     """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
 
     def __init__(self, config: Config) -> None:
-        self._publisher = publisher(config.model.lora)
+        self._publisher, self._copies = publisher(config.model.lora), HostCopies()
         self._world_size = config.learner.world_size
         self._updates = 0
         rank = config.model.lora.rank
@@ -268,16 +280,21 @@ class Learner(Weighty):
     def _factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
 
-    def shard(self, policy: Policy, tier: str) -> RevisionShard:
+    def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
         self.take_up("a learner's merging")
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
-        return _PARTS[key]
+        if policy != "old":
+            return _PARTS[key]
+        with self._copies.of(self._updates, parent=parent) as copies:
+            copies.take(_PARTS[key].packed)
+            packed, deltas = copies.result()
+        return replace(_PARTS[key], packed=packed, deltas=deltas)
 
 
-class _AtOnce:
-    """An executor that does its work where it is given it."""
+class AtOnce(Executor):
+    """Does its work where it is given it."""
 
     def submit(self, work: Any, *arguments: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -288,10 +305,13 @@ class _AtOnce:
         return done
 
 
+payload.thread_pool = AtOnce
+
+
 class SimulatedSelector(Selector):
     def __init__(self, folder: Path, strict: bool) -> None:
         super().__init__(folder, strict)
-        self._writers = _AtOnce()  # type: ignore[assignment]
+        self._writers = AtOnce()  # type: ignore[assignment]
 
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
         """What is acknowledged must be on the disk."""

@@ -193,8 +193,8 @@ def loads_models_in_the_learners_turn(patch: pytest.MonkeyPatch) -> None:
 
 
 def merges_an_evaluation_in_others_turn(patch: pytest.MonkeyPatch) -> None:
-    async def merged(self: PolicyPublisher, policy: Any) -> Any:
-        return await self._learners.revision(policy)
+    async def merged(self: PolicyPublisher, policy: Any, parent: Any = None) -> Any:
+        return await self._learners.revision(policy, parent)
 
     patch.setattr(PolicyPublisher, "_merged", merged)
 

@@ -12,10 +12,11 @@ import safetensors.torch
 import torch
 import zstandard
 
+from solrl_ray.common.safetensors_file import DTYPES
 from solrl_ray.config.schema import Lora, Publish
 from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import container, payload
-from solrl_ray.weight_sync.checksums import DTYPES, Stamp, stamp, stamps_digest, tensors_digest
+from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest, tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, canonical, sha256
 from solrl_ray.weight_sync.payload import Revision
