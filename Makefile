@@ -77,8 +77,8 @@ demo: $(READY)
 	  $(BIN)/solrl train configs/demo.yaml --set run.name=$$name; \
 	fi
 
-# Two processes each. Each of those with system and chaos tests has a session of its own: one local Ray, and one
-# undisturbed run that the others must equal. Whoever has a GPU wants it alone.
+# Two processes each. Each of those with system and chaos tests has a local Ray of its own; the undisturbed run that the
+# others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone.
 test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow and not faults
 test-faults: CHOSEN := faults and not slow

@@ -102,7 +102,8 @@ def charged(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
         config, prices = load(files, shape), price_list("h200")
-        found[model] = forecast(config, describe(config, facts), prices, Cluster(gpu="h200"), orchestration()).seconds
+        told = forecast(config, describe(config, facts), prices, Cluster(gpu="h200"), orchestration(), advise=False)
+        found[model] = told.seconds
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,7 +17,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # learners in the tests' own pro
 
 from solrl_ray.config.schema import Config
 from tests.support import forkserver
-from tests.support.small import small_config
+from tests.support.small import folder, small_config
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +37,16 @@ def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[str]:
-    """The command by which Ray's workers are forks of one process."""
-    with TemporaryDirectory(prefix="ray-", dir="/tmp") as place, forkserver.serving(Path(place)) as command:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all processes that this call of pytest has."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def forks(shared: Path) -> Iterator[str]:
+    """The command by which Ray's workers are forks of one process: one for all processes of pytest."""
+    with forkserver.shared(shared) as command:
         yield command
 
 
@@ -77,10 +83,15 @@ def forked_workers(forks: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def calm(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Config:
-    """A finished, undisturbed run with one explorer: what every disturbed one must equal."""
+def calm(local_ray: None, shared: Path) -> Config:
+    """A finished, undisturbed run with one explorer: what every disturbed one must equal.
+
+    Whichever process of pytest needs it first makes it, on its Ray, and the others wait for it.
+    """
     from actors.client import launch
 
-    config = small_config(tmp_path_factory.mktemp("calm"), "calm")
-    launch.train(config, live=False)
+    config = small_config(shared, "calm")
+    with forkserver.alone(shared / "calm.lock"):
+        if not (folder(config) / "summary.json").exists():
+            launch.train(config, live=False)
     return config

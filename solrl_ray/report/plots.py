@@ -43,6 +43,8 @@ SEGMENT_COLORS = ("sky", "blue", "purple", "orange", "green", "grey")
 WIDE, NARROW = (5.4, 3.2), (3.7, 2.8)
 """Sizes of a plot that shares its line with one other or with two, inches; the page scales them."""
 DASHED = (0, (4, 3))
+SVG_DPI = 72
+"""At which Matplotlib writes SVG."""
 
 STYLE = {
     "font.size": 9,
@@ -85,11 +87,14 @@ def _plot(
         @functools.wraps(draw)
         def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
             import matplotlib
+            from matplotlib.backends.backend_svg import FigureCanvasSVG
             from matplotlib.figure import Figure
+            from matplotlib.layout_engine import ConstrainedLayoutEngine
             from matplotlib.ticker import MaxNLocator
 
             with matplotlib.rc_context(STYLE):
-                figure = Figure(figsize=size, layout="constrained")
+                figure = Figure(figsize=size, dpi=SVG_DPI)
+                FigureCanvasSVG(figure)  # by whose text metrics it is laid out
                 axes = figure.subplots()
                 axes.set_xlabel(x)
                 axes.set_ylabel(y)
@@ -99,6 +104,7 @@ def _plot(
                 if columns:
                     place = "outside upper left"
                     figure.legend(loc=place, ncols=columns, frameon=False, handlelength=1.6, borderpad=0.2)
+                ConstrainedLayoutEngine().execute(figure)  # were it the figure's engine, all would be drawn twice
                 buffer = io.StringIO()
                 figure.savefig(buffer, format="svg", metadata={"Date": None})
             return _inline(buffer.getvalue(), name, title)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ _FILTERS = {
 }
 
 
-def rendered(template: str, **values: Any) -> str:
-    """`template` with `values` filled in, escaped for HTML."""
+@cache
+def _templates() -> Environment:
+    """One, that each template is compiled once."""
     templates = Environment(
         loader=PackageLoader("solrl_ray.report"),
         autoescape=True,
@@ -52,7 +54,12 @@ def rendered(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= _FILTERS
-    return templates.get_template(template).render(values)
+    return templates
+
+
+def rendered(template: str, **values: Any) -> str:
+    """`template` with `values` filled in, escaped for HTML."""
+    return _templates().get_template(template).render(values)
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:

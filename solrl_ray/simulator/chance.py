@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import lru_cache
 
 from solrl_ray.records import Address, WorkUnit
 from solrl_ray.sampling.noise import standard_normal, uniform
@@ -14,8 +15,7 @@ class Chance:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._factors: defaultdict[int, dict[str, list[float]]] = defaultdict(dict)
-        self._rewards: defaultdict[int, dict[str, list[float]]] = defaultdict(dict)
-        """Both by iteration, then by prompt."""
+        """By iteration, then by prompt."""
 
     def is_slow(self, worker: str) -> bool:
         """Whether a worker is a straggler."""
@@ -48,18 +48,14 @@ class Chance:
         position = units if unit.stage == "regenerate" else unit.indices[0] // scenario.unit
         return factors[unit.prompt_id][position]
 
-    def rewards(self, unit: WorkUnit) -> list[float]:
+    def rewards(self, unit: WorkUnit) -> tuple[float, ...]:
         """Rewards of all candidates of a unit's prompt."""
-        rewards = self._rewards[unit.iteration]
-        if unit.prompt_id not in rewards:
-            address = self._address("simulated-reward", unit.iteration, prompt_id=unit.prompt_id)
-            rewards[unit.prompt_id] = uniform(address, (self._scenario.pool,)).astype("float32").tolist()
-        return rewards[unit.prompt_id]
+        address = self._address("simulated-reward", unit.iteration, prompt_id=unit.prompt_id)
+        return _rewards(address, self._scenario.pool)
 
     def forget(self, iteration: int) -> None:
         """Let go of an iteration that is over."""
         self._factors.pop(iteration, None)
-        self._rewards.pop(iteration, None)
 
     def _of_worker(self, purpose: str, worker: str) -> Address:
         return Address(run_seed=self._scenario.seed, purpose=purpose, prompt_id=worker)
@@ -72,6 +68,12 @@ class Chance:
             prompt_id=prompt_id,
             step=step,
         )
+
+
+@lru_cache(maxsize=4096)
+def _rewards(address: Address, count: int) -> tuple[float, ...]:
+    """Kept, for a forecast simulates one run on several fleets: drawing them took a sixth of its time."""
+    return tuple(uniform(address, (count,)).astype("float32").tolist())
 
 
 def _exponential(address: Address, mean: float) -> float:

@@ -90,6 +90,8 @@ class Forecast:
 
     def _advice(self) -> str:
         gains = [option for option in self.options if option.seconds < (1 - WORTHWHILE) * self.seconds]
+        if not self.options:
+            return "nothing was tried"
         if not gains:
             tried = ", ".join(option.text for option in self.options)
             return f"nothing that was tried makes it faster ({tried})"
@@ -101,9 +103,18 @@ class Forecast:
 
 
 def forecast(
-    config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: Cluster, controller: OrchestrationCosts
+    config: Config,
+    arithmetic: Arithmetic,
+    prices: PriceList,
+    cluster: Cluster,
+    controller: OrchestrationCosts,
+    *,
+    advise: bool = True,
 ) -> Forecast:
-    """Simulate the run as configured, and with a node more of each kind. Raises UserError if a figure is missing."""
+    """Simulate the run as configured and, to `advise`, with a node more of each kind.
+
+    Raises UserError if a figure is missing.
+    """
     cost = priced(config, arithmetic, prices, cluster)
     made = scenario(config, cost, cluster, controller)
     iterations = steady(made)
@@ -120,6 +131,7 @@ def forecast(
         iterations = steady(scenario(changed, cost, cluster, controller))
         return Option(text=text, gpus=gpus(changed), seconds=statistics.fmean(i.seconds for i in iterations))
 
+    changes = (*_larger(config, cluster.gpus_per_node), *_ahead(config)) if advise else ()
     return Forecast(
         config=config,
         prices=prices,
@@ -128,7 +140,7 @@ def forecast(
         seconds=seconds,
         parts=_parts(made, iterations),
         busy=busy,
-        options=tuple(option(*each) for each in (*_larger(config, cluster.gpus_per_node), *_ahead(config))),
+        options=tuple(option(*each) for each in changes),
         messages=controller.conditions,
     )
 
@@ -189,7 +201,7 @@ def steady(made: Scenario) -> list[SimulatedIteration]:
 
 def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, float]:
     """Seconds by what is waited for; the controller's share is what a run without its costs would save."""
-    free = steady(replace(made, orchestration=FREE))
+    free = iterations if made.orchestration == FREE else steady(replace(made, orchestration=FREE))
     mean = statistics.fmean
     load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
     load = min(load, mean(i.explored for i in free))  # who explored ahead has loaded his revision long before

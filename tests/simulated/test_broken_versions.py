@@ -234,9 +234,10 @@ BROKEN: dict[Break, str] = {
 
 
 NEEDS = {
-    forgets_what_a_dead_selector_had_not_acknowledged: ("selector", "dies"),
-    waits_for_a_unit_without_a_deadline: ("explorer", "hangs"),
-    waits_for_a_sign_of_life_without_a_deadline: ("selector", "hangs"),
+    forgets_what_a_dead_selector_had_not_acknowledged: ("selector", "dies before"),
+    waits_for_a_unit_without_a_deadline: ("regenerator", "hangs"),
+    waits_for_a_sign_of_life_without_a_deadline: ("regenerator", "hangs"),
+    counts_a_duplicate_as_a_first_result: ("selector", "dies after"),
     does_not_ask_for_a_lost_group_again: ("node", "dies"),
     gives_new_learners_others_turn: ("learner", "dies"),
 }

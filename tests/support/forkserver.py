@@ -17,15 +17,19 @@ themselves if they are started by `solrl`, or by `calling`.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,7 +40,9 @@ from tests.support.fork_client import STREAMS, send
 
 CLIENT = Path(__file__).with_name("fork_client.py")
 MAIN = "solrl_ray/__main__.py"
-READY = b"ready"
+SOCKET, WORKER = "forks", "worker.py"
+_SERVERS: list[subprocess.Popen[bytes]] = []
+"""That this process has started; another one may end them."""
 PRELOADED = (
     "solrl_ray.models.flux",
     "solrl_ray.rewards.clip",
@@ -67,37 +73,61 @@ set_up({path!r})
 
 
 @contextmanager
-def serving(place: Path) -> Iterator[str]:
-    """A server for as long as the ``with`` block lasts; yields the command for ``py_executable``.
+def shared(folder: Path) -> Iterator[str]:
+    """A server for all processes that say `folder`: the first one starts it, the last one ends it; yields the command
+    for ``py_executable``.
 
     It still imports then: a Ray starts meanwhile, and who is to be forked waits.
-
-    Args:
-        place: a folder with a short path, for it holds a Unix socket.
     """
-    path = place / "forks"
+    place, users = folder / "forkserver", folder / "forkserver.users"
+    with users.open("w") as mine:
+        with alone(folder / "forkserver.lock"):
+            fcntl.flock(mine, fcntl.LOCK_SH)
+            if not place.exists():
+                place.symlink_to(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a Unix socket's path has to be short
+                start(place.resolve())
+            path = place.resolve() / SOCKET
+        try:
+            yield f"{sys.executable} -S -E {CLIENT} {path}"
+        finally:
+            with alone(folder / "forkserver.lock"), suppress(BlockingIOError):
+                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)  # if nobody else uses it
+                os.kill(int((path.parent / "pid").read_text()), signal.SIGKILL)
+                place.unlink()
+                shutil.rmtree(path.parent)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time."""
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def start(place: Path) -> None:
+    """Start a server; its socket, process id and the program by which a Ray starts workers are then in `place`."""
+    path = place / SOCKET
     # OpenMP reads it where it is loaded, and that is there; `actors.client.connect` gives it to a local Ray's workers.
     variables = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    command = f"{sys.executable} -S -E {CLIENT} {path}"
-    Path(set_up_by(command)).write_text(START_WORKER.format(folder=str(CLIENT.parent), path=str(path)))
+    (place / WORKER).write_text(START_WORKER.format(folder=str(CLIENT.parent), path=str(path)))
     program = [sys.executable, "-m", "tests.support.forkserver", str(path)]
-    server = subprocess.Popen(program, env=variables, stdout=subprocess.PIPE)
-    assert server.stdout is not None
-    try:
-        assert any(line.strip() == READY for line in server.stdout), "the fork server did not start"
-        yield command
-    finally:
-        server.kill()
-        server.wait()
+    with (place / "said").open("w") as said:
+        server = subprocess.Popen(program, env=variables, stdout=said)
+    (place / "pid").write_text(str(server.pid))
+    while not path.exists():
+        assert server.poll() is None, "the fork server did not start"
+        time.sleep(0.01)
+    _SERVERS.append(server)
 
 
 def set_up_by(command: str) -> str:
     """The program by which a Ray starts its workers as forks of `command`'s server."""
-    return str(Path(command.split()[-1]).with_name("worker.py"))
+    return str(Path(command.split()[-1]).with_name(WORKER))
 
 
 def environment(command: str) -> dict[str, str]:
-    """Variables that make a driver in a process of its own use `command`, as yielded by `serving`, for its workers."""
+    """Variables that make a driver in a process of its own use `command`, as yielded by `shared`, for its workers."""
     return {
         SET_UP_BY: set_up_by(command),
         "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"py_executable": command}}),
@@ -119,9 +149,9 @@ def calling(command: str, function: Callable[..., None], *arguments: str) -> lis
 def serve(path: str) -> NoReturn:
     """Import, then hand each client on to the server that forks for its job, for ever."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
+    listener.bind(f"{path}.new")
     listener.listen(64)
-    print(READY.decode(), flush=True)
+    os.rename(f"{path}.new", path)  # it is there once it listens
     preload(PRELOADED)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     jobs: dict[str, socket.socket] = {}

@@ -1,23 +1,26 @@
 """Very small reward checkpoints in exactly the layout of the published ones, and what the published way makes of them.
 
 ImageReward's towers are written by the libraries that its authors' code was adapted from (timm's vision transformer,
-BERT), so names and arithmetic come from elsewhere than from the code that reads them.
+BERT), so names and arithmetic come from elsewhere than from the code that reads them. They are imported where they are
+used: that takes seconds, which every process that collects tests would need.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import open_clip
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel, BertTokenizer
 
 from solrl_ray.rewards.aesthetic import FILE as AESTHETIC_FILE
 from solrl_ray.rewards.imagereward import FILE as IMAGEREWARD_FILE
+
+if TYPE_CHECKING:
+    import open_clip
+    from timm.models.vision_transformer import VisionTransformer
 
 HPS_ARCHITECTURE = {
     "embed_dim": 24,
@@ -49,6 +52,8 @@ def _named(module: nn.Module, prefix: str) -> dict[str, Tensor]:
 
 def build_hpsv2(folder: Path, file: str) -> open_clip.CLIP:
     """Write a checkpoint as HPSv2's training did, and return its network."""
+    import open_clip
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = open_clip.CLIP(**HPS_ARCHITECTURE).eval()
@@ -88,6 +93,8 @@ class ImageRewardParts:
 
 def build_imagereward(folder: Path, base: Path) -> ImageRewardParts:
     """Write ``ImageReward.pt`` to `folder` and a BERT tokenizer to `base`."""
+    from timm.models.vision_transformer import VisionTransformer
+
     tokenizer = BertTokenizer(vocab={word: i for i, word in enumerate(WORDS[:-2])})
     tokenizer.save_pretrained(base)
     with torch.random.fork_rng(devices=[]):

@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import pickle
+import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
 from solrl_ray.learning.engine import free_port, leave_process_group, process_group
+from tests.support.forkserver import calling
 
-PRELOADED = ("solrl_ray.models.flux", "peft", "deepspeed")
-"""What every rank imports, imported once."""
 TIMEOUT = 120.0
 """Longest wait for a group of ranks, seconds."""
 
 
-def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> None:
+def run_ranks(forks: str, world_size: int, function: Callable[..., None], *arguments: Any) -> None:
     """Call ``function(rank, world_size, *arguments)`` in `world_size` fresh processes with one thread each.
+
+    Args:
+        forks: the command by which processes are forks of one that has imported what ranks import.
 
     Raises `AssertionError` if a rank fails or is not done in time. Results travel in files.
     """
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(list(PRELOADED))
-    port = free_port()
-    ranks = [
-        forks.Process(target=_rank, args=(rank, world_size, port, function, arguments)) for rank in range(world_size)
-    ]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(TIMEOUT)
-    codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-    assert codes == [0] * world_size, f"ranks ended with {codes}; None is a rank that hung"
+    with TemporaryDirectory() as folder:
+        call = Path(folder, "call")
+        call.write_bytes(pickle.dumps((world_size, free_port(), function, arguments)))
+        ranks = [subprocess.Popen(calling(forks, run_rank, str(rank), str(call))) for rank in range(world_size)]
+        codes = [process.wait() for process in ranks]
+    assert codes == [0] * world_size, f"ranks ended with {codes}; 137 is a rank that hung or was killed"
 
 
-def _rank(rank: int, world_size: int, port: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def run_rank(rank: str, call: str) -> None:
+    signal.alarm(int(TIMEOUT))  # which kills
+    world_size, port, function, arguments = pickle.loads(Path(call).read_bytes())
     torch.set_num_threads(1)
     process_group(
-        rank,
+        int(rank),
         world_size,
         "127.0.0.1",
         port,
@@ -48,5 +48,5 @@ def _rank(rank: int, world_size: int, port: int, function: Callable[..., None], 
         timeout=TIMEOUT / 2,
         one_host=True,
     )
-    function(rank, world_size, *arguments)
+    function(int(rank), world_size, *arguments)
     leave_process_group()

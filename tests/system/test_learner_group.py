@@ -145,10 +145,10 @@ def first_group(rank: int, world_size: int, pipeline: Path, folder: Path, port: 
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_ranks(forks: str, tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left behind: states after 4 updates and after 2 by ZeRO stage, counts, refusals."""
     folder = tmp_path_factory.mktemp("two-ranks")
-    run_ranks(2, first_group, tiny_pipeline, folder, free_port())
+    run_ranks(forks, 2, first_group, tiny_pipeline, folder, free_port())
     return folder
 
 
@@ -192,10 +192,10 @@ def test_a_rank_does_not_wait_longer_for_the_others_than_it_was_told(two_ranks: 
 
 
 @pytest.fixture(scope="module")
-def moved(two_ranks: Path, tiny_pipeline: Path) -> Path:
+def moved(forks: str, two_ranks: Path, tiny_pipeline: Path) -> Path:
     """States of those who went on: two ranks, one rank, and two ranks where that one had made one update."""
-    run_ranks(1, resume, tiny_pipeline, two_ranks, ("half", "one"))
-    run_ranks(2, resume, tiny_pipeline, two_ranks, ("half", "resumed"), ("one-3", "two"))
+    run_ranks(forks, 1, resume, tiny_pipeline, two_ranks, ("half", "one"))
+    run_ranks(forks, 2, resume, tiny_pipeline, two_ranks, ("half", "resumed"), ("one-3", "two"))
     return two_ranks
 
 

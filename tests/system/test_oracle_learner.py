@@ -56,11 +56,11 @@ def train(rank: int, world_size: int, pipeline: Path, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
 def trained(
-    request: pytest.FixtureRequest, tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, forks: str, tiny_pipeline: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[int, Path]:
     """World size, and the folder with the digests of what real learners ended with."""
     folder = tmp_path_factory.mktemp("trained")
-    run_ranks(request.param, train, tiny_pipeline, folder)
+    run_ranks(forks, request.param, train, tiny_pipeline, folder)
     return request.param, folder
 
 

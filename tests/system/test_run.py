@@ -54,11 +54,6 @@ def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
     assert found["samples"] == 3 * 3 * 4
 
 
-def test_a_run_that_has_ended_leaves_nothing_reserved(calm: Config) -> None:
-    places = [place for place in placement_group_table().values() if place["name"].startswith(namespace(folder(calm)))]
-    assert [place["state"] for place in places] == ["REMOVED"]
-
-
 def test_the_attestation_says_that_previews_are_emulated(calm: Config) -> None:
     attested = {a["worker"]: a for a in json.loads((folder(calm) / "attestations.json").read_text())}
     assert attested["explorer-0"]["tier"] == "nvfp4-emulated"
@@ -138,11 +133,23 @@ class Poisoned(Explorer):
         return dataclasses.replace(result, rewards=tuple(10.0 * reward for reward in result.rewards))
 
 
-def test_rewards_of_previews_never_reach_the_objective(calm: Config, tmp_path: Path) -> None:
-    config = small_config(tmp_path, "poisoned")
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """A finished run whose explorers are `Poisoned`; on this process's Ray, as `calm` need not be."""
+    config = small_config(tmp_path_factory.mktemp("poisoned"), "poisoned")
     launch.train(config, live=False, classes=ActorClasses(explorer=Poisoned))
-    assert summary(config)["lora_digest"] == summary(calm)["lora_digest"]
-    assert summary(config)["selection_digest"] != summary(calm)["selection_digest"]  # it contains proxy rewards
+    return config
+
+
+def test_rewards_of_previews_never_reach_the_objective(calm: Config, poisoned: Config) -> None:
+    assert summary(poisoned)["lora_digest"] == summary(calm)["lora_digest"]
+    assert summary(poisoned)["selection_digest"] != summary(calm)["selection_digest"]  # it contains proxy rewards
+
+
+def test_a_run_that_has_ended_leaves_nothing_reserved(poisoned: Config) -> None:
+    run = namespace(folder(poisoned))
+    places = [place for place in placement_group_table().values() if place["name"].startswith(run)]
+    assert [place["state"] for place in places] == ["REMOVED"]
 
 
 def test_a_second_run_into_the_same_folder_is_refused(calm: Config) -> None:

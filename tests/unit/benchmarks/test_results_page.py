@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import plots
 import pytest
 from results_page import BLOCK, BLOCKS, PAGE, RESULTS, render
 from time_to_target import comparisons
@@ -71,6 +70,8 @@ def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
 
 
 def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
+    import plots  # and Matplotlib, which takes seconds
+
     assert "Not measured" in BLOCKS["reward-figure"](tmp_path)
     rows = ("direct", "two_stage_nvfp4", "awm_direct")
     (tmp_path / "convergence.json").write_text(json.dumps(campaign(rows)))

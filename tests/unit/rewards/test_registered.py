@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
 from huggingface_hub import file_download
@@ -98,6 +97,8 @@ def test_hpsv2_is_the_cosine_without_a_scale(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    import open_clip
+
     model = tiny_rewards.build_hpsv2(tmp_path, file)
     monkeypatch.setattr(open_clip, "get_model_config", lambda name: {"ViT-H-14": tiny_rewards.HPS_ARCHITECTURE}[name])
     expected = []

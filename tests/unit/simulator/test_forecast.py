@@ -53,8 +53,9 @@ def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
     return configured
 
 
-def told(config: Config, gpu: str, facts: ModelFacts = SD35, **cluster: float) -> Forecast:
-    return forecast(config, describe(config, facts), price_list(gpu), Cluster(gpu=gpu, **cluster), FREE)  # type: ignore[arg-type]
+def told(config: Config, gpu: str, *, advise: bool = False, **cluster: float) -> Forecast:
+    arithmetic, there = describe(config, SD35), Cluster(gpu=gpu, **cluster)  # type: ignore[arg-type]
+    return forecast(config, arithmetic, price_list(gpu), there, FREE, advise=advise)
 
 
 def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
@@ -92,18 +93,18 @@ def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(c
 
 
 def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type: ignore[no-untyped-def]
-    few_learners = told(configure("fleet={explorers: {count: 32}, regenerators: {count: 16}}"), "h200")
+    few_learners = told(configure("fleet={explorers: {count: 32}, regenerators: {count: 16}}"), "h200", advise=True)
     assert few_learners.bottleneck == "learn"
     assert min(few_learners.options, key=lambda option: option.seconds).text == "8 learner ranks"
-    few_explorers = told(configure("fleet.explorers.count=1", "learner.world_size=64"), "h200")
+    few_explorers = told(configure("fleet.explorers.count=1", "learner.world_size=64"), "h200", advise=True)
     assert few_explorers.bottleneck == "explore"
     assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 explorers"
 
 
 def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
     pools = "fleet={explorers: {count: 8}, regenerators: {count: 8}}"
-    present = told(configure(pools, "learner.world_size=16"), "h200")
-    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_staleness=1"), "h200")
+    present = told(configure(pools, "learner.world_size=16"), "h200", advise=True)
+    ahead = told(configure(pools, "learner.world_size=16", "rollout.max_staleness=1"), "h200", advise=True)
     [option] = [option for option in present.options if "ahead" in option.text]
     assert (option.gpus, option.seconds) == (present.gpus, pytest.approx(ahead.seconds))
     # All that was waited for but the longer of exploring and the other two, which begin when the revision is there.
@@ -115,7 +116,7 @@ def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configu
     assert sum(ahead.parts.values()) == pytest.approx(ahead.seconds)
     assert not [option for option in ahead.options if "ahead" in option.text]
     shared = "fleet={explorers: {num_gpus: 0.3}, regenerators: {num_gpus: 0.3}, learners: {num_gpus: 0.3}}"
-    assert not [option for option in told(configure(shared), "h200").options if "ahead" in option.text]
+    assert not [option for option in told(configure(shared), "h200", advise=True).options if "ahead" in option.text]
 
 
 def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_estimate(configure) -> None:  # type: ignore[no-untyped-def]
