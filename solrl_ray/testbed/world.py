@@ -97,16 +97,16 @@ def parse(caption: str) -> Scene:
     return Scene((1 if words[3] is None else 2, *indices))
 
 
-def render(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
+def render(fields: torch.Tensor, jitter: torch.Tensor, resolution: int = RESOLUTION) -> torch.Tensor:
     """Draws a batch of scenes.
 
-    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1).
-    Returns float32 [B, 3, 32, 32] in [0, 1], on the device of `fields`.
+    fields: int64 [B, 9], rows as `Scene.fields`; jitter: float32 [B, 8] in (0, 1); resolution: pixels a side.
+    Returns float32 [B, 3, resolution, resolution] in [0, 1], on the device of `fields`.
     """
     device = fields.device
-    grid = (torch.arange(RESOLUTION, device=device, dtype=torch.float32) + 0.5) * (2.0 / RESOLUTION) - 1.0
+    grid = (torch.arange(resolution, device=device, dtype=torch.float32) + 0.5) * (2.0 / resolution) - 1.0
     y, x = torch.meshgrid(grid, grid, indexing="ij")
-    picture = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, RESOLUTION, RESOLUTION)
+    picture = _palette(BACKGROUNDS, fields[:, 8])[:, :, None, None].expand(-1, -1, resolution, resolution)
     centres = _centres(fields, jitter)
     for number, first_field in ((0, 1), (1, 5)):
         size, colour, shape = fields[:, first_field], fields[:, first_field + 1], fields[:, first_field + 2]
@@ -115,7 +115,7 @@ def render(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
         distance = _signed_distance(
             shape, x - centres[:, number, 0, None, None], y - centres[:, number, 1, None, None], extent[:, None, None]
         )
-        cover = (0.5 - distance * (RESOLUTION / 2)).clamp(0.0, 1.0)
+        cover = (0.5 - distance * (resolution / 2)).clamp(0.0, 1.0)
         cover = cover * (fields[:, 0] > number)[:, None, None]
         picture = torch.lerp(picture, _palette(COLOURS, colour)[:, :, None, None], cover[:, None])
     return picture
