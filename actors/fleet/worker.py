@@ -119,7 +119,7 @@ class Worker:
             unit_seconds: deadline of one unit.
             weights: what it is to hold now.
             alone: whether no other worker of its pool is placed and stays.
-            turn: whether it may load its model and weights; not set while learners on the same GPU need the memory.
+            turn: whether it may load its model and weights; not set while others on the same GPU need the memory.
             unplaced: is told again and again that this worker has no place: after how many seconds more, and since when
                 those were. Raises RunError if there is none to wait for.
         """
@@ -143,6 +143,8 @@ class Worker:
         self._loaded: Weights | None = None
         self._began = False
         """Whether it has begun to load its model."""
+        self._attested = False
+        """Whether it has built its model."""
         self._rests = False
         """Whether it gets no unit because it is others' turn."""
         self._changed = asyncio.Event()
@@ -158,6 +160,18 @@ class Worker:
     def units(self) -> list[WorkUnit]:
         """What it has, in the order in which it does it."""
         return self._hand_out.units_of(self.name)
+
+    @property
+    def is_to_start(self) -> bool:
+        """Whether it has a place and has not built its model."""
+        return self.state is State.STARTING and not self._attested
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has units, starts, compiles, or is to load weights."""
+        weights = self._weights()
+        loads = self._attested and weights is not None and weights is not self._loaded
+        return bool(self.units) or self.is_to_start or (loads and self.state is not State.DRAINING)
 
     def words(self) -> str:
         """What it does."""
@@ -183,7 +197,7 @@ class Worker:
         self._changed.set()
 
     def wake(self) -> None:
-        """Its turn has come."""
+        """It is its turn."""
         self._changed.set()
 
     def release_gpu_memory(self) -> asyncio.Future[None]:
@@ -246,11 +260,13 @@ class Worker:
     async def _start(self) -> None:
         """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
         if not self._turn.is_set():
-            self._now("waiting for the learners' turn to end")
-            await self._turn.wait()  # all that learners do in it has deadlines
+            self._now("waiting for its turn on the GPU")
+        while not self._turn.is_set():  # all that others do in theirs has deadlines
+            await self._wait_for_change()
         self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
+        self._attested = True
         self._observer.started(self, attestation)
         self._now("waiting for a revision")
         await self._await_turn()

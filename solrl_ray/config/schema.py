@@ -372,7 +372,7 @@ class Deadlines(Section):
     """Fetching, swapping in and proving one revision."""
     release_gpu_memory: Seconds = 120.0
     """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
-    `fleet.sharing: lay_down` weights as well, which are copied to the host."""
+    `fleet.sharing: lay_down` or ``one_at_a_time`` weights as well, which are copied to the host."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0
@@ -412,9 +412,11 @@ class FleetConfig(Section):
     network: str = ""
     """Network interface of the learner group, such as ``eth0``; empty: NCCL and gloo choose, as `NCCL_SOCKET_IFNAME`
     and `GLOO_SOCKET_IFNAME` of the node say."""
-    sharing: Literal["keep", "lay_down", "auto"] = "auto"
+    sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
     """What workers that share a GPU with learners do with their weights in others' turn. ``keep``: leave them there.
-    ``lay_down``: have them wait in pinned host memory. ``auto``: ``keep`` if all fits on the GPU, else ``lay_down``."""
+    ``lay_down``: have them wait in pinned host memory; explorers and regenerators have one turn, learners the other.
+    ``one_at_a_time``: the same, and each of the three has a turn of its own: a whole iteration is explored before it is
+    regenerated. ``auto``: the first of these with which all fits on the GPU."""
     deadlines: Deadlines = Deadlines()
 
 
