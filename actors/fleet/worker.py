@@ -14,7 +14,7 @@ loaded after them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -235,9 +235,7 @@ class Worker:
                 finally:
                     self._hand_out.not_ready(self)
         finally:
-            for release in self._releases:
-                if not release.done():
-                    release.set_result(None)
+            _tell(self._releases)
 
     async def _take_place(self) -> None:
         """Wait for room in the cluster, as long as it takes."""
@@ -308,8 +306,7 @@ class Worker:
                 seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
                 await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
             finally:
-                for release in releases:
-                    release.set_result(None)
+                _tell(releases)
 
     def _ready(self, weights: Weights) -> None:
         """From now on it gets units, if it stays."""
@@ -383,3 +380,10 @@ class Worker:
     def _advance(self, event: str) -> None:
         self.state = advance(self.state, event)
         self._observer.changed()
+
+
+def _tell(releases: Iterable[asyncio.Future[None]]) -> None:
+    """Those who wait that the memory is free; whoever was cancelled, as where the run ends, does not wait any more."""
+    for release in releases:
+        if not release.done():
+            release.set_result(None)

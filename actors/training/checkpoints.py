@@ -54,7 +54,7 @@ class CheckpointWriter:
         """Write LoRA file, summary and report, after which the run is done. `seconds`: its wall time."""
         model, deadlines = self._config.model, self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
-        factors = await self._learners.factors("ema")
+        factors = await self._publisher.factors("ema")
         summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
         await self._telemetry.written()
 
