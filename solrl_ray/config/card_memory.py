@@ -41,12 +41,14 @@ class Turn:
     """Keys of `Occupant.takes`."""
     at_work: tuple[str, ...]
     """Roles whose weights must be on the card."""
+    beside: tuple[str, ...] = ()
+    """What may go on at the same time."""
 
 
 _SAMPLERS = ("explorer", "regenerator")
 _OWN = {LEARN: Turn((LEARN,), ("learner rank",)), EVALUATE: Turn((EVALUATE,), ("regenerator",))}
 _TOGETHER = {
-    LOAD: Turn((LOAD,), _SAMPLERS),
+    LOAD: Turn((LOAD,), _SAMPLERS, beside=(REGENERATE,)),  # as when an explorer has died
     ROLL_OUT: Turn((EXPLORE, REGENERATE), _SAMPLERS),  # a prompt is regenerated while others are explored
     PUBLISH: Turn((PUBLISH,), _SAMPLERS),
     **_OWN,
@@ -83,8 +85,8 @@ class Occupant:
     def staying(self) -> int:
         return sum(self.stays.values())
 
-    def taken(self, turn: Turn) -> int:
-        return sum(self.takes.get(work, 0) for work in turn.does)
+    def taken(self, *work: str) -> int:
+        return sum(self.takes.get(each, 0) for each in work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,13 @@ class CardMemory:
         """Bytes at a turn's peak."""
         turn = TURNS[sharing][name]
         there = [worker for worker in self.occupants if sharing == "keep" or worker.role in turn.at_work]
-        held = sum(worker.laid_down + worker.taken(turn) for worker in there)
+        held = sum(worker.laid_down + worker.taken(*turn.does, *turn.beside) for worker in there)
         return held + sum(worker.staying for worker in self.occupants)
 
     def turns(self, sharing: Sharing) -> dict[str, int]:
         """Those in which somebody here is at work."""
         turns = TURNS[sharing].items()
-        names = [name for name, turn in turns if any(worker.taken(turn) for worker in self.occupants)]
+        names = [name for name, turn in turns if any(worker.taken(*turn.does) for worker in self.occupants)]
         return {name: self.turn(name, sharing) for name in names}
 
     def peak(self, sharing: Sharing) -> int:
