@@ -82,8 +82,8 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     least = max(one.peak(way) for one in cards(smallest))
     so = f" with fleet.sharing {way}" if fullest.takes_turns else ""
     raise UserError(
-        f"{said}; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take a "
-        "card with more memory, or a card for each worker (num_gpus: 1)."
+        f"{said}; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take "
+        "a card with more memory, or a card for each worker (num_gpus: 1)."
     )
 
 

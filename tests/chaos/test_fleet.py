@@ -315,7 +315,9 @@ def test_who_does_not_leave_the_gpu_to_the_other_stage_in_time_is_replaced(tmp_p
             await until(lambda: explored.id in batch.answers)
             hand_out.add(batch, [regenerated], "regenerators")
             await until(lambda: regenerated.id in batch.answers)
-            lost = "explorer-0 was lost (giving back GPU memory passed its deadline of 2 s); explorer-0.1 takes its place"
+            lost = (
+                "explorer-0 was lost (giving back GPU memory passed its deadline of 2 s); explorer-0.1 takes its place"
+            )
             assert [message for message in scene.said if "was lost" in message] == [lost]
             await until(lambda: "explorer-0.1 starts" in (tmp_path / "done").read_text())
 

@@ -43,8 +43,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: one_at_a_time}"],
-            'fleet.sharing is "one_at_a_time" (--set); it must be keep, lay_down or auto: explorers and regenerators do '
-            "not both share GPUs",
+            'fleet.sharing is "one_at_a_time" (--set); it must be keep, lay_down or auto: explorers and regenerators '
+            "do not both share GPUs",
         ),
         (
             [

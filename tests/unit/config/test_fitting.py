@@ -48,8 +48,13 @@ def test_auto_is_settled_by_the_card_and_graphs_keep_their_addresses() -> None:
 ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 16.7 GB to learn, 10.8 at 0.5 and 4.8 at 0
 MANY = ("learner.micro_batch=96", "learner.activation_memory=0")  # 14.1 GB to learn, 8.8 with half of them
 PACK = "publish.base=pack"  # 6.25 GB to regenerate, 6.03 with two images decoded at once, 5.92 with one
-GRAPHS = ("compile.cudagraphs=true", "fleet.sharing=keep", PACK, "learner={micro_batch: 1, activation_memory: 0, updates: 1}")
 # 12.29 GB to explore and regenerate, 11.85 with two images decoded at once, 11.63 with one
+GRAPHS = (
+    "compile.cudagraphs=true",
+    "fleet.sharing=keep",
+    PACK,
+    "learner={micro_batch: 1, activation_memory: 0, updates: 1}",
+)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,9 @@ def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
     flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0\."):
         fitting.check(flux, card(46))
-    said = r"it is still 39\.1 GB with fleet\.sharing one_at_a_time: take a card with more memory, or a card for each work"
+    said = (
+        r"it is still 39\.1 GB with fleet\.sharing one_at_a_time: take a card with more memory, or a card for each work"
+    )
     with pytest.raises(UserError, match=said):
         fitting.check(flux, card(36))
 
