@@ -32,6 +32,8 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 PING_SECONDS = 2.0
 """How often a worker that has nothing to do is asked whether it is there: a death is noticed before there is work."""
 
+WAITS_FOR_TURN = "waiting for its turn on the GPU"
+
 
 class PayloadRefs:
     """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
@@ -176,7 +178,7 @@ class Worker:
     def words(self) -> str:
         """What it does."""
         if not self.units:
-            return self._step or self.state.value
+            return self._step or (WAITS_FOR_TURN if self._rests else self.state.value)
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
@@ -258,7 +260,7 @@ class Worker:
     async def _start(self) -> None:
         """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
         if not self._turn.is_set():
-            self._now("waiting for its turn on the GPU")
+            self._now(WAITS_FOR_TURN)
         while not self._turn.is_set():  # all that others do in theirs has deadlines
             await self._wait_for_change()
         self._began = True
