@@ -22,7 +22,7 @@ from solrl_ray.config.pools import lays_down, stages
 from solrl_ray.config.schema import FleetConfig
 
 
-class Sharing(Protocol):
+class SharingPool(Protocol):
     """A pool that shares GPUs; `actors.fleet.pool.Pool` is one."""
 
     @property
@@ -37,13 +37,13 @@ class Sharing(Protocol):
 
 
 class _Stage:
-    def __init__(self, names: Sequence[str], pools: Mapping[str, Sharing]) -> None:
+    def __init__(self, names: Sequence[str], pools: Mapping[str, SharingPool]) -> None:
         self.names, self._by_name = names, pools
         self.turn = asyncio.Event()
         """Whether its workers may have their weights on the GPU."""
 
     @property
-    def pools(self) -> list[Sharing]:
+    def pools(self) -> list[SharingPool]:
         return [self._by_name[name] for name in self.names]
 
     async def release_gpu_memory(self) -> None:
@@ -51,7 +51,7 @@ class _Stage:
 
 
 class Turns:
-    def __init__(self, fleet: FleetConfig, pools: Mapping[str, Sharing]) -> None:
+    def __init__(self, fleet: FleetConfig, pools: Mapping[str, SharingPool]) -> None:
         """`pools`: all by name; they may be put there later, for they need `turn_of`."""
         self.lays_down = lays_down(fleet)
         """Whether workers leave others their weights' memory as well."""

@@ -150,7 +150,8 @@ def _ways(config: Config) -> tuple[Sharing, ...]:
     sharing = config.fleet.sharing
     if sharing != "auto":
         return (sharing,)
-    return ("keep",) if config.compile.cudagraphs else SHARINGS  # graphs read at fixed addresses
+    lays_down = takes_turns(config.fleet) and not config.compile.cudagraphs  # graphs read at fixed addresses
+    return SHARINGS if lays_down else ("keep",)
 
 
 def _names(card: CardMemory) -> str:

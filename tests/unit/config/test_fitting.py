@@ -134,3 +134,10 @@ def test_who_is_alone_on_a_card_has_nothing_to_lay_down_for_others() -> None:
     assert list(dict(fitting.rows(split))) == ["on a GPU", "its peak"]
     assert sharing_on(split, card(80)) == "keep"
     assert fitting.sentence(split, card(80)).endswith("80 GB, which are 95% of a card")
+
+
+def test_who_takes_no_turns_with_learners_keeps_weights_whatever_the_card() -> None:
+    apart = made_up("fleet.learners.num_gpus=1")  # explorer and regenerator share a card of their own
+    peak = max(one.peak("keep") for one in cards(apart)) / 1e9
+    assert sharing_on(apart, card(peak + 0.01)) == "keep"
+    assert sharing_on(apart, card(peak - 0.01)) is None
