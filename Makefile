@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make simulate · make fuzz · make chaos · make parity · make results · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,19 +15,22 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-all simulate fuzz chaos parity results lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-faults test-all quick simulate fuzz chaos parity results reference docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
 	@echo "make test     tests: unit, simulated, system, chaos; about six minutes on two cores"
-	@echo "make test-faults  the rest of the failure table (docs/reliability.md), about six more; continuous integration runs both"
+	@echo "make test-faults  the rest of the failure table (docs/concepts/reliability.md), about six more; continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
-	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/reliability.md)"
+	@echo "make quick    tests of configuration and decisions, under a minute; while working"
+	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/concepts/reliability.md)"
 	@echo "make fuzz     alter the bytes of every format that is read, a million times; MUTATIONS, FUZZ_SEED"
-	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/reliability.md)"
+	@echo "make chaos    kill processes and nodes of a run at random for a quarter of an hour (docs/concepts/reliability.md)"
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make results  tables and pictures of docs/results.md again from benchmarks/results, without a GPU"
+	@echo "make reference  docs/reference and the pictures of docs/concepts again, from the code"
+	@echo "make docs     the documentation as a site, in build/site"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
 	@echo "make install-gpu  the environment with Transformer Engine, for NVFP4 on Blackwell cards; Linux with CUDA"
@@ -90,6 +93,11 @@ test test-faults test-all: $(READY)
 	  echo "== $$part took $$(($$(date +%s) - began)) s"; \
 	done
 
+# What most changes touch, of the tests that need neither Ray nor a model.
+QUICK := $(addprefix tests/unit/,config scheduling rollout sampling prompts)
+quick: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(QUICK)
+
 SEEDS ?= 0..10000
 MUTATIONS ?= 1000000
 FUZZ_SEED ?= 1
@@ -123,6 +131,16 @@ parity: $(READY) $(PARITY)/.ready
 results: $(READY)
 	$(BIN)/python benchmarks/results_page.py
 	$(BIN)/python benchmarks/plots.py
+
+reference: $(READY)
+	$(BIN)/python docs/reference_pages.py
+	$(BIN)/python docs/drawings.py
+
+# Its theme announces on each build that it has a successor.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

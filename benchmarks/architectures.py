@@ -27,6 +27,13 @@ SD3: dict[str, Any] = {
     "pos_embed_max_size": 192,
     "qk_norm": "rms_norm",
 }
+SD3_MEDIUM: dict[str, Any] = SD3 | {
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "caption_projection_dim": 1536,
+    "pos_embed_max_size": 384,
+    "dual_attention_layers": tuple(range(13)),
+}
 SANA: dict[str, Any] = {
     "in_channels": 32,
     "out_channels": 32,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,42 +50,58 @@ class Job:
         return (folder.path / "summary.json").exists() and made >= config.run.iterations
 
 
-def train_all(jobs: Sequence[Job], *, at_once: int, seconds: float) -> None:
+def train_all(
+    jobs: Sequence[Job], *, at_once: int, seconds: float, after: Callable[[Job], list[str] | None] = lambda job: None
+) -> None:
     """Train those that are not done, `at_once` at a time; after `seconds` stop what still trains.
 
     Each writes a log beside its run, and how a run ended that failed is printed. What is stopped may be gone on with.
+
+    Args:
+        after: a command that follows a job that is done, in its place; None if there is none, or it was given.
     """
     deadline = time.monotonic() + seconds
-    waiting = [job for job in jobs if not job.done]
-    running: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    waiting = list(jobs)
+    running: list[tuple[Job, Path, subprocess.Popen[bytes]]] = []
     try:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
-                running.append(_start(waiting.pop(0)))
-            for log, process in [each for each in running if each[1].poll() is not None]:
-                running.remove((log, process))
-                if process.returncode:
-                    print(f"a run ended with status {process.returncode}; see {log}", flush=True)
+                job = waiting.pop(0)
+                if command := after(job) if job.done else _training(job):
+                    running.append((job, *_start(job, command)))
+            for each in [each for each in running if each[2].poll() is not None]:
+                running.remove(each)
+                if each[2].returncode:
+                    print(f"a run ended with status {each[2].returncode}; see {each[1]}", flush=True)
+                elif command := after(each[0]):
+                    running.append((each[0], *_start(each[0], command)))
             time.sleep(0.5)
     finally:
-        for _, process in running:
-            process.terminate()
-        for log, process in running:
-            try:
-                process.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            print(f"{log.stem} was stopped; the same command goes on with it", flush=True)
+        _stop([(log, process) for _, log, process in running])
         if waiting:
             print(f"{len(waiting)} runs have not begun; the same command begins them", flush=True)
 
 
-def _start(job: Job) -> tuple[Path, subprocess.Popen[bytes]]:
+def _stop(running: Sequence[tuple[Path, subprocess.Popen[bytes]]]) -> None:
+    for _, process in running:
+        process.terminate()
+    for log, process in running:
+        try:
+            process.wait(timeout=STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        print(f"{log.stem} was stopped; the same command goes on with it", flush=True)
+
+
+def _training(job: Job) -> list[str]:
     """``solrl train``, which goes on with what is there and refuses to under other settings."""
     passed = [*map(str, job.files), *(part for text in job.overrides for part in ("--set", text))]
+    return [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"]
+
+
+def _start(job: Job, command: list[str]) -> tuple[Path, subprocess.Popen[bytes]]:
     path = RunFolder.of(job.config).path
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.with_name(f"{path.name}.log")
-    command = [sys.executable, "-m", "solrl_ray", "train", *passed, "--continue", "--no-live"]
     with log.open("ab") as file:
         return log, subprocess.Popen(command, stdout=file, stderr=file, cwd=REPOSITORY)

@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,14 +133,14 @@ def is_whole(run: Mapping[str, Any] | None, arguments: argparse.Namespace) -> bo
     return bool(run["words"] or not arguments.judge)
 
 
-def judge(jobs: Sequence[Job]) -> None:
-    """Evaluate each finished run by the words that hold, if that was not done."""
-    for each in jobs:
-        folder = RunFolder.of(each.config).path
-        if each.done and not (folder / "words" / "evaluation.json").is_file():
-            rewards = CONFIGS / "rewards" / "testbed_words.yaml"
-            command = [sys.executable, "-m", "solrl_ray", "eval", str(folder), "--rewards", str(rewards)]
-            subprocess.run([*command, "--out", str(folder / "words"), "--no-live"], check=True, cwd=REPOSITORY)
+def judge(each: Job) -> list[str] | None:
+    """The command that evaluates a finished run by the words that hold; None if that was done."""
+    folder = RunFolder.of(each.config).path
+    if (folder / "words" / "evaluation.json").is_file():
+        return None
+    rewards = CONFIGS / "rewards" / "testbed_words.yaml"
+    command = [sys.executable, "-m", "solrl_ray", "eval", str(folder), "--rewards", str(rewards)]
+    return [*command, "--out", str(folder / "words"), "--no-live"]
 
 
 def show(results: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -202,9 +201,8 @@ def main() -> None:
         if not is_whole(results["runs"].get(name, {}).get(str(seed)), arguments)
     }
     prices = {name: charged(name, arguments) for name in names}
-    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds)
-    if arguments.judge:
-        judge(list(jobs.values()))
+    follows = {"after": judge} if arguments.judge else {}
+    train_all(list(jobs.values()), at_once=arguments.at_once, seconds=arguments.seconds, **follows)
     for (name, seed), each in jobs.items():
         if found := curve(RunFolder.of(each.config).path, arguments.iterations):
             results["runs"].setdefault(name, {})[str(seed)] = found

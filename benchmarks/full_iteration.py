@@ -30,6 +30,7 @@ CONFIGS = HERE.parent / "configs"
 MODELS = {
     "flux": "flux1_dev.yaml",
     "sd3": "sd35_large.yaml",
+    "sd3_medium": "sd35_medium.yaml",
     "sana": "sana_1600m.yaml",
     "qwen_image": "qwen_image.yaml",
     "z_image": "z_image.yaml",
@@ -85,7 +86,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
 
 def train(arguments: argparse.Namespace) -> float:
     command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live"]
-    command += [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model]]
+    command += [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model], *arguments.parts]
     for setting in settings(arguments):
         command += ["--set", setting]
     watch = MemoryWatch()
@@ -140,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
+    parser.add_argument("--parts", nargs="+", type=Path, default=[], help="further files of configs/")
     parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--name", help="of the run; default: the model")

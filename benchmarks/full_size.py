@@ -2,6 +2,7 @@
 
     python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 11.9 B parameters, 24 GB in bfloat16
     python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 8.1 B, 16 GB
+    python benchmarks/full_size.py sd3_medium OUT  # SD3.5-Medium, 2.2 B, 5 GB
     python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 3 GB
     python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 20.4 B, 41 GB
     python benchmarks/full_size.py z_image OUT     # Z-Image, 6.2 B, 12 GB
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from architectures import DC_AE, FLUX, QWEN_IMAGE, QWEN_IMAGE_VAE, SANA, SD3, Z_IMAGE, kl_autoencoder
+from architectures import DC_AE, FLUX, QWEN_IMAGE, QWEN_IMAGE_VAE, SANA, SD3, SD3_MEDIUM, Z_IMAGE, kl_autoencoder
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
@@ -194,7 +195,7 @@ def flux(device: str, layers: int | None) -> FluxPipeline:
     )
 
 
-def sd3(device: str, layers: int | None) -> StableDiffusion3Pipeline:
+def sd3(device: str, layers: int | None, architecture: dict[str, Any] = SD3) -> StableDiffusion3Pipeline:
     depth = {} if layers is None else {"num_layers": layers}
     t5, t5_words = t5_text()
     return StableDiffusion3Pipeline(
@@ -206,8 +207,12 @@ def sd3(device: str, layers: int | None) -> StableDiffusion3Pipeline:
         tokenizer_2=clip_words(),
         text_encoder_3=t5,
         tokenizer_3=t5_words,
-        transformer=random_model(lambda: SD3Transformer2DModel(**SD3 | depth), device),
+        transformer=random_model(lambda: SD3Transformer2DModel(**architecture | depth), device),
     )
+
+
+def sd3_medium(device: str, layers: int | None) -> StableDiffusion3Pipeline:
+    return sd3(device, layers, SD3_MEDIUM)
 
 
 def sana(device: str, layers: int | None) -> SanaPipeline:
@@ -256,14 +261,30 @@ def z_image(device: str, layers: int | None) -> ZImagePipeline:
 TRANSFORMERS = {
     "flux": (FluxTransformer2DModel, FLUX, kl_autoencoder(0.3611, 0.1159)),
     "sd3": (SD3Transformer2DModel, SD3, kl_autoencoder(1.5305, 0.0609)),
+    "sd3_medium": (SD3Transformer2DModel, SD3_MEDIUM, kl_autoencoder(1.5305, 0.0609)),
     "sana": (SanaTransformer2DModel, SANA, DC_AE),
     "qwen_image": (QwenImageTransformer2DModel, QWEN_IMAGE, QWEN_IMAGE_VAE),
     "z_image": (ZImageTransformer2DModel, Z_IMAGE, kl_autoencoder(0.3611, 0.1159)),
 }
 """Model → class and settings of its transformer, settings of its autoencoder."""
-WIDTHS = {"flux": 4096, "sd3": 4096, "sana": 2304, "qwen_image": 3584, "z_image": 2560, "flux2_klein": 7680}
+WIDTHS = {
+    "flux": 4096,
+    "sd3": 4096,
+    "sd3_medium": 4096,
+    "sana": 2304,
+    "qwen_image": 3584,
+    "z_image": 2560,
+    "flux2_klein": 7680,
+}
 """Model → channels of a text token."""
-PIPELINES = {"flux": flux, "sd3": sd3, "sana": sana, "qwen_image": qwen_image, "z_image": z_image}
+PIPELINES = {
+    "flux": flux,
+    "sd3": sd3,
+    "sd3_medium": sd3_medium,
+    "sana": sana,
+    "qwen_image": qwen_image,
+    "z_image": z_image,
+}
 
 
 def transformer_only(config: Model, device: str, layers: int | None = None) -> DiffusionModel:

@@ -8,6 +8,13 @@ reward (CLIPScore, ViT-L/14):
     naive      96 seeds × 10 steps in bfloat16, decoded and scored
     two-stage  96 seeds × 6 steps in the tier, decoded and scored; the 12 best and 12 worst × 10 steps in bfloat16,
                decoded and scored again
+    pruned     the same, but a preview is also scored after AFTER steps, and only KEEP of a pool go on: `--prune
+               AFTER:KEEP:MICRO_BATCH`, several of them if wanted (docs/decisions/pruned-previews.md)
+
+With `--released` also the two schedules of the released code, as far as they are measured here: nothing is compiled,
+the autoencoder decodes one image at a time in float32 (SANA's: batches in bfloat16), a reward is waited for. One
+micro-batch is sampled and a few images are decoded, and the seconds are multiplied. Its LoRA is merged here, its
+previews are ours in the same tier.
 
 Architectures are the published ones with random weights (`full_size.py` writes them into --work once), resolutions,
 steps and solvers those of configs/models. With `--all-blocks` the tier's scope is that of forward.py and not the
@@ -22,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
 import statistics
 import time
@@ -43,11 +51,14 @@ from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.quantization.attestation import device_name
 from solrl_ray.quantization.scope import quantize_
-from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
+from solrl_ray.records import Prompt, PromptEmbedding, Pruning, WorkUnit
 from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.rollout.selection import PromptSelection
 
 AIMS = {"flux": 1.6, "sd3": 1.5, "sana": 1.4}
+PRUNED_AIMS = {"flux": 1.95, "sd3": 1.87, "sana": 1.7}
+IMAGES = 4
+"""That the released way of decoding is timed with."""
 PROMPTS = "builtin:testbed/prompts/train.txt"
 
 
@@ -102,9 +113,11 @@ class World:
         self.sample = Sampler(
             config, self.full, self.reward, steps=rollout.regenerate.steps, micro_batch=rollout.regenerate.micro_batch
         )
-        self.explore = Sampler(
-            config, self.preview, self.reward, steps=rollout.explore.steps, micro_batch=rollout.explore.micro_batch
-        )
+        self.explore = self._explorer(rollout.explore.micro_batch)
+
+    def _explorer(self, micro_batch: int) -> Sampler:
+        steps = self.config.rollout.explore.steps
+        return Sampler(self.config, self.preview, self.reward, steps=steps, micro_batch=micro_batch)
 
     def naive(self) -> None:
         size = self.config.rollout.regenerate.micro_batch
@@ -120,11 +133,17 @@ class World:
         selection = PromptSelection(rollout.pool, rollout.keep, prompt_id=self.prompt.id)
         for start in range(0, rollout.pool, rollout.explore.micro_batch):
             unit = self._unit("explore", range(start, start + rollout.explore.micro_batch))
-            scores = self.explore(unit, self.prompt, self.embedding).rewards.tolist()
+            scores = self.explore.preview(unit, self.prompt, self.embedding).rewards.tolist()
             for index, score in zip(unit.indices, scores, strict=True):
                 selection.add(index, score)
         best, worst = selection.select()
         return [candidate.index for candidate in best + worst]
+
+    def pruned(self, after: int, keep: int, micro_batch: int) -> Callable[[], Any]:
+        """Previews of which the middle is dropped after some steps."""
+        explore, pool = self._explorer(micro_batch), range(self.config.rollout.pool)
+        unit = dataclasses.replace(self._unit("explore", pool), prune=Pruning(after=after, keep=keep))
+        return lambda: explore.preview(unit, self.prompt, self.embedding)
 
     def regenerate(self, chosen: list[int]) -> None:
         self.sample(self._unit("regenerate", chosen), self.prompt, self.embedding)
@@ -136,6 +155,45 @@ class World:
         for _ in range(count // size):
             self.reward.score(model.decode(latents), [self.prompt.text] * size).cpu()
 
+    def released(self) -> dict[str, float]:
+        """Seconds of the parts of the released schedules, of one prompt."""
+        rollout, size = self.config.rollout, self.config.rollout.regenerate.micro_batch
+        batched = self.config.model.family == "sana"  # as released: the others decode in float32, one by one
+        decoder: Any = copy.deepcopy(self.full.decoder).to(self.full.dtype if batched else torch.float32)
+        shape = decoder.config["latent_channels"], *self.full.latent_shape[-2:]
+        if self.config.model.family == "flux":  # its latents are packed in two by two
+            side = self.config.model.resolution // 8
+            shape = shape[0], side, side
+        images = torch.zeros(IMAGES, *shape, device=self.device, dtype=decoder.dtype)
+
+        def decode() -> None:
+            for part in images.split(IMAGES if batched else 1):
+                decoder.decode(part)
+
+        def sample(sampler: Sampler, count: int) -> Callable[[], Any]:
+            unit = self._unit("sample", range(count))
+            batch = sampler._batch(unit, self.prompt, self.embedding)
+            return lambda: sampler._advance(unit, sampler._noise(unit), batch)
+
+        def score() -> None:
+            self.reward.score(torch.zeros(size, 3, 512, 512, device=self.device), [self.prompt.text] * size).cpu()
+
+        preview = rollout.explore.micro_batch
+        with torch.compiler.set_stance("force_eager"), torch.no_grad():
+            a_sample, a_preview = (
+                best_of(sample(sampler, count), self.device) / count
+                for sampler, count in ((self.sample, size), (self.explore, preview))
+            )
+            an_image = best_of(decode, self.device) / IMAGES + best_of(score, self.device) / size
+        return {
+            "naive": rollout.pool * (a_sample + an_image),
+            "previews": rollout.pool * (a_preview + an_image),
+            "regeneration": rollout.keep * (a_sample + an_image),
+            "a sample": a_sample,
+            "a preview": a_preview,
+            "an image": an_image,
+        }
+
     def _unit(self, stage: Any, indices: Any) -> WorkUnit:
         return WorkUnit(stage=stage, iteration=0, revision=0, prompt_id=self.prompt.id, indices=tuple(indices))
 
@@ -145,7 +203,19 @@ def embedded(config: Config, prompt: Prompt) -> PromptEmbedding:
     return PromptEmbedding(prompt_id=prompt.id, digest=embedding_digest(tensors), tensors=tensors)
 
 
-def measured(world: World, repeats: int) -> dict[str, list[float]]:
+def best_of(run: Callable[[], Any], device: torch.device, repeats: int = 2) -> float:
+    """Seconds of the fastest of some repetitions."""
+    times = []
+    for _ in range(repeats):
+        synchronize(device)
+        began = time.perf_counter()
+        run()
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def measured(world: World, repeats: int, prunings: list[tuple[int, int, int]]) -> dict[str, list[float]]:
     """Seconds of each repetition, sides in turn, after one warm-up of everything."""
     chosen: list[int] = list(range(world.config.rollout.keep))
     pool, keep = world.config.rollout.pool, world.config.rollout.keep
@@ -157,6 +227,9 @@ def measured(world: World, repeats: int) -> dict[str, list[float]]:
         "decode, score: previews": lambda: world.decode_and_score(world.preview, pool),
         "decode, score: regeneration": lambda: world.decode_and_score(world.full, keep),
     }
+    for pruning in prunings:
+        sides[words(pruning)] = world.pruned(*pruning)
+        sides[words(pruning)]()
     world.regenerate(chosen)  # compiles both
     world.explore(
         world._unit("explore", range(world.config.rollout.explore.micro_batch)), world.prompt, world.embedding
@@ -174,6 +247,15 @@ def measured(world: World, repeats: int) -> dict[str, list[float]]:
     return found
 
 
+def words(pruning: tuple[int, int, int]) -> str:
+    return "previews, pruned after {} to {}, micro-batch {}".format(*pruning)
+
+
+def pruning(text: str) -> tuple[int, int, int]:
+    after, keep, micro_batch = map(int, text.split(":"))
+    return after, keep, micro_batch
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -185,6 +267,8 @@ def main() -> None:
     parser.add_argument("--tier", default="fp8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--preview", type=int, default=24, help="micro-batch of the previews; divides the pool")
+    parser.add_argument("--prune", nargs="+", type=pruning, default=[], metavar="AFTER:KEEP:MICRO_BATCH")
+    parser.add_argument("--released", action="store_true", help="also the released schedules")
     parser.add_argument("--preview-decoder", action="store_true")
     parser.add_argument("--all-blocks", action="store_true", help="with configs/scopes/all_blocks.yaml")
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind, for a try on a small machine")
@@ -196,7 +280,7 @@ def main() -> None:
     make(arguments.model, arguments.work, arguments.layers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     world = World(settings(arguments), device)
-    found = measured(world, arguments.repeats)
+    found = measured(world, arguments.repeats, arguments.prune)
     seconds = {name: statistics.median(values) for name, values in found.items()}
     two_stage = seconds["previews"] + seconds["regeneration"]
     result = {
@@ -217,6 +301,14 @@ def main() -> None:
         "ratio": seconds["naive"] / two_stage,
         "aim": AIMS.get(arguments.model),
     }
+    if arguments.prune:
+        result["pruned"] = {}
+        for one in arguments.prune:
+            took = seconds[words(one)] + seconds["regeneration"]
+            result["pruned"][":".join(map(str, one))] = {"seconds": took, "ratio": seconds["naive"] / took}
+        result["pruned_aim"] = PRUNED_AIMS.get(arguments.model)
+    if arguments.released:
+        result["released"] = world.released()
     if arguments.preview_decoder:  # what it would be without, from the times of decoding and scoring alone
         with_vae = two_stage - seconds["decode, score: previews"] + seconds["decode, score: naive"]
         result["ratio_with_the_vae"] = seconds["naive"] / with_vae
@@ -230,6 +322,10 @@ def main() -> None:
         f"{arguments.model}  {arguments.tier}: naive {seconds['naive']:.2f} s, two-stage {two_stage:.2f} s: "
         f"{result['ratio']:.2f} times (aim {result['aim']}); previews decode with {result['preview_decoder']}"
     )
+    for name, one in result.get("pruned", {}).items():
+        print(f"{arguments.model}  pruned {name}: {one['seconds']:.2f} s, {one['ratio']:.2f} times")
+    for name, value in result.get("released", {}).items():
+        print(f"{arguments.model}  released: {name:<18} {value:8.2f} s")
 
 
 if __name__ == "__main__":

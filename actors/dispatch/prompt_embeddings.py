@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.world import Sent, World
-from solrl_ray.config.schema import Deadlines
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.records import Prompt
 
 TOGETHER = 64

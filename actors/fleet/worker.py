@@ -22,7 +22,7 @@ import numpy as np
 
 from actors.dispatch.hand_out import HandOut
 from actors.world import Sent, World
-from solrl_ray.config.schema import Deadlines
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.dispatcher import Held

@@ -295,6 +295,7 @@ class Telemetry:
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter
         exporter.add("solrl_candidates", metrics.candidates)
+        exporter.add("solrl_dropped", metrics.dropped)
         exporter.add("solrl_samples", metrics.samples)
         here = self.iterations[-self._measured_here :]
         exporter.set("solrl_iteration", metrics.iteration + 1)

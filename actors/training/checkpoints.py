@@ -8,6 +8,7 @@ from actors.training.policy_publisher import PolicyPublisher
 from actors.world import World
 from solrl_ray import models
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
@@ -54,12 +55,13 @@ class CheckpointWriter:
         """Write LoRA file, summary and report, after which the run is done. `seconds`: its wall time."""
         model, deadlines = self._config.model, self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
-        factors = await self._publisher.factors("ema")
+        what = "reading the last checkpoint"
+        state = await self._world.blocking(self._complete, what, deadlines.checkpoint)
         summary = summarize(self._config, self._telemetry.iterations, self._telemetry.evaluations, seconds=seconds)
         await self._telemetry.written()
 
         def write() -> None:
-            save_lora(self._folder.lora, factors, model.lora, models.CONVOLUTIONS.get(model.family, ()))
+            save_lora(self._folder.lora, state.ema, model.lora, models.CONVOLUTIONS.get(model.family, ()))
             write_summary(self._folder.path, summary)
 
         where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"
@@ -72,6 +74,16 @@ class CheckpointWriter:
             close, seconds = self._uploader.close, deadlines.upload
             await self._world.blocking(lambda: close(seconds=seconds), "the last copies", 2 * seconds)
         await self._telemetry.close()
+
+    def _complete(self) -> LearnerState:
+        """The state after the last update. On a shared GPU it may be others' turn, so the learners are not asked.
+
+        Raises RunError if it does not verify.
+        """
+        state, last = self.newest(), self._config.run.iterations
+        if state is None or state.updates != last:
+            raise RunError(f"the checkpoint after {last} updates in {self._folder.path} is damaged; resume the run")
+        return state
 
     def _write(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))

@@ -243,11 +243,6 @@ class LearnerGroup:
         what = "putting the revision together"
         return await self._world.blocking(lambda: assemble(shards, self._config.model.lora), what, seconds)
 
-    async def factors(self, policy: Policy) -> dict[str, Any]:
-        """LoRA factors by name; they are the same on all ranks."""
-        factors: dict[str, Any] = (await self._all("factors", policy, seconds=self._config.fleet.deadlines.publish))[0]
-        return factors
-
     # Its own
 
     async def _join(self, state: LearnerState | None) -> None:

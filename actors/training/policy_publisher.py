@@ -118,12 +118,6 @@ class PolicyPublisher:
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
 
-    async def factors(self, policy: Policy) -> dict[str, Any]:
-        """LoRA factors of a policy of the learners', by name."""
-        if self._fleet.turns.lays_down:  # if a rank is lost meanwhile, new ones load their weights
-            await self._fleet.turns.take()
-        return await self._learners.factors(policy)
-
     async def _merged(self, policy: Policy) -> Revision:
         if self._fleet.turns.lays_down:  # learners take their weights up to merge
             await self._fleet.turns.take()

@@ -160,10 +160,6 @@ class LearnerRank(Callee):
             world_size=self._config.learner.world_size,
         )
 
-    def factors(self, policy: Policy) -> dict[str, Any]:
-        """A policy's LoRA factors by name, float32 on the CPU."""
-        return self._joined.factors(policy)
-
     @property
     def _awake(self) -> Learner:
         """With its weights on the GPU."""

@@ -21,8 +21,8 @@ ROWS = {
     "Reward: does the policy improve?": ("reward_mean", "heldout_reward_mean", "proxy_reward_mean"),
     "Fidelity: do previews rank as full precision does?": ("rank_fidelity", "fallback_level", "attested_workers"),
     "Stages: where does the time go?": (
-        *("stage_seconds", "unit_seconds", "seconds_left", "stage_done", "stage_planned", "candidates", "samples"),
-        *("iteration", "iterations_planned"),
+        *("stage_seconds", "unit_seconds", "seconds_left", "stage_done", "stage_planned", "candidates", "dropped"),
+        *("samples", "iteration", "iterations_planned"),
     ),
     "Who waits, and for what?": ("workers", "weights_wait_share", "weights_wait_seconds", "revision", "receipts"),
     "Learning": ("loss", "policy_loss", "kl", "gradient_norm"),

@@ -1,4 +1,4 @@
-"""A reward server: how red a picture is, over HTTP. docs/rewards.md has the protocol.
+"""A reward server: how red a picture is, over HTTP. docs/guides/rewards.md has the protocol.
 
 python examples/reward_server/server.py 8900
 solrl train demo examples/reward_server/reward.yaml --set run.name=served

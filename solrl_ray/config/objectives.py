@@ -18,7 +18,9 @@ class OldDecay(Section):
     kind: Literal["copy", "linear"] = "linear"
     """``copy``: d = 0. ``linear``: d = min(slope · optimiser steps, cap)."""
     slope: AtLeastZero = 0.001
+    """Of ``linear``."""
     cap: ShareOrZero = 0.5
+    """Of ``linear``: the largest d."""
 
 
 class Advantage(Section):
@@ -26,6 +28,7 @@ class Advantage(Section):
     """Divisor of (reward - group mean): population std of the whole iteration, of the prompt, the prompt's with
     n - 1, or 1."""
     clip: AboveZero = 5.0
+    """Advantages are clipped to ± this."""
 
 
 def share_of(count: int, fraction: float) -> int:
@@ -60,6 +63,7 @@ class Anchor(Section):
     slope: AtLeastZero = 0.001
     """d = min(slope · optimiser steps, cap)."""
     cap: ShareOrZero = 0.3
+    """The largest d."""
 
 
 class AwmConfig(Section):
@@ -77,6 +81,7 @@ class AwmConfig(Section):
     skip_first: bool = False
     """Whether they begin at the second step, not at pure noise."""
     clip_range: AboveZero = 1.0
+    """Ratios are clipped to 1 ± this."""
     kl: AtLeastZero = 1e-4
     """Weight of MSE(v_theta, v_reference)."""
     anchor: Anchor = Anchor()
@@ -103,6 +108,7 @@ class DanceGrpoConfig(Section):
 
     kind: Literal["dance_grpo"] = "dance_grpo"
     clip_range: AboveZero = 1e-4
+    """Ratios of mean log-probabilities are clipped to 1 ± this."""
     timestep_fraction: Share = 0.6
     """Share of the stored transitions on which each sample is trained, each sample on its own."""
     advantage: Advantage = Advantage(std="group_unbiased")

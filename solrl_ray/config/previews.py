@@ -10,10 +10,10 @@ class Prune(Section):
     the worst of it go on. Empty: all are."""
 
     after: Positive | None = None
-    """Solver steps before these early scores, fewer than the preview has."""
+    """Solver steps before the early scores; fewer than the preview has."""
     keep: Positive | None = None
-    """Seeds of a pool that go on, half of them the best and half the worst; each unit keeps an equal, even share. What
-    does not fill `rollout.explore.micro_batch` is padded and paid for: choose both together."""
+    """Seeds of a pool that go on, half of them the best and half the worst; each unit keeps an equal, even share. A
+    micro-batch that is not full is padded and costs as much as a full one."""
 
 
 class PreviewConfig(Section):
@@ -21,6 +21,6 @@ class PreviewConfig(Section):
 
     unit: Positive | None = None
     """Seeds of one work unit, a multiple of `explore.micro_batch` that divides `rollout.pool`. null: the whole pool if
-    previews are pruned, for a unit is pruned by itself; else one micro-batch."""
+    previews are pruned, because each unit is pruned by itself; else one micro-batch."""
     prune: Prune | None = None
     """null: every preview is finished."""

@@ -28,7 +28,7 @@ class Ode(Section):
 
 class _Stochastic(Section):
     window: Window | None = None
-    """None: noise in every step."""
+    """null: noise in every step."""
     shared_noise: bool = False
     """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
 
@@ -51,7 +51,9 @@ class DanceSde(_Stochastic):
 
     kind: Literal["dance_sde"] = "dance_sde"
     eta: AboveZero = 0.3
+    """Standard deviation of the noise, for a step of length 1."""
     shared_noise: bool = True
+    """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
 
 
 class Cps(_Stochastic):

@@ -10,15 +10,24 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.samplers import Ode, SamplerConfig
-from solrl_ray.config.section import AboveZero, AtLeastZero, Location, Natural, Positive, Section, ShareOrZero
+from solrl_ray.config.section import (
+    AboveZero,
+    AtLeastZero,
+    Location,
+    Natural,
+    Positive,
+    Seconds,
+    Section,
+    ShareOrZero,
+)
 from solrl_ray.config.tracking import Tracking
 
 KINDS = (("objective",), ("rollout", "sampler"))
 """Sections whose keys depend on their ``kind``."""
-Seconds = AboveZero
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Strategy = Literal["direct", "scaled", "quantized", "two_stage"]
 SelectionKind = Literal["best_worst", "best", "random"]
@@ -36,16 +45,18 @@ class Run(Section):
     iterations: Positive = 20
     """Iterations (policy updates) to train."""
     deterministic: bool = False
-    """On GPUs: kernels that give the same bits every time, at some cost in speed; a CPU's always do. Part of the score
-    class."""
+    """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
+    score class."""
     init: str = ""
-    """Where the first policy comes from: a run folder, a checkpoint folder of one, or a LoRA file; else the base."""
+    """Where the first policy comes from: a run folder, one of its checkpoints, or a LoRA file; empty: the base
+    model."""
     init_digest: str = ""
-    """LoRA digest of the trained factors in `init`: written down when the run begins; if given, it must hold."""
+    """LoRA digest of the factors in `init`. The run writes it when it begins; if you give it, it must match."""
 
 
 class Lora(Section):
     rank: Positive = 32
+    """Columns of a factor: a layer [out, in] gets A [rank, in] and B [out, rank]."""
     alpha: AboveZero = 64.0
     """LoRA scaling is alpha / rank."""
     targets: list[str]
@@ -54,12 +65,13 @@ class Lora(Section):
 
 class QuantizationScope(Section):
     skip: list[str] = []
-    """Parts of module paths that stay unquantised; after ``^`` the path must start so: ``^proj_out``."""
+    """Linears whose module path contains one of these stay unquantised; with ``^`` the path must begin with it:
+    ``^proj_out``."""
     min_features: Natural = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
     tiers: dict[str, Tier] = {}
-    """Parts of module paths → the tier of such linears instead of `rollout.explore.precision`; the first match
-    counts, `skip` and `min_features` come before it."""
+    """Part of a module path → tier of such linears instead of `rollout.explore.precision`. The first match counts;
+    `skip` and `min_features` come first."""
 
 
 class SigmaSchedule(Section):
@@ -72,7 +84,9 @@ class SigmaSchedule(Section):
     max_shift: float = 1.15
     """``flux``: mu at `max_tokens` image tokens."""
     base_tokens: Positive = 256
+    """``flux``: image tokens at which mu is `base_shift`."""
     max_tokens: Positive = 4096
+    """``flux``: image tokens at which mu is `max_shift`; between them mu is linear."""
     terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
     """``flux``: noise level of the last step's start, to which the grid is stretched; null: it is not."""
 
@@ -118,11 +132,13 @@ class Normalization(Section):
     """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
 
     mean: float
+    """Mean of the reward on images of your base model."""
     std: AboveZero
+    """Its standard deviation on them."""
 
 
 class Remote(Section):
-    """A reward server; its protocol is in docs/rewards.md."""
+    """A reward server. docs/guides/rewards.md has its protocol."""
 
     url: str
     """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
@@ -177,26 +193,27 @@ class Judge(Section):
 class RewardConfig(Section):
     kind: str
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``ocr``, ``remote``, ``judge``) or a function of one's own, ``module:function`` or ``file.py:function``."""
+    ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or ``file.py:function``."""
     code: str = ""
-    """SHA-256 of the files of one's own function: written down when the run begins; if given, it must hold."""
+    """SHA-256 of the files of your own function. The run writes it when it begins; if you give it, it must match."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
     """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
     tokenizer of ``imagereward``, CLIP model of ``aesthetic``."""
     weight: float = 1.0
+    """Its factor in the sum of all rewards."""
     normalize: Normalization | None = None
     """Brings the reward to a common scale before it is weighted."""
     preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
-    """Of ``clipscore``: the checkpoint's image processor, or the bilinear one of the published figures."""
+    """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
     remote: Remote | None = None
-    """Of kind ``remote``: the server."""
+    """The server, for kind ``remote``."""
     judge: Judge | None = None
-    """Of kind ``judge``: the model, and what it is asked."""
+    """The model and what it is asked, for kind ``judge``."""
     reproducible: bool | None = None
-    """Whether it always gives the same picture the same score; null: all do but ``judge``. If one of them does not, a
-    unit's first score counts, late units are not given to a second worker, and digests of equal runs may differ."""
+    """Whether the same picture always gets the same score; null: yes, but for ``judge``. If one reward does not, the
+    first score of a unit counts, late units are not repeated, and digests of equal runs may differ."""
     _own: OwnCode | None = PrivateAttr(default=None)
     """The files themselves, on their way to workers; see `config.own_functions`."""
 
@@ -224,7 +241,7 @@ class RolloutConfig(Section):
     with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
     sampled at `explore.precision`."""
     accept_quantized_training: bool = False
-    """Said by who knows that ``quantized`` trains on low-precision samples, a baseline that is known to be bad."""
+    """Must be true for ``quantized``, a baseline that trains on low-precision samples and is known to be bad."""
     prompts: Positive = 48
     """Prompts of one iteration."""
     pool: Positive = 96
@@ -233,12 +250,12 @@ class RolloutConfig(Section):
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
     selection: SelectionKind = "best_worst"
     """Which K seeds of a pool ``two_stage`` regenerates. ``best`` and ``random`` (an addressed draw) are for
-    comparison: they give the contrast away that the method learns from."""
+    comparison: they lose the contrast that the method learns from."""
     max_staleness: Literal[0, 1] = 0
-    """How many revisions explorers may be behind: with 1 they explore the next iteration, with the revision before,
-    while the present one is regenerated and learned from. What is learned from is always of the current revision."""
+    """By how many revisions explorers are behind. With 1 they explore the next iteration, with the revision before,
+    while the present one is regenerated and learned from. Training samples are always of the current revision."""
     solver: Literal["euler", "dpm2"] = "dpm2"
-    """Of the ODE: with which sampler ``ode`` draws, and in every evaluation."""
+    """Solver of the ODE, for the sampler ``ode`` and every evaluation."""
     sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
     preview: PreviewConfig = PreviewConfig()
@@ -246,7 +263,7 @@ class RolloutConfig(Section):
 
 
 class FallbackLevel(Section):
-    """A step of the fallback ladder: what it changes of the previews; the rest stays as on the level before."""
+    """A level of the fallback ladder: what it changes of the previews. The rest stays as on the level before."""
 
     steps: Positive | None = None
     """Solver steps of a preview from here on."""
@@ -257,16 +274,17 @@ class FallbackLevel(Section):
 
 
 class Fidelity(Section):
-    """How closely the previews' ranking is watched, and what follows if they rank too badly. Watching alone changes
-    neither what is selected nor what is learned."""
+    """How rank fidelity is measured, and what follows if it is too low. Measuring changes neither what is selected nor
+    what is learned."""
 
     audit_prompts: Natural = 0
-    """Prompts of each iteration of which a few unselected seeds are regenerated as well; 0: no audit."""
+    """Prompts of each iteration that are audited: a few of their unselected seeds are regenerated as well. 0: no
+    audit."""
     audit_seeds: int = 4
-    """Unselected seeds of each of them. Of pools that are pruned: so many that were dropped, and so many that went on
-    and were not selected, or all of these if there are fewer."""
+    """Unselected seeds of each audited prompt. Of a pruned pool: this many that were dropped, and this many that were
+    finished and not selected (or all of them)."""
     measure: Literal["spearman", "kendall"] = "spearman"
-    """What `floor` is held against: of whole pools if they are audited, else of the regenerated seeds."""
+    """What is compared with `floor`: of whole pools if they are audited, else of the regenerated seeds."""
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
     """Least value of `measure`, between -1 and 1; null: nothing follows from it."""
     patience: Positive = 3
@@ -277,16 +295,23 @@ class Fidelity(Section):
 
 
 class OptimizerConfig(Section):
+    """AdamW, as in PyTorch."""
+
     lr: AboveZero = 3e-4
+    """Learning rate; constant."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
     eps: AboveZero = 1e-8
+    """Added to the denominator of a step."""
     weight_decay: AtLeastZero = 1e-4
+    """Decoupled weight decay of the LoRA factors."""
 
 
 class LearnerConfig(Section):
     world_size: Positive = 1
     """Ranks of the learner group; fixes the LoRA digest together with `zero_stage`."""
     zero_stage: Literal[1, 2] = 1
+    """DeepSpeed ZeRO: 1 shares the optimiser state between the ranks, 2 the gradients as well."""
     micro_batch: Positive = 12
     """Samples of one forward and backward."""
     updates: Positive = 1
@@ -294,9 +319,9 @@ class LearnerConfig(Section):
     gradient_clip: AtLeastZero = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
     activation_memory: ShareOrZero | None = None
-    """Share of its activations, 0 to 1, that a forward keeps for its backward pass, which computes the rest again: less
-    memory for more time. A learner that is not compiled takes 0 or 1. null: 0.5 if it is compiled, else 0. Fixes the
-    LoRA digest, together with `compile.learner`."""
+    """Share of the activations that a forward keeps for the backward pass; the rest is computed again, which takes less
+    memory and more time. Without compilation 0 or 1. null: 0.5 if the learner is compiled, else 0. Fixes the LoRA
+    digest together with `compile.learner`."""
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -306,7 +331,9 @@ class Worker(Section):
     """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
 
     num_cpus: AtLeastZero = 0.0
+    """CPUs that Ray reserves for each."""
     num_gpus: AtLeastZero = 0.0
+    """GPUs that Ray reserves for each; a share such as 0.33 lets workers take turns on one GPU, 0 means the CPU."""
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
     labels: dict[str, str] = {}
@@ -322,6 +349,7 @@ class WorkerPool(Worker):
     """Actors of one kind, each with these resources."""
 
     count: Positive = 1
+    """How many there are."""
     fallback_labels: list[dict[str, str]] = []
     """Labels of nodes to take where none with `labels` has room, in this order; ``{}``: any node."""
 
@@ -347,54 +375,12 @@ class Learners(Worker):
     """Ray's strategies: on as few nodes as possible, on one node, on many nodes, each rank on another node."""
 
 
-class Deadlines(Section):
-    """The longest that each named wait may take, seconds."""
-
-    resources: AtLeastZero = 0.0
-    """Nodes that are still to join a cluster, before any actor is made; 0: what is missing ends the run at once. Later,
-    together with `start`: a worker's wait for a place, after which it is reported, or ends the run if it is alone; and
-    that of the learner group."""
-
-    start: Seconds = 180.0
-    """An actor's construction once it has a place: imports, weights, attestation."""
-    warm_up: Seconds = 900.0
-    """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
-    explore: Seconds = 120.0
-    """One micro-batch of previews; a unit of several has so many times that."""
-    regenerate: Seconds = 300.0
-    """Regeneration of one prompt."""
-    update: Seconds = 1800.0
-    """One learner update."""
-    collective: Seconds = 1800.0
-    """Joining the learner group, and each collective operation of its ranks (NCCL, gloo). If it is shorter than
-    `update`, a rank that hangs ends the run, where the group would be rebuilt."""
-    publish: Seconds = 120.0
-    """Fetching, swapping in and proving one revision."""
-    release_gpu_memory: Seconds = 120.0
-    """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
-    `fleet.sharing: lay_down` or ``one_at_a_time`` weights as well, which are copied to the host."""
-    selector: Seconds = 60.0
-    """One call to the selector."""
-    encode: Seconds = 60.0
-    """The embedding of one prompt."""
-    fetch: Seconds = 120.0
-    """Bringing what is there to who needs it: an answer, the samples of an iteration, their embeddings."""
-    checkpoint: Seconds = 600.0
-    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept; also whatever else
-    the controller reads or writes there: metrics, an evaluation, the report."""
-    upload: Seconds = 600.0
-    """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
-    tracking: Seconds = 120.0
-    """One call to one of `tracking.trackers`, and at the run's end all that are still open. A tracker that takes longer
-    gets nothing any more; the run goes on."""
-
-
 class FleetConfig(Section):
-    """Who works: pools of actors and the deadlines of waiting for them. Changes no result (design law 3)."""
+    """The workers, and how long the run waits for them. Changes no result."""
 
     explorers: WorkerPool = WorkerPool(count=2)
     other_explorers: list[OtherExplorers] = []
-    """Explorers that score otherwise than `explorers`, which therefore have prompts of their own."""
+    """Explorers of other score classes, which have prompts of their own."""
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
     """Of each rank; `learner.world_size` says how many there are."""
@@ -403,20 +389,20 @@ class FleetConfig(Section):
     max_replacements: Natural = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
     hedge: float = 3.0
-    """When no unit waits, an idle worker does a unit as well that is out for longer than so many medians of its stage;
-    the first result counts. 0: never."""
+    """When no unit waits, an idle worker repeats a unit that is out for more than this many medians of its stage. The
+    first result counts. 0: never."""
     strikes: Positive = 3
-    """Answers that cannot be right (NaN, another revision, too few values) with which a worker is replaced."""
+    """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
     strict: bool = False
     """Whether a result that comes a second time with other bytes ends the run; else it is counted and shown."""
     network: str = ""
-    """Network interface of the learner group, such as ``eth0``; empty: NCCL and gloo choose, as `NCCL_SOCKET_IFNAME`
-    and `GLOO_SOCKET_IFNAME` of the node say."""
+    """Network interface of the learner group, such as ``eth0``; empty: as `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME`
+    of the node say."""
     sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
-    """What workers that share a GPU with learners do with their weights in others' turn. ``keep``: leave them there.
-    ``lay_down``: have them wait in pinned host memory; explorers and regenerators have one turn, learners the other.
-    ``one_at_a_time``: the same, and each of the three has a turn of its own: a whole iteration is explored before it is
-    regenerated. ``auto``: the first of these with which all fits on the GPU."""
+    """What workers that share a GPU with learners do with their weights while others have their turn. ``keep``: leave
+    them there. ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the
+    other. ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it
+    is regenerated. ``auto``: the first of these with which all fits on the GPU."""
     deadlines: Deadlines = Deadlines()
 
 
@@ -429,34 +415,34 @@ class Publish(Section):
     snapshot_every: Positive = 10
     """``packed``: every n-th revision travels whole, those between as deltas."""
     base: Literal["checkpoint", "pack"] = "checkpoint"
-    """Where explorers have their base from: they quantise the checkpoint, or get it quantised and never hold it in
+    """``checkpoint``: explorers load and quantise the checkpoint. ``pack``: they get it quantised and never hold it in
     full precision."""
 
 
 class EvaluationConfig(Section):
     every: Natural = 0
-    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. Those on the way
-    go on beside the next update, unless learners share their GPU."""
+    """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. They run beside
+    the next update, unless learners share the GPU."""
     prompts: Positive = 64
     """Held-out prompts used: the first ones of the file."""
     samples: Positive = 4
     """Fixed addresses per prompt."""
     steps: Positive = 10
+    """Solver steps of an evaluated sample."""
     pictures: Natural = 8
     """Prompts of the before/after image grid."""
     share: ShareOrZero = 0.2
-    """For what share of its time ``solrl eval`` may hold a live run up, which evaluates beside its updates; 0: it may
-    not ask."""
+    """Share of its time that a live run may spend on ``solrl eval``; 0: none."""
     reference: str = ""
-    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt, for
-    `reward_real`."""
+    """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt. Its
+    reward is `reward_real`."""
     reference_code: str = ""
     """As `rewards.0.code`, of `reference`."""
     _own: OwnCode | None = PrivateAttr(default=None)
 
 
 class Compile(Section):
-    """What is compiled. Of explorers and regenerators it is part of the score class."""
+    """What is compiled. Part of the score class of explorers and regenerators."""
 
     enabled: bool | None = None
     """Explorers and regenerators compile the transformer's blocks one by one; null: on a GPU yes, on a CPU no."""
@@ -469,7 +455,7 @@ class Compile(Section):
     """Compile the decoder as well, where the transformer is or (tier ``nvfp4-emulated``) would be: faster images for a
     longer start."""
     cudagraphs: bool = False
-    """Capture each forward in a CUDA graph: gains where small batches leave the GPU waiting for launches."""
+    """Capture each forward in a CUDA graph. Gains if small batches leave the GPU waiting for launches."""
     cache: str = ""
     """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 

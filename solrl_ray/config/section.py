@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 AboveZero = Annotated[float, Field(gt=0)]
+Seconds = AboveZero
 AtLeastZero = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 ShareOrZero = Annotated[float, Field(ge=0, le=1)]

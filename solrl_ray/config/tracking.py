@@ -8,14 +8,14 @@ from solrl_ray.config.section import Location, Section
 
 
 class Tracking(Section):
-    """TensorBoard's events are written in any case. What fails here is a message, and the run goes on without it."""
+    """TensorBoard's events are always written. If a tracker fails, the run says so and goes on."""
 
     trackers: list[Literal["trackio", "wandb"]] = []
-    """Who gets the metrics as well, under the same names; each is a package of its own and an extra of this one."""
+    """Trackers that get the metrics as well, under the same names. Each is an extra of this package."""
     project: Location = "solrl"
     """Where the tracked run is, beside others."""
     entity: str = ""
-    """Of ``wandb``: the user or team that the project belongs to; empty: that of the login."""
+    """User or team at ``wandb``; empty: that of the login."""
     space: str = ""
-    """Of ``trackio``: a Hugging Face Space, ``owner/name``, that shows the run, made private if it is not there yet;
-    empty: this machine alone has it, for ``trackio show``."""
+    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run; it is made, private, if it is missing.
+    Empty: ``trackio show`` on this machine."""

@@ -1,4 +1,4 @@
-"""Every metric that a live run exports, in one table: what `docs/metrics.md` shows and Prometheus scrapes.
+"""Every metric that a live run exports, in one table: what `docs/reference/metrics.md` shows and Prometheus scrapes.
 
 Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter, so
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every
@@ -40,6 +40,7 @@ INSTRUMENTS = (
     Instrument("solrl_stage_seconds", "gauge", "seconds", "Wall time of the last iteration's stages.", ("stage",)),
     Instrument("solrl_unit_seconds", "histogram", "seconds", "Computing time of one unit on its worker.", ("stage",)),
     Instrument("solrl_candidates", "counter", "candidates", "Previewed candidates of finished iterations."),
+    Instrument("solrl_dropped", "counter", "candidates", "Those of them whose preview was not finished."),
     Instrument("solrl_samples", "counter", "samples", "Full-precision samples of finished iterations."),
     Instrument("solrl_requeued_units", "gauge", "units", "Units that were given to another worker, so far."),
     Instrument("solrl_duplicate_results", "gauge", "results", "Results that came again, so far."),

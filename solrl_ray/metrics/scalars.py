@@ -9,7 +9,7 @@ held-out rewards share one axis:
 * ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
   clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
-* ``counts/`` candidates, samples, requeued_units, duplicate_results
+* ``counts/`` candidates, dropped, samples, requeued_units, duplicate_results
 """
 
 from __future__ import annotations

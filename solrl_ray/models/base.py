@@ -61,9 +61,11 @@ class DiffusionModel(ABC):
     """
 
     FAMILY: ClassVar[str]
+    """Its name in `FAMILIES` and in `model.family`."""
     PIPELINE: ClassVar[Any]
     """The stock diffusers pipeline whose checkpoints the family takes."""
     TRANSFORMER: ClassVar[Any]
+    """The diffusers class of its transformer."""
     DECODERS: ClassVar[Mapping[str, Any]]
     """Autoencoder classes by name."""
     ENCODERS: ClassVar[tuple[str, ...]]
@@ -71,6 +73,7 @@ class DiffusionModel(ABC):
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
     """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
     SIZES: ClassVar[FamilySizes]
+    """What a plan needs of it without loading it."""
     TRAINS_ON_CUDNN: ClassVar[bool] = False
     """Whether cuDNN's attention has been seen to train it; see `models.attention`."""
 
@@ -167,10 +170,12 @@ class DiffusionModel(ABC):
 
     @property
     def components(self) -> frozenset[Component]:
+        """What is loaded."""
         return frozenset(self._modules)
 
     @property
     def transformer(self) -> nn.Module:
+        """The network that `velocity` calls."""
         return self._module("transformer")
 
     @property

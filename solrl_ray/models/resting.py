@@ -6,6 +6,7 @@ not know. Its address may be another one afterwards, which captured CUDA graphs 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,31 @@ _WORD = 8
 """Bytes of an int64, by which memory is summed up."""
 
 
+class _HostRoom:
+    """Uninitialised memory of the host; pinned, a GPU copies from and to it at the full speed of its link. PyTorch's
+    own allocator of pinned memory would round the size up to a power of two."""
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        """Raises RunError if there is not as much."""
+        reason = ""
+        try:
+            self.bytes = torch.empty(size, dtype=torch.uint8)
+        except RuntimeError:
+            reason = "out of memory"
+        else:
+            runtime: Any = torch.cuda.cudart() if pinned and size else None
+            address = self.bytes.data_ptr()
+            error = int(runtime.cudaHostRegister(address, size, 0)) if runtime else 0
+            reason = f"it cannot be pinned: CUDA error {error}" if error else ""
+            if runtime and not error:  # else nobody could pin that address again
+                weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
+        if reason:
+            raise RunError(
+                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be had ({reason}); set "
+                "fleet.sharing to keep, or give the node more memory"
+            )
+
+
 @dataclass(slots=True)
 class _Piece:
     """Memory that is laid down as a whole; several tensors may be views of it."""
@@ -28,6 +54,8 @@ class _Piece:
     storage: torch.UntypedStorage
     host: Tensor
     """uint8, as many bytes: the copy."""
+    room: _HostRoom
+    """Where it is."""
     checksum: int
 
 
@@ -92,9 +120,9 @@ class RestingWeights:
         for storage in storages.values():
             starts.append(size)
             size += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
-        room = _host_memory(size, pinned=torch.cuda.is_initialized())
+        room = _HostRoom(size, pinned=torch.cuda.is_initialized())
         for (key, storage), start in zip(storages.items(), starts, strict=True):
-            self._pieces[key] = _Piece(storage, room[start : start + storage.nbytes()], checksum=-1)
+            self._pieces[key] = _Piece(storage, room.bytes[start : start + storage.nbytes()], room, checksum=-1)
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
@@ -129,26 +157,6 @@ def _checksums(storages: Iterable[torch.UntypedStorage]) -> list[int]:
         whole = content.numel() // _WORD * _WORD
         sums.append(content[:whole].view(torch.int64).sum() + content[whole:].sum())
     return [int(each) for each in torch.stack(sums).tolist()] if sums else []
-
-
-def _host_memory(size: int, *, pinned: bool) -> Tensor:
-    """Uninitialised; pinned, a GPU copies from and to it at the full speed of its link. PyTorch's own allocator of
-    pinned memory would round the size up to a power of two."""
-    reason = ""
-    try:
-        room = torch.empty(size, dtype=torch.uint8)
-    except RuntimeError:
-        reason = "out of memory"
-    else:
-        runtime: Any = torch.cuda.cudart() if pinned and size else None
-        error = int(runtime.cudaHostRegister(room.data_ptr(), size, 0)) if runtime else 0
-        reason = f"it cannot be pinned: CUDA error {error}" if error else ""
-    if reason:
-        raise RunError(
-            f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be had ({reason}); set "
-            "fleet.sharing to keep, or give the node more memory"
-        )
-    return room
 
 
 def _wait(storages: Iterable[torch.UntypedStorage]) -> None:

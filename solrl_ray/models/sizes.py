@@ -34,6 +34,7 @@ class FamilySizes:
     """What all checkpoints of a family have in common."""
 
     family: str
+    """As `DiffusionModel.FAMILY`."""
     patch: int
     """Latent cells a side of one image token."""
     longest: int
@@ -58,6 +59,7 @@ class FamilySizes:
     """The most values that a forward without gradient holds at a time, a channel of such a token: of eager blocks, as
     counted by `benchmarks/activation_sizes.py`. Compiled ones hold less."""
     decoder: DecoderSizes
+    """Of the autoencoder, for estimates of memory."""
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
         """Raise `UserError` for sizes that a checkpoint cannot do.
@@ -95,6 +97,7 @@ class FamilySizes:
             )
 
     def image_tokens(self, config: Model, factor: int) -> int:
+        """Image tokens of one sample."""
         return (config.resolution // factor // self.patch) ** 2
 
     def text_tokens(self, config: Model) -> int:

@@ -21,6 +21,7 @@ class MicroBatch:
     """Samples of one forward. Every field has one entry per sample."""
 
     prompt_ids: tuple[str, ...]
+    """Which prompt each sample is of."""
     indices: tuple[int, ...]
     """Candidate indices inside their prompts' pools."""
     x0: Tensor
@@ -48,9 +49,13 @@ class Velocities:
     """Velocities of one pass, all [B, *latent_shape]; only `theta` carries a gradient."""
 
     theta: Tensor
+    """Of the trained policy."""
     old: Tensor
+    """Of the sampling policy."""
     base: Tensor | None = None
+    """Of the model without adapters; None unless `Objective.references` has it."""
     anchor: Tensor | None = None
+    """Of AWM's anchor; None unless `Objective.references` has it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a velocity of another shape or dtype than theta's: it would be broadcast in silence."""
@@ -68,7 +73,9 @@ class Loss:
     """One value per sample: every field is [B]. The mean of `total` over samples and passes is minimised."""
 
     total: Tensor
+    """What is minimised."""
     policy: Tensor
+    """Its part without KL and anchor."""
     kl: Tensor
     """Divergence from the reference, before its weight; zeros without one."""
     ratio: Tensor | None = None
@@ -92,8 +99,12 @@ class Objective(ABC, Generic[P]):
 
     @abstractmethod
     def loss(self, one: P, v: Velocities, advantages: Tensor) -> Loss:
-        """Args:
-        advantages: float64 [B], unclipped, on the device of the velocities.
+        """The loss of each sample in one pass.
+
+        Args:
+            one: one of `passes`.
+            v: the velocities there.
+            advantages: float64 [B], unclipped, on the device of the velocities.
         """
 
 

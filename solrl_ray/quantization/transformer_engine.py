@@ -5,7 +5,7 @@ other cards is tested there: `EngineLinear` with an FP8 recipe, and Engine's ref
 
 The recipe is `NVFP4BlockScaling` without random Hadamard transform, stochastic rounding and 16x16 blocks: those three
 serve training's backward pass; without them the codes are those of `nvfp4.quantize`. (The class `DelayedScaling` with
-`Format.E2M1` is FP8, whatever its name suggests: docs/what-runs-as-fp4.md.)
+`Format.E2M1` is FP8, whatever its name suggests: docs/concepts/precision.md.)
 """
 
 from __future__ import annotations

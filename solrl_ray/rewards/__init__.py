@@ -70,7 +70,7 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
             what = "a function" if found is CallableReward else "the reward"
             raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
     for option in sorted(found.required - set(given)):
-        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/rewards.md.")
+        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/guides/rewards.md.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""A reward that another process computes, over HTTP. The protocol is in docs/rewards.md."""
+"""A reward that another process computes, over HTTP. The protocol is in docs/guides/rewards.md."""
 
 from __future__ import annotations
 

@@ -26,16 +26,18 @@ def words_that_hold(images: Tensor, prompts: Sequence[str]) -> Tensor:
     """The share of a caption's words that hold in its picture.
 
     Args:
-        images: float [B, 3, 32, 32] in [0, 1].
+        images: float [B, 3, 32, 32] in [0, 1], on any device.
         prompts: B captions of the testbed's world.
 
     Returns:
-        float32 [B] in [0, 1]: of 4 words if the caption has one object (size, colour, shape, background), else of 8.
+        float32 [B] in [0, 1], on the CPU: of 4 words if the caption has one object (size, colour, shape, background),
+        else of 8.
 
     Raises:
         ValueError: a prompt is no caption of this world.
     """
-    return torch.stack([_share(image, parse(prompt)) for image, prompt in zip(images.float(), prompts, strict=True)])
+    pictures = images.float().cpu()  # scenes are drawn there
+    return torch.stack([_share(picture, parse(prompt)) for picture, prompt in zip(pictures, prompts, strict=True)])
 
 
 def _share(image: Tensor, scene: Scene) -> Tensor:

@@ -2,7 +2,7 @@
 
 Quantised layers are stored in their format, everything else as the checkpoint has it. For FLUX.1-dev that is 11 GB
 instead of 24. An explorer built from it is equal, bit for bit, to one that quantises the checkpoint itself.
-``docs/revisions.md`` has the format.
+``docs/reference/revision-format.md`` has the format.
 """
 
 from __future__ import annotations

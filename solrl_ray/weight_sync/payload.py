@@ -1,4 +1,4 @@
-"""A policy revision and what travels of it; ``docs/revisions.md`` has the format byte by byte.
+"""A policy revision and what travels of it; ``docs/reference/revision-format.md`` has the format byte by byte.
 
 A payload is a safetensors file with the revision's whole manifest and those of its tensors that its receiver needs,
 each either raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``: the exclusive or of

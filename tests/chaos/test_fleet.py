@@ -14,7 +14,8 @@ import pytest
 import ray
 
 from actors.fleet.actor_factory import Actor
-from solrl_ray.config.schema import Config, Deadlines
+from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.scheduling.worker_state import role_of

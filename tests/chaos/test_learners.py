@@ -415,7 +415,7 @@ def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest
     made, known = ([ray.put(one) for one in all_] for all_ in (groups(0), embeddings().values()))
     call("feed", 0, made, known)
     call("update", 0)
-    expected = call("factors", "default")
+    expected = call("state").default
 
     call("load", start)
     dead = ray.remote(Light).options(num_cpus=0).remote(settings, 1)
@@ -430,7 +430,7 @@ def test_a_rank_takes_what_it_is_offered_up_to_the_first_gap_and_is_fed_the_rest
     call("feed", 0, made, known)
     assert call("taken") == 3
     call("update", 0)
-    assert lora_digest(call("factors", "default")) == lora_digest(expected)
+    assert lora_digest(call("state").default) == lora_digest(expected)
     ray.kill(rank)
 
 

@@ -19,7 +19,8 @@ from ray.exceptions import ObjectLostError
 from actors.cluster import termination
 from actors.fleet import worker
 from actors.fleet.actor_factory import Actor
-from solrl_ray.config.schema import Deadlines, Publish
+from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.schema import Publish
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.weight_sync.container import Unusable

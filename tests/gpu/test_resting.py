@@ -34,3 +34,14 @@ def test_compiled_code_finds_the_same_bits_and_others_the_memory() -> None:
         del in_between
     moved = next(iter(resting._pieces.values())).host
     assert moved.is_pinned()
+
+
+@torch.no_grad()
+def test_host_memory_that_is_free_again_can_be_pinned_again() -> None:
+    device = torch.device("cuda", 0)
+    for _ in range(3):  # the host gives the same addresses again
+        tensors = [torch.ones(2**28, device=device)]
+        resting = RestingWeights()
+        resting.lay_down(tensors, device)
+        resting.take_up()
+        assert tensors[0].sum() == 2**28

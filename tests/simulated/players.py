@@ -254,7 +254,7 @@ class Learner(Weighty):
         )
 
     def state(self) -> LearnerState:
-        copies = [self.factors("old") for _ in range(5)]
+        copies = [self._factors("old") for _ in range(5)]
         return LearnerState(
             updates=self._updates,
             steps=self._updates,
@@ -265,14 +265,14 @@ class Learner(Weighty):
             exp_avg_sq=copies[4],
         )
 
-    def factors(self, policy: Policy) -> dict[str, torch.Tensor]:
+    def _factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
 
     def shard(self, policy: Policy, tier: str) -> RevisionShard:
         self.take_up("a learner's merging")
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
         if key not in _PARTS:
-            _PARTS[key] = self._publisher.shard(self._updates, self.factors(policy), policy=policy)
+            _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
         return _PARTS[key]
 
 

@@ -14,7 +14,7 @@ from actors.cluster.rpc import Callee
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.fleet.actor_factory import Actor
 from actors.ray_world import RayWorld
-from solrl_ray.config.schema import Deadlines
+from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import RunError
 from solrl_ray.records import Prompt, PromptEmbedding
 

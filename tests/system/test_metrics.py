@@ -111,7 +111,7 @@ def test_the_documented_table_is_the_table_in_the_code() -> None:
         for entry in INSTRUMENTS
     ]
     header = "| name | type | unit | tags | meaning |\n|---|---|---|---|---|\n"
-    assert header + "".join(rows) in (DOCS / "metrics.md").read_text()
+    assert header + "".join(rows) in (DOCS / "reference" / "metrics.md").read_text()
 
 
 def test_the_timeline_has_every_unit_once_and_adds_up_to_the_measured_seconds(watched: Config) -> None:

@@ -21,6 +21,7 @@ from solrl_ray.records import Prompt, PromptEmbedding, UnitResult, WorkUnit
 from solrl_ray.report.trace import read_spans
 from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.test_workers import accepted, wait_until
+from tests.support.documents import run_folder_entries
 from tests.support.small import digests, folder, small_config, summary
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -45,6 +46,7 @@ def test_a_run_leaves_everything_a_user_takes_home(calm: Config) -> None:
     ):
         assert (root / name).is_file(), name
     assert list((root / "tensorboard").glob("events.out.tfevents.*"))
+    assert {path.name for path in root.iterdir()} <= run_folder_entries(), "docs/reference/run-folder.md lists them"
     found = summary(calm)
     assert found["iterations"] == 3
     assert found["heldout_prompts"] == 2

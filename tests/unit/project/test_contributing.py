@@ -1,0 +1,92 @@
+"""CONTRIBUTING.md: its reward, its model and its objective, added to a copy of the code as the page says, work."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+CHECKS = """
+import torch
+from solrl_ray import models, objectives, rewards
+from solrl_ray.config.loading import load
+from solrl_ray.config.update import trained_timesteps
+from solrl_ray.objectives.base import MicroBatch, Velocities
+
+here = ["model.family=flux_t5", "model.path=solrl_ray/testbed/assets/pipeline"]
+config = load(["configs/demo.yaml", "configs/rewards/redness.yaml"], here)
+rewards.check(config.rewards, 32, str)
+images = torch.zeros(2, 3, 4, 4)
+images[0, 0] = 1
+assert rewards.load(config.rewards, "cpu").score(images, ["a", "b"]).tolist() == [1, 0]
+
+stock = load(["configs/demo.yaml"])
+[without] = models.load(config.model, "cpu", components=["text"]).encode(["a red square"])
+[usual] = models.load(stock.model, "cpu", components=["text"]).encode(["a red square"])
+assert torch.equal(without["prompt_embeds"], usual["prompt_embeds"])
+assert usual["pooled_prompt_embeds"].any() and not without["pooled_prompt_embeds"].any()
+
+config = load(["configs/demo.yaml"], ["objective={kind: weighted, temperature: 0.5, timestep_fraction: 0.4}"])
+weighted = objectives.load(config, torch.linspace(1, 0, 11, dtype=torch.float64))
+x0 = torch.ones(2, 3)
+batch = MicroBatch(prompt_ids=("p", "p"), indices=(0, 1), x0=x0, weights=torch.ones(2))
+passes = weighted.passes(batch, torch.device("cpu"), 0)
+assert len(passes) == trained_timesteps(config) == 4
+v = passes[0].eps - x0 + 2
+loss = weighted.loss(passes[0], Velocities(theta=v, old=v), torch.tensor([0.0, 0.5], dtype=torch.float64))
+torch.testing.assert_close(loss.total, torch.tensor([4.0, 4 * 2.718281828]))
+"""
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the code with all that the page adds to it."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in ("solrl_ray", "actors", "configs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, content in re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
+        assert not (copy / name).exists()
+        (copy / name).write_text(content)
+    for number, patch in enumerate(re.findall(r"^(--- a/.*?)(?=^---|^```)", PAGE, re.DOTALL | re.MULTILINE)):
+        file = copy / f"{number}.patch"
+        file.write_text(patch)
+        command = ["git", "apply", "--recount", file.name]
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return copy
+
+
+def called(copy: Path, *arguments: str) -> str:
+    variables = os.environ | {"PYTHONPATH": str(copy)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_examples_compute_what_they_say(changed: Path) -> None:
+    called(changed, "-c", CHECKS)
+
+
+def test_a_run_is_planned_with_all_of_them_and_the_model_is_listed(changed: Path) -> None:
+    changes = ("objective.kind=weighted", "model.family=flux_t5", "model.path=solrl_ray/testbed/assets/pipeline")
+    settings = [word for change in changes for word in ("--set", change)]
+    said = called(changed, "-m", "solrl_ray", "plan", "demo", "redness", *settings)
+    assert "1 optimiser step on weighted" in " ".join(said.split())
+    assert "A FLUX.1 that was distilled without CLIP" in called(changed, "-m", "solrl_ray", "list")
+
+
+def test_the_examples_are_formatted_and_linted_as_the_code_is(changed: Path) -> None:
+    ruff = str(Path(sys.executable).parent / "ruff")
+    settings = ["--config", str(ROOT / "pyproject.toml")]
+    for command in (["check", *settings], ["format", "--check", *settings]):
+        done = subprocess.run([ruff, *command, "solrl_ray"], cwd=changed, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
