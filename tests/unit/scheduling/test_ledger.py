@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solrl_ray.records import WorkUnit
@@ -72,6 +72,7 @@ def test_a_unit_that_was_never_planned_is_refused() -> None:
         Ledger([unit(0)]).finish(unit(7).id, "x")
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["redo", "x", "x", "y"]))))
 def test_whatever_comes_the_first_results_stay_and_what_is_lost_is_wanted(happened: list[tuple[int, str]]) -> None:
     ledger = Ledger([unit(n) for n in range(4)])
