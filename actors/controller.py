@@ -141,7 +141,7 @@ class Controller:
         parts.telemetry.state("learning", stage="learn")
         self._clock.learn()
         if self._turns:
-            await parts.fleet.release_gpu_memory()
+            await parts.fleet.turns.take()
         ended = asyncio.Event()
         beside = self._tasks.start(self._beside_update(iteration, ended), f"what goes on beside update {iteration + 1}")
         learned = await parts.learners.learn(iteration, rollout.groups, rollout.embeddings)

@@ -222,6 +222,6 @@ class RunParts:
     async def _supply(self, iteration: int) -> list[Any]:
         """The groups that are learned from once more."""
         groups = await self.rollouts[iteration].stored(self.publisher.regenerating)
-        if self.fleet.lays_down:
-            await self.fleet.release_gpu_memory()
+        if self.fleet.turns.lays_down:
+            await self.fleet.turns.take()
         return groups

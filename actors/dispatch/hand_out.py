@@ -90,11 +90,23 @@ class Watcher(Protocol):
 
 
 class HandOut:
-    def __init__(self, world: World, fleet: FleetConfig, watcher: Watcher, retire: Callable[[str, str], None]) -> None:
-        """`retire` replaces a worker that is not to be trusted: its name, and why."""
+    def __init__(
+        self,
+        world: World,
+        fleet: FleetConfig,
+        watcher: Watcher,
+        retire: Callable[[str, str], None],
+        *,
+        given_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            retire: replaces a worker that is not to be trusted: its name, and why.
+            given_out: is called after each look for units that can be given out.
+        """
         self._world = world
         self._watcher = watcher
-        self._retire = retire
+        self._retire, self._given_out = retire, given_out
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
         self._workers: dict[str, Recipient] = {}
         """Those that may get units, by name."""
@@ -116,10 +128,12 @@ class HandOut:
     def keep_only(self, owner: Owner, wanted: Iterable[WorkUnit]) -> None:
         """Forget the owner's other units."""
         self._dispatcher.keep_only(owner.batch, {unit.id for unit in wanted})
+        self.wake()
 
     def withdraw(self, owner: Owner) -> None:
         """Forget the owner's units that wait for a worker."""
         self._dispatcher.withdraw(owner.batch)
+        self.wake()
 
     def out(self, owner: Owner) -> int:
         """How many units of the owner are with workers."""
@@ -129,6 +143,7 @@ class HandOut:
         """Forget all units of the owner; what is still answered to them means nothing."""
         self._dispatcher.drop(owner.batch)
         self._owners.pop(owner.batch, None)
+        self.wake()
 
     def requeued(self, owner: Owner) -> int:
         """Units of the owner that were given to another worker because an answer was lost or refused."""
@@ -161,6 +176,10 @@ class HandOut:
     def not_ready(self, worker: Recipient) -> None:
         """A worker gets no unit until it is ready again."""
         self._dispatcher.not_ready(worker.name)
+
+    def waits(self, pool: str, holds: Held) -> bool:
+        """Whether a unit waits for a worker of a pool that holds this."""
+        return self._dispatcher.waits(pool, holds)
 
     def lost(self, worker: str) -> Loss:
         """A worker is gone."""
@@ -217,6 +236,7 @@ class HandOut:
             if each.hedge:
                 self._watcher.message(f"{each.unit.id} takes long; {each.worker} does it as well")
         self._look_again(now)
+        self._given_out()
 
     def _look_again(self, now: float) -> None:
         """Look for late units when that is due, also if nothing happens until then."""

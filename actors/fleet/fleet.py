@@ -10,10 +10,11 @@ from typing import Any
 
 from actors.dispatch.hand_out import HandOut
 from actors.fleet.pool import Pool
+from actors.fleet.turns import Turns
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
 from actors.world import Tasks, World
-from solrl_ray.config.pools import REGENERATORS, explorer_pools, lays_down, pools, shares
+from solrl_ray.config.pools import REGENERATORS, explorer_pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
@@ -51,19 +52,11 @@ class Fleet:
         self._shows = False
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
-        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
-        self.lays_down = lays_down(config.fleet)
-        """Whether workers that share GPUs with learners leave them their weights' memory as well."""
-        self._turn, always = asyncio.Event(), asyncio.Event()
-        """Whether those workers may have their weights on the GPU. The learners have the first turn."""
-        always.set()
-        if not self.lays_down:
-            self._turn.set()
-        self._sharing = [name for name, worker in pools(config.fleet).items() if shares(worker)]
-        """Names of pools that share GPUs."""
+        self._pools: dict[str, Pool] = {}
+        self.turns = Turns(config.fleet, self._pools)
+        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire, given_out=self.turns.look)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
-        turns = dict.fromkeys(self._sharing, self._turn)
         make = partial(
             Pool,
             world=world,
@@ -74,7 +67,7 @@ class Fleet:
             observer=self,
         )
         self.explorers = {
-            name: make(name, world.explorer, unit_seconds=unit_seconds, turn=turns.get(name, always))
+            name: make(name, world.explorer, unit_seconds=unit_seconds, turn=self.turns.turn_of(name))
             for name in explorer_pools(config.fleet)
         }
         """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
@@ -82,9 +75,11 @@ class Fleet:
             REGENERATORS,
             world.regenerator,
             unit_seconds=deadlines.regenerate,
-            turn=turns.get(REGENERATORS, always),
+            turn=self.turns.turn_of(REGENERATORS),
         )
-        self._pools: dict[str, Pool] = {**self.explorers, REGENERATORS: self.regenerators}
+        self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
+        if self.turns.alternate:
+            tasks.start(self.turns.keep_passing_on(), "the turns of explorers and regenerators")
         tasks.start(self._watch_nodes(), "the watch of nodes that are about to go")
 
     # What the controller asks of it
@@ -120,7 +115,7 @@ class Fleet:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        self.open_turn()  # the learners have made what they publish, and rest
+        await self.turns.open()  # the learners have made what they publish, and rest
         weights = Weights(publication, payloads, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
@@ -139,26 +134,6 @@ class Fleet:
             self._first.pop(name, None)
             self._attested.clear()
             pool.renew()
-
-    async def release_gpu_memory(self) -> None:
-        """Before the learner's turn on a shared GPU: return once the workers that share it gave back what they keep;
-        where weights are laid down, nobody of them takes memory or units until `open_turn`.
-
-        A worker that does not answer in time is replaced, so its memory is free as well.
-        """
-        if not self._turn.is_set():
-            return  # nobody of them has taken memory since
-        if self.lays_down:
-            self._turn.clear()
-        await asyncio.gather(*[self._pools[name].release_gpu_memory() for name in self._sharing])
-
-    def open_turn(self) -> None:
-        """The learners rest: workers that share GPUs with them may take their weights up."""
-        if not self._turn.is_set():
-            self._turn.set()
-            for name in self._sharing:
-                for worker in self._pools[name].workers.values():
-                    worker.wake()
 
     async def score_class(self) -> str:
         """What fixes the bits that all pools answer with; waits until a worker of each has started."""
@@ -233,7 +208,8 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Tell soon which worker does what."""
+        """Tell soon which worker does what, and look whose turn it is."""
+        self.turns.look()
         if not self._shows:
             self._shows = True
             asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)

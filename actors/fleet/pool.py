@@ -127,6 +127,11 @@ class Pool:
         """Return once every worker has given back GPU memory, or is gone."""
         await asyncio.gather(*[worker.release_gpu_memory() for worker in self.workers.values()])
 
+    def wake(self) -> None:
+        """It is its workers' turn on GPUs that others share."""
+        for worker in self.workers.values():
+            worker.wake()
+
     def _staying(self) -> list[Worker]:
         """Those that do not leave; of one that is renewed, its successor alone."""
         there = self.workers.values()
@@ -138,6 +143,18 @@ class Pool:
     def at_work(self) -> int:
         """Workers that have a place and are not leaving."""
         return sum(worker.state not in (State.WAITING, State.DRAINING) for worker in self.workers.values())
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether a worker waits to start, or a unit waits that its workers could do if it was their turn. Weights
+        alone are no reason: they are loaded when there are units for them."""
+        units = self.weights is not None and self._hand_out.waits(self.name, self.weights.holds)
+        return any(w.is_to_start or (units and w.state is not State.WAITING) for w in self._staying())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its workers have nothing to do on their GPUs and nothing waits for them."""
+        return not self.wants_turn and not any(worker.is_busy for worker in self.workers.values())
 
     def has_proved(self, but: str) -> bool:
         """Whether a worker other than `but` has held a revision and stays."""

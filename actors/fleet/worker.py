@@ -14,7 +14,7 @@ loaded after them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 
 PING_SECONDS = 2.0
 """How often a worker that has nothing to do is asked whether it is there: a death is noticed before there is work."""
+
+WAITS_FOR_TURN = "waiting for its turn on the GPU"
 
 
 class PayloadRefs:
@@ -119,7 +121,7 @@ class Worker:
             unit_seconds: deadline of one unit.
             weights: what it is to hold now.
             alone: whether no other worker of its pool is placed and stays.
-            turn: whether it may load its model and weights; not set while learners on the same GPU need the memory.
+            turn: whether it may load its model and weights; not set while others on the same GPU need the memory.
             unplaced: is told again and again that this worker has no place: after how many seconds more, and since when
                 those were. Raises RunError if there is none to wait for.
         """
@@ -143,6 +145,8 @@ class Worker:
         self._loaded: Weights | None = None
         self._began = False
         """Whether it has begun to load its model."""
+        self._attested = False
+        """Whether it has built its model."""
         self._rests = False
         """Whether it gets no unit because it is others' turn."""
         self._changed = asyncio.Event()
@@ -159,10 +163,22 @@ class Worker:
         """What it has, in the order in which it does it."""
         return self._hand_out.units_of(self.name)
 
+    @property
+    def is_to_start(self) -> bool:
+        """Whether it has a place and has not built its model."""
+        return self.state is State.STARTING and not self._attested
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has units, starts, compiles, or is to load weights."""
+        weights = self._weights()
+        loads = self._attested and weights is not None and weights is not self._loaded
+        return bool(self.units) or self.is_to_start or (loads and self.state is not State.DRAINING)
+
     def words(self) -> str:
         """What it does."""
         if not self.units:
-            return self._step or self.state.value
+            return self._step or (WAITS_FOR_TURN if self._rests else self.state.value)
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
@@ -183,7 +199,7 @@ class Worker:
         self._changed.set()
 
     def wake(self) -> None:
-        """Its turn has come."""
+        """It is its turn."""
         self._changed.set()
 
     def release_gpu_memory(self) -> asyncio.Future[None]:
@@ -221,9 +237,7 @@ class Worker:
                 finally:
                     self._hand_out.not_ready(self)
         finally:
-            for release in self._releases:
-                if not release.done():
-                    release.set_result(None)
+            _tell(self._releases)
 
     async def _take_place(self) -> None:
         """Wait for room in the cluster, as long as it takes."""
@@ -246,11 +260,13 @@ class Worker:
     async def _start(self) -> None:
         """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
         if not self._turn.is_set():
-            self._now("waiting for the learners' turn to end")
-            await self._turn.wait()  # all that learners do in it has deadlines
+            self._now(WAITS_FOR_TURN)
+        while not self._turn.is_set():  # all that others do in theirs has deadlines
+            await self._wait_for_change()
         self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
+        self._attested = True
         self._observer.started(self, attestation)
         self._now("waiting for a revision")
         await self._await_turn()
@@ -292,8 +308,7 @@ class Worker:
                 seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
                 await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
             finally:
-                for release in releases:
-                    release.set_result(None)
+                _tell(releases)
 
     def _ready(self, weights: Weights) -> None:
         """From now on it gets units, if it stays."""
@@ -367,3 +382,10 @@ class Worker:
     def _advance(self, event: str) -> None:
         self.state = advance(self.state, event)
         self._observer.changed()
+
+
+def _tell(releases: Iterable[asyncio.Future[None]]) -> None:
+    """Those who wait that the memory is free; whoever was cancelled, as where the run ends, does not wait any more."""
+    for release in releases:
+        if not release.done():
+            release.set_result(None)

@@ -251,6 +251,7 @@ class LearnerGroup:
             await resting
         finally:
             resting.cancel()
+            await asyncio.wait([resting])
         return revision
 
     # Its own

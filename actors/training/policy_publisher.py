@@ -104,10 +104,10 @@ class PolicyPublisher:
         """
         if after is not None:
             await after.wait()
-            if self._fleet.lays_down:
+            if self._fleet.turns.lays_down:
                 await self._learners.rest()
         async with self._turn:
-            self._fleet.open_turn()
+            await self._fleet.turns.open()
             if self._regenerated is not self.newest:
                 self._regenerated = self.newest
                 await self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
@@ -121,8 +121,8 @@ class PolicyPublisher:
         )
 
     async def _merged(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        if self._fleet.lays_down:  # learners take their weights up to merge
-            await self._fleet.release_gpu_memory()
+        if self._fleet.turns.lays_down:  # learners take their weights up to merge
+            await self._fleet.turns.take()
         return await self._learners.revision(policy, parent)
 
     @asynccontextmanager

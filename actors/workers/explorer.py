@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from actors.cluster.progress_notes import noted
-from actors.workers.devices import prepare
+from actors.workers.devices import free_cache, prepare
 from actors.workers.sampling_worker import SamplingWorker, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
@@ -71,6 +71,7 @@ class Explorer(SamplingWorker):
             with doing(f"quantising the transformer to {tier}"):
                 kept = base_to_keep(model.transformer, config)
                 report = quantize_(model.transformer, tier, config.model.quantization)
+            free_cache()  # of what was quantised, which others may need the memory of
             return model, report, kept
         transformer = models.family(config.model).skeleton(config.model)
         with doing("building the transformer from the base pack"):

@@ -76,6 +76,6 @@ def seconds(verdict: Verdict, prices: PriceList) -> float | None:
     work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
     work += stages.update + stages.publication + stages.load
     card = prices.card
-    if verdict.sharing != "lay_down" or card is None:
+    if verdict.sharing == "keep" or card is None:
         return work
     return work + sum(fitting.seconds(one, card.host_link) for one in cards(arithmetic))

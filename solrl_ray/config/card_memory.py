@@ -1,7 +1,8 @@
 """What the workers of a run hold of a GPU's memory: at rest, in each turn, and if they lay their weights down.
 
-    keep       a turn's peak = what all hold at rest + what the turn takes besides
-    lay_down   a turn's peak = what those at work hold and take + what stays of those who rest
+    keep            a turn's peak = what all hold at rest + what the turn takes besides
+    lay_down        a turn's peak = what those at work hold and take + what stays of those who rest
+    one_at_a_time   the same; explorers and regenerators are never at work together
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds it against peaks
 that were measured. Not counted: buffers of NCCL, memory that CUDA graphs keep, rewards of one's own.
@@ -20,19 +21,47 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
 
-Sharing = Literal["keep", "lay_down"]
-SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down")
+Sharing = Literal["keep", "lay_down", "one_at_a_time"]
+SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down", "one_at_a_time")
+"""From what costs least time to what takes least memory."""
 CONTEXT = 500_000_000
 """Bytes of a process' CUDA context: kernels, cuBLAS' workspace."""
 RESERVED = 1.1
 """What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
 peaks."""
-ROLL_OUT, LEARN, PUBLISH, EVALUATE = "explore and regenerate", "learn", "publish", "evaluate"
-TURNS = (ROLL_OUT, LEARN, PUBLISH, EVALUATE)
-AT_WORK = {ROLL_OUT: ("explorer", "regenerator"), LEARN: ("learner rank",), PUBLISH: ("explorer", "regenerator")}
-AT_WORK[EVALUATE] = ("regenerator",)
-"""Turn → roles whose weights must be on the card. A prompt is regenerated while others are explored."""
-LOADED = "full-precision weights, freed but not given back before the first update"
+LOAD, EXPLORE, REGENERATE, LEARN, PUBLISH, EVALUATE = "load", "explore", "regenerate", "learn", "publish", "evaluate"
+ROLL_OUT = "explore and regenerate"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A time in which some are at work."""
+
+    does: tuple[str, ...]
+    """Keys of `Occupant.takes`."""
+    at_work: tuple[str, ...]
+    """Roles whose weights must be on the card."""
+    beside: tuple[str, ...] = ()
+    """What may go on at the same time."""
+
+
+_SAMPLERS = ("explorer", "regenerator")
+_OWN = {LEARN: Turn((LEARN,), ("learner rank",)), EVALUATE: Turn((EVALUATE,), ("regenerator",))}
+_TOGETHER = {
+    LOAD: Turn((LOAD,), _SAMPLERS, beside=(REGENERATE,)),  # as when an explorer has died
+    ROLL_OUT: Turn((EXPLORE, REGENERATE), _SAMPLERS),  # a prompt is regenerated while others are explored
+    PUBLISH: Turn((PUBLISH,), _SAMPLERS),
+    **_OWN,
+}
+_STAGES = {
+    LOAD: Turn((LOAD,), ("explorer",)),
+    EXPLORE: Turn((EXPLORE,), ("explorer",)),
+    REGENERATE: Turn((REGENERATE,), ("regenerator",)),
+    PUBLISH: Turn((PUBLISH,), ("explorer",)),
+    **_OWN,
+}
+TURNS: Mapping[Sharing, Mapping[str, Turn]] = {"keep": _TOGETHER, "lay_down": _TOGETHER, "one_at_a_time": _STAGES}
+"""By name; each worker's weights come up once in an iteration, whichever of these it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +74,8 @@ class Occupant:
     stays: Mapping[str, int]
     """What it cannot."""
     takes: Mapping[str, int] = field(default_factory=dict)
-    """Turn → what it takes besides, as PyTorch's allocator rounds it up."""
-    once: int = 0
-    """`LOADED`: what it takes besides in `ROLL_OUT` until its cache is freed for the first time."""
+    """What it does → what that takes besides, as PyTorch's allocator rounds it up. To load: weights in full precision,
+    before they are quantised."""
 
     @property
     def laid_down(self) -> int:
@@ -56,6 +84,9 @@ class Occupant:
     @property
     def staying(self) -> int:
         return sum(self.stays.values())
+
+    def taken(self, *work: str) -> int:
+        return sum(self.takes.get(each, 0) for each in work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,34 +99,24 @@ class CardMemory:
 
     def turn(self, name: str, sharing: Sharing) -> int:
         """Bytes at a turn's peak."""
-        if sharing == "keep":
-            rests = sum(worker.laid_down + worker.staying for worker in self.occupants)
-            once = sum(worker.once for worker in self.occupants) * (name == ROLL_OUT)
-            return rests + once + sum(worker.takes.get(name, 0) for worker in self.occupants)
-        return self._alone(name, AT_WORK[name])
+        turn = TURNS[sharing][name]
+        there = [worker for worker in self.occupants if sharing == "keep" or worker.role in turn.at_work]
+        held = sum(worker.laid_down + worker.taken(*turn.does, *turn.beside) for worker in there)
+        return held + sum(worker.staying for worker in self.occupants)
 
     def turns(self, sharing: Sharing) -> dict[str, int]:
         """Those in which somebody here is at work."""
-        names = [turn for turn in TURNS if any(worker.takes.get(turn) for worker in self.occupants)]
+        turns = TURNS[sharing].items()
+        names = [name for name, turn in turns if any(worker.taken(*turn.does) for worker in self.occupants)]
         return {name: self.turn(name, sharing) for name in names}
 
     def peak(self, sharing: Sharing) -> int:
         return max(self.turns(sharing).values())
 
-    def one_after_the_other(self) -> int:
-        """The peak if explorers and regenerators laid their weights down for each other as well."""
-        roles = [(name, (role,)) for name in TURNS for role in AT_WORK[name]]
-        return max(self._alone(name, role) for name, role in roles)
-
     @property
     def laid_down(self) -> int:
         """Bytes of pinned host memory that hold what is laid down."""
         return sum(worker.laid_down for worker in self.occupants)
-
-    def _alone(self, turn: str, roles: tuple[str, ...]) -> int:
-        at_work = [worker for worker in self.occupants if worker.role in roles]
-        held = sum(worker.laid_down + worker.takes.get(turn, 0) for worker in at_work)
-        return held + sum(worker.staying for worker in self.occupants)
 
 
 def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
@@ -149,8 +170,11 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
             **scoring,
         },
         stays=context,
-        takes={ROLL_OUT: _sampling(config, facts, pool.micro_batch), PUBLISH: round(RESERVED * staged)},
-        once=facts.quantized_parameters * width * (quantised and config.publish.base == "checkpoint"),
+        takes={
+            LOAD: facts.quantized_parameters * width * (quantised and config.publish.base == "checkpoint"),
+            EXPLORE: _sampling(config, facts, pool.micro_batch),
+            PUBLISH: round(RESERVED * staged),
+        },
     )
     regenerating = 0 if is_one_stage(config) else _sampling(config, facts, rollout.regenerate.micro_batch)
     evaluating = _sampling(config, facts, config.evaluation.samples)
@@ -162,7 +186,7 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
             **scoring,
         },
         stays=context,
-        takes={ROLL_OUT: max(regenerating, evaluating), EVALUATE: evaluating},
+        takes={REGENERATE: max(regenerating, evaluating), EVALUATE: evaluating},
     )
     learner = Occupant(
         role="learner rank",

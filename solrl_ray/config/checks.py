@@ -12,7 +12,7 @@ from solrl_ray.config import compiled_learner, preview_checks
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.pools import key_of, pools, shares, takes_turns
+from solrl_ray.config.pools import key_of, pools, shares, stages, takes_turns
 from solrl_ray.config.preview_checks import stochastic_preview
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
@@ -214,11 +214,14 @@ def _compile(config: Config) -> Iterator[Problem]:
 
 
 def _sharing(config: Config) -> Iterator[Problem]:
-    if config.fleet.sharing != "lay_down":
+    if config.fleet.sharing in ("keep", "auto"):
         return
     if not takes_turns(config.fleet):
         why = "nobody shares a GPU with learners (num_gpus of explorers or regenerators, and of learners, below 1)"
         yield Problem("fleet.sharing", f"keep or auto: {why}")
+    elif config.fleet.sharing == "one_at_a_time" and len(stages(config.fleet)) == 1:
+        why = "explorers and regenerators do not both share GPUs (num_gpus below 1), so they have no turns of their own"
+        yield Problem("fleet.sharing", f"keep, lay_down or auto: {why}")
     if config.compile.cudagraphs:
         yield Problem(
             "fleet.sharing",

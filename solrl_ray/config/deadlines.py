@@ -30,7 +30,7 @@ class Deadlines(Section):
     """Fetching, swapping in and proving one revision."""
     release_gpu_memory: Seconds = 120.0
     """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
-    `fleet.sharing: lay_down` weights as well, which are copied to the host."""
+    `fleet.sharing: lay_down` or ``one_at_a_time`` weights as well, which are copied to the host."""
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0

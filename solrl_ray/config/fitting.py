@@ -8,7 +8,7 @@ from typing import Any
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, size_in_words
-from solrl_ray.config.card_memory import CardMemory, Sharing, cards
+from solrl_ray.config.card_memory import SHARINGS, CardMemory, Sharing, cards
 from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.problems import listed
@@ -77,18 +77,14 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     if changes:
         words = " ".join(f"--set {key}={value}" for key, value in changes.items())
         raise UserError(f"{said}; it fits with {words}.")
-    smallest = max(
-        cards(_changed(arithmetic, dict(_candidates(arithmetic.config)))), key=lambda one: one.peak("lay_down")
+    smallest = _changed(arithmetic, dict(_candidates(arithmetic.config)))
+    way = _ways(smallest.config)[-1]
+    least = max(one.peak(way) for one in cards(smallest))
+    so = f" with fleet.sharing {way}" if fullest.takes_turns else ""
+    raise UserError(
+        f"{said}; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take "
+        "a card with more memory, or a card for each worker (num_gpus: 1)."
     )
-    least = smallest.peak("lay_down")
-    said += f"; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}"
-    alone = smallest.one_after_the_other()
-    if smallest.takes_turns and alone <= card.usable:
-        raise UserError(
-            f"{said}. Explorers and regenerators one after the other would take {size_in_words(alone)}, which this "
-            "version does not do: take a card with more memory, or a card for each (num_gpus: 1)."
-        )
-    raise UserError(f"{said}: take a card with more memory, or a card for each worker (num_gpus: 1).")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
@@ -110,10 +106,10 @@ def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None
 
 
 def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
-    """What is tried, from what costs least: laying down, computing activations again, then smaller batches: of the
-    learner, of decoding, of sampling."""
-    if config.fleet.sharing == "keep" and not config.compile.cudagraphs:
-        yield "fleet.sharing", "lay_down"
+    """What is tried, from what costs least: laying down, in two turns and in three, computing activations again, then
+    smaller batches: of the learner, of decoding, of sampling."""
+    if config.fleet.sharing != "auto" and takes_turns(config.fleet) and not config.compile.cudagraphs:
+        yield from (("fleet.sharing", way) for way in SHARINGS[SHARINGS.index(config.fleet.sharing) + 1 :])
     kept = compiled_learner.activation_memory(config)
     for share in (0.5, 0):
         if share < kept and (share == 0 or compiled_learner.is_compiled(config)):
@@ -154,7 +150,8 @@ def _ways(config: Config) -> tuple[Sharing, ...]:
     sharing = config.fleet.sharing
     if sharing != "auto":
         return (sharing,)
-    return ("keep",) if config.compile.cudagraphs else ("keep", "lay_down")  # graphs read at fixed addresses
+    lays_down = takes_turns(config.fleet) and not config.compile.cudagraphs  # graphs read at fixed addresses
+    return SHARINGS if lays_down else ("keep",)
 
 
 def _names(card: CardMemory) -> str:
@@ -165,7 +162,7 @@ def _names(card: CardMemory) -> str:
 
 
 def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
-    """Names and sentences: what is on the fullest card, its turns, and what laying down brings; none without GPUs."""
+    """Names and sentences: what is on the fullest card, its turns, and what laying down costs; none without GPUs."""
     found = cards(arithmetic)
     if not found:
         return []
@@ -203,21 +200,18 @@ def _turns(card: CardMemory) -> str:
 
     if not card.takes_turns:
         return told("keep").removeprefix("keep ")
-    once = sum(worker.once for worker in card.occupants)
-    freed = f"; in the first iteration {size_in_words(once)} of it are freed weights of explorers" if once else ""
-    return f"{told('keep')}{freed}; {told('lay_down')}"
+    return "; ".join(told(way) for way in SHARINGS)
 
 
 def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> str:
     link = on.host_link if on else HOST_LINK
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
     prompts = arithmetic.config.rollout.prompts
-    staged = card.one_after_the_other()
     return (
         f"{size_in_words(card.laid_down)} of pinned host memory a GPU, beside {size_in_words(store)} in Ray's object "
         f"store (/dev/shm: samples, two revisions); about {seconds(card, link):.2g} s an iteration: these bytes down "
-        f"and up once, at {link / 1e9:g} GB/s · explorers and regenerators one after the other, in a window of all "
-        f"{prompts} prompts: {size_in_words(staged)}, not built"
+        f"and up once, at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} prompts of an "
+        "iteration are explored, then they are regenerated"
     )
 
 

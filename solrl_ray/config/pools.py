@@ -75,4 +75,13 @@ def takes_turns(fleet: FleetConfig) -> bool:
 
 def lays_down(fleet: FleetConfig) -> bool:
     """Whether workers that take turns leave the GPU their weights' memory as well."""
-    return takes_turns(fleet) and fleet.sharing == "lay_down"
+    return takes_turns(fleet) and fleet.sharing in ("lay_down", "one_at_a_time")
+
+
+def stages(fleet: FleetConfig) -> list[list[str]]:
+    """Names of pools that share GPUs, those together that work at the same time."""
+    sharing = [name for name, worker in pools(fleet).items() if shares(worker)]
+    if fleet.sharing != "one_at_a_time":
+        return [sharing]
+    explorers = [name for name in sharing if name != REGENERATORS]
+    return [names for names in (explorers, [name for name in sharing if name == REGENERATORS]) if names]

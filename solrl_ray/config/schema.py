@@ -398,10 +398,11 @@ class FleetConfig(Section):
     network: str = ""
     """Network interface of the learner group, such as ``eth0``; empty: as `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME`
     of the node say."""
-    sharing: Literal["keep", "lay_down", "auto"] = "auto"
+    sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
     """What workers that share a GPU with learners do with their weights while others have their turn. ``keep``: leave
-    them there. ``lay_down``: move them to pinned host memory. ``auto``: ``keep`` if all fits on the GPU, else
-    ``lay_down``."""
+    them there. ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the
+    other. ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it
+    is regenerated. ``auto``: the first of these with which all fits on the GPU."""
     deadlines: Deadlines = Deadlines()
 
 

@@ -350,11 +350,14 @@ def players(config: Config, folder: Path, living: Callable[[], list[str]]) -> An
     """Makes the player of a role; `living`: names of those who live."""
     weighty: dict[str, Weighty] = {}
 
-    def up(learners: bool) -> list[str]:
-        return [name for name in living() if name in weighty and is_learner(name) is learners and weighty[name].is_up]
+    def up(mine: str) -> list[str]:
+        """Those with weights on the GPU in others' turn than `mine`."""
+        return [name for name in living() if name in weighty and weighty[name].is_up and turn(weighty[name]) != mine]
 
-    def is_learner(name: str) -> bool:
-        return isinstance(weighty[name], Learner)
+    def turn(player: Any) -> str:
+        if isinstance(player, Learner):
+            return "learner"
+        return player.role if config.fleet.sharing == "one_at_a_time" else "explorer and regenerator"
 
     def make(role: str, name: str, tier: str) -> Any:
         if role == "text_encoder":
@@ -364,7 +367,7 @@ def players(config: Config, folder: Path, living: Callable[[], list[str]]) -> An
         player = Learner(config) if role == "learner" else WORKERS[role](name, tier if role == "explorer" else "")
         if lays_down(config.fleet) and (role == "learner" or shares(pools(config.fleet)[pool_of(name)])):
             weighty[name] = player
-            player.others_up = partial(up, role != "learner")  # type: ignore[method-assign]
+            player.others_up = partial(up, turn(player))  # type: ignore[method-assign]
         return player
 
     return make

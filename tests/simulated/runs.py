@@ -213,7 +213,7 @@ class Plan:
             scales=tuple(scales),
             evaluations=tuple(evaluations),
             compiled=rng.random() < 0.3,
-            sharing="" if shape.staleness else rng.choice(["", "keep", "lay_down", "lay_down"]),
+            sharing="" if shape.staleness else rng.choice(["", "keep", "lay_down", "one_at_a_time"]),
         )
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
+from actors.fleet.pool import Pool
+from actors.fleet.turns import Turns
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
@@ -210,6 +212,39 @@ def gives_new_learners_others_turn(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LearnerGroup, "rest", rested)
 
 
+def takes_a_turn_before_the_others_gave_memory_back(patch: pytest.MonkeyPatch) -> None:
+    async def released(self: Pool) -> None:
+        for worker in self.workers.values():
+            worker.release_gpu_memory()
+
+    patch.setattr(Pool, "release_gpu_memory", released)
+
+
+def never_gives_a_turn_on(patch: pytest.MonkeyPatch) -> None:
+    following = Turns._next
+    patch.setattr(Turns, "_next", lambda self: None if self._holder else following(self))
+
+
+def gives_a_turn_on_while_a_worker_starts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FleetWorker, "is_to_start", False)
+    patch.setattr(FleetWorker, "is_busy", property(lambda self: bool(self.units)))
+
+
+def lets_learners_in_while_a_turn_is_given_on(patch: pytest.MonkeyPatch) -> None:
+    begin = Turns.__init__
+
+    class Open:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *error: object) -> None: ...
+
+    def begun(self: Turns, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self._lock = Open()  # type: ignore[assignment]
+
+    patch.setattr(Turns, "__init__", begun)
+
+
 BROKEN: dict[Break, str] = {
     acknowledges_before_the_journal_is_written: "acknowledged",
     keeps_what_a_lost_worker_had: "has not ended",
@@ -229,6 +264,10 @@ BROKEN: dict[Break, str] = {
     loads_models_in_the_learners_turn: "have weights on the GPU",
     merges_an_evaluation_in_others_turn: "have weights on the GPU",
     gives_new_learners_others_turn: "have weights on the GPU",
+    takes_a_turn_before_the_others_gave_memory_back: "have weights on the GPU",
+    never_gives_a_turn_on: "has not ended",
+    gives_a_turn_on_while_a_worker_starts: "",
+    lets_learners_in_while_a_turn_is_given_on: "have weights on the GPU",
 }
 """Broken version → what the violation says, if it always says the same."""
 

@@ -149,9 +149,12 @@ def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
 
 @pytest.mark.parametrize("role", ["explorer", "regenerator", "learner"])
 @pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs"])
-def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_nothing(role: str, kind: str) -> None:
-    """`players.Learner` refuses an update while another worker has weights on the GPU."""
-    plan = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, sharing="lay_down")
+@pytest.mark.parametrize("sharing", ["lay_down", "one_at_a_time"])
+def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_nothing(
+    role: str, kind: str, sharing: str
+) -> None:
+    """A player refuses to have weights on the GPU while others than those of its turn have."""
+    plan = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, sharing=sharing)
     sent = [
         line.rpartition(" ")[2] for line in run(plan).trace if line.rpartition(f" {role}-0")[1] and " is sent " in line
     ]

@@ -42,6 +42,11 @@ from solrl_ray.records import Pruning
             'fleet.sharing is "lay_down" (--set); it must be keep or auto: nobody shares a GPU with learners',
         ),
         (
+            ["fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: one_at_a_time}"],
+            'fleet.sharing is "one_at_a_time" (--set); it must be keep, lay_down or auto: explorers and regenerators '
+            "do not both share GPUs",
+        ),
+        (
             [
                 "fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: lay_down}",
                 "compile.cudagraphs=true",

@@ -1,0 +1,133 @@
+"""Whose turn it is on GPUs that workers share (docs/decisions/turns-on-a-shared-gpu.md).
+
+::
+
+    learners ──open──► a stage that wants the turn ──it is quiet, and the other one wants the turn──► the other stage
+       ▲                             │   ▲                                                                    │
+       └───────────take──────────────┘   └────────────────────────────────────────────────────────────────────┘
+
+A stage is pools that have weights on the GPUs at the same time: explorers and regenerators together with
+`fleet.sharing: lay_down`, each for itself with ``one_at_a_time``. It is quiet when none of its workers has a unit,
+starts or loads weights, and no unit waits that they could do. Nobody gets the turn before those who had it have given
+their memory back. With ``keep`` everybody has the turn always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from solrl_ray.config.pools import lays_down, stages
+from solrl_ray.config.schema import FleetConfig
+
+
+class SharingPool(Protocol):
+    """A pool that shares GPUs; `actors.fleet.pool.Pool` is one."""
+
+    @property
+    def wants_turn(self) -> bool: ...
+
+    @property
+    def is_quiet(self) -> bool: ...
+
+    async def release_gpu_memory(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+
+class _Stage:
+    def __init__(self, names: Sequence[str], pools: Mapping[str, SharingPool]) -> None:
+        self.names, self._by_name = names, pools
+        self.turn = asyncio.Event()
+        """Whether its workers may have their weights on the GPU."""
+
+    @property
+    def pools(self) -> list[SharingPool]:
+        return [self._by_name[name] for name in self.names]
+
+    async def release_gpu_memory(self) -> None:
+        await asyncio.gather(*[pool.release_gpu_memory() for pool in self.pools])
+
+
+class Turns:
+    def __init__(self, fleet: FleetConfig, pools: Mapping[str, SharingPool]) -> None:
+        """`pools`: all by name; they may be put there later, for they need `turn_of`."""
+        self.lays_down = lays_down(fleet)
+        """Whether workers leave others their weights' memory as well."""
+        self._stages = [_Stage(names, pools) for names in stages(fleet)]
+        self.alternate = len(self._stages) > 1
+        """Whether they have turns of their own, which `keep_passing_on` must give."""
+        self._holder: _Stage | None = None
+        """Whose turn it is; None: the learners', or nobody's yet."""
+        self._learners = self.lays_down
+        """Whether it is the learners' turn: they have the first one."""
+        self._always = asyncio.Event()
+        self._always.set()
+        if not self.lays_down:
+            for stage in self._stages:
+                stage.turn.set()
+        self._changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        """Held while a turn ends: else learners could take theirs while it goes from one stage to the other."""
+
+    def turn_of(self, pool: str) -> asyncio.Event:
+        """Set while workers of a pool may have weights on their GPUs."""
+        return next((stage.turn for stage in self._stages if pool in stage.names), self._always)
+
+    async def take(self) -> None:
+        """The learners' turn: return once those who share GPUs with them gave back what they keep. Where weights are
+        laid down, nobody takes memory or units until `open`.
+
+        A worker that does not answer in time is replaced, so its memory is free as well.
+        """
+        if not self.lays_down:
+            await asyncio.gather(*[stage.release_gpu_memory() for stage in self._stages])
+            return
+        async with self._lock:
+            self._learners = True
+            await self._end()
+
+    async def open(self) -> None:
+        """The learners rest: others may have their turn."""
+        async with self._lock:
+            if self._learners:
+                self._learners = False
+                if not self.alternate:  # nobody else could want it
+                    self._begin(self._stages[0])
+        self.look()
+
+    def look(self) -> None:
+        """Look soon who is to have the turn: something about a worker or a unit is other than before."""
+        self._changed.set()
+
+    async def keep_passing_on(self) -> None:
+        """Give the turn from stage to stage for as long as the run lasts."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            async with self._lock:
+                following = self._next()
+                if following is not None:
+                    await self._end()
+                    self._begin(following)
+
+    def _next(self) -> _Stage | None:
+        """The stage that is to have the turn now; None: all stays as it is."""
+        if self._learners or (self._holder and not all(pool.is_quiet for pool in self._holder.pools)):
+            return None
+        others = (stage for stage in self._stages if stage is not self._holder)
+        return next((stage for stage in others if any(pool.wants_turn for pool in stage.pools)), None)
+
+    async def _end(self) -> None:
+        """Return once those whose turn it was have given their memory back."""
+        if self._holder is not None:
+            ended, self._holder = self._holder, None
+            ended.turn.clear()
+            await ended.release_gpu_memory()
+
+    def _begin(self, stage: _Stage) -> None:
+        self._holder = stage
+        stage.turn.set()
+        for pool in stage.pools:
+            pool.wake()
