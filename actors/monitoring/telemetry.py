@@ -295,10 +295,10 @@ class Telemetry:
     def _export(self, metrics: IterationMetrics) -> None:
         exporter = self._exporter
         exporter.add("solrl_candidates", metrics.candidates)
-        exporter.add("solrl_dropped", metrics.dropped)
         exporter.add("solrl_samples", metrics.samples)
         here = self.iterations[-self._measured_here :]
         exporter.set("solrl_iteration", metrics.iteration + 1)
+        exporter.set("solrl_dropped", sum(m.dropped for m in here))
         exporter.set("solrl_requeued_units", sum(m.requeued_units for m in here))
         exporter.set("solrl_weights_wait_share", metrics.weights_wait)
         exporter.set("solrl_seconds_left", self._remaining() or 0.0)
