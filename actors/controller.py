@@ -56,7 +56,7 @@ class Controller:
                 await self._publish(iteration + 1)
                 self._checkpoint = self._save(learned.state, iteration + 1)
                 del learned  # else its state stays in memory for an iteration
-                if iteration + 1 < last and not parts.evaluations.holds_up(iteration + 1):
+                if iteration + 1 < last and not self._evaluates_before(iteration + 1):
                     await self._begin(iteration + 1)
                 await self._evaluate_on_the_way(iteration + 1)
             await self._checkpoint_written()
@@ -160,7 +160,7 @@ class Controller:
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
             parts.embeddings.ask_ahead(parts.prompts(unexplored))
-            if not self._staleness and not parts.evaluations.holds_up(unexplored):
+            if not self._staleness and not self._evaluates_before(unexplored):
                 self._tasks.start(parts.ask_ahead(unexplored), f"asking for the pools of iteration {unexplored}")
         await parts.evaluations.beside_update()
         if not self._turns:
@@ -186,6 +186,12 @@ class Controller:
         if self._checkpoint is not None:
             self._clock.checkpoint = await self._checkpoint
             self._checkpoint = None
+
+    def _evaluates_before(self, iteration: int) -> bool:
+        """Whether an iteration begins after evaluations: explorers with a turn of their own would keep it until they
+        have nothing to do, and others' evaluations have a part of that time."""
+        parts = self._parts
+        return parts.evaluations.holds_up(iteration) or (parts.fleet.turns.alternate and parts.requests.wait)
 
     async def _evaluate_on_the_way(self, updates: int) -> None:
         if await self._parts.evaluations.before_iteration(updates):

@@ -148,6 +148,12 @@ class EvaluationRequests:
 
     # What the run does
 
+    @property
+    def wait(self) -> bool:
+        """Whether there is something to evaluate in the next window."""
+        open_ = self._open.values()
+        return any(not (this.error or each.completed.is_set()) for this in open_ for each in this.evaluations.values())
+
     async def window(self, ended: asyncio.Event, *, free: bool) -> None:
         """Evaluate until `ended` is set, if there is no debt, also what is asked for meanwhile.
 

@@ -21,6 +21,6 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
     if not names:
         return ""
     # Smallest and largest are NaN if an element is.
-    extremes = torch.stack([torch.stack(torch.aminmax(tensors[name].detach())).float() for name in names])
+    extremes = torch.stack([torch.stack(torch.aminmax(tensors[name].detach())).double() for name in names])
     finite = torch.isfinite(extremes).all(dim=1).tolist()
     return next((name for name, each in zip(names, finite, strict=True) if not each), "")

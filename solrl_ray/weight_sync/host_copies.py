@@ -2,9 +2,8 @@
 
 From a GPU they come through pinned buffers, and deltas are made in threads, while the next layers are merged::
 
-    GPU      merge, quantise 0 │ 1 │ 2 │ …
-    copies                     │ 0 │ 1 │ 2 │ …
-    threads                        │ 0: exclusive or, zstd │ 1 …
+    GPU      merge, quantise, copy 0 │ merge, quantise, copy 1 │ …
+    threads                          │ 0: exclusive or, zstd   │ 1 …
 
 So 1.8 GB of which little has changed never leave the rank. New pages cost more than all else here, so memory is used
 again from revision to revision.
@@ -101,23 +100,15 @@ class CopiesInTheMaking:
     def _buffer(self, size: int) -> torch.Tensor:
         """Host memory, uint8 [at least `size`], that nobody else has; waits until a thread is done with one."""
         if len(self._buffers) < payload.THREADS:
-            self._buffers.append(_pinned(size))
+            self._buffers.append(payload.host_memory(size, pinned=True))
             return self._buffers[-1]
         found = self._free.get()
         if found.numel() < size:
             self._buffers[:] = [each for each in self._buffers if each is not found]
-            found = _pinned(size)
+            found = payload.host_memory(size, pinned=True)
             self._buffers.append(found)
         return found
 
 
 def _host_view(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return buffer[: like.nbytes].view(like.dtype).reshape(like.shape)
-
-
-def _pinned(size: int) -> torch.Tensor:
-    """Host memory, uint8 [size]; not pinned if the system refuses that, which only takes longer."""
-    try:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    except RuntimeError:
-        return torch.empty(size, dtype=torch.uint8)

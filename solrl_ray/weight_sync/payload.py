@@ -21,6 +21,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -294,13 +295,21 @@ def content_of(frame: torch.Tensor, old: torch.Tensor, name: str) -> torch.Tenso
         if size != old.nbytes:  # before anything of that size is allocated
             raise Unusable(f"the delta of tensor {name!r} is of {size} bytes, the tensor of {old.nbytes}")
         # Pinned memory is used again by PyTorch, and a GPU copies from it at the full speed of its link.
-        content = torch.empty(size, dtype=torch.uint8, pin_memory=old.is_cuda)
+        content = host_memory(size, pinned=old.is_cuda)
         with zstandard.ZstdDecompressor().stream_reader(compressed) as reader:
             if reader.readinto(content.numpy().data) != size or reader.read(1):
                 raise Unusable(f"the delta of tensor {name!r} is damaged: it ends too early or too late")
     except zstandard.ZstdError as error:
         raise Unusable(f"the delta of tensor {name!r} is damaged: {error}") from error
     return content
+
+
+def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
+    """Host memory, uint8 [size]; not pinned if the system refuses that, which only takes longer."""
+    if pinned:
+        with suppress(RuntimeError):
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def moved(content: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:

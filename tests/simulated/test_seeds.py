@@ -167,3 +167,15 @@ def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_noth
         assert ended.happened[0].endswith(f"{kind} at {sent[call - 1]}")
         assert ended.digests == undisturbed(plan.shape)
         assert not ended.errors
+
+
+@pytest.mark.parametrize("sharing", ["lay_down", "one_at_a_time"])
+def test_an_evaluation_from_outside_has_its_turn_on_a_shared_gpu_long_before_the_run_ends(sharing: str) -> None:
+    shape = replace(Plan.of(4).shape, iterations=8)
+    plan = Plan(1, shape, explorers=1, regenerators=1, ranks=1, sharing=sharing, evaluations=((60, 1000),))
+    ended = run(plan)
+    methods = [line.rpartition(" ")[2] for line in ended.trace if " is sent " in line]
+    assert methods.count("update") == shape.iterations
+    last = len(methods) - methods[::-1].index("score")
+    assert methods[:last].count("update") <= shape.iterations // 2
+    assert ended.digests == undisturbed(shape)

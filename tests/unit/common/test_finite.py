@@ -23,3 +23,4 @@ def test_the_first_by_name_is_named() -> None:
     assert first_not_finite({"a": torch.ones(3), "scalar": torch.tensor(2.0)}) == ""
     assert first_not_finite({}) == ""
     assert is_finite(torch.empty(0, 4))
+    assert is_finite(torch.tensor([1e300], dtype=torch.float64))  # which no float32 can hold

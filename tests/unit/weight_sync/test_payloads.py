@@ -5,6 +5,8 @@ import dataclasses
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -268,6 +270,22 @@ def test_a_damaged_delta_is_refused_and_changes_nothing() -> None:
         deltas = second.deltas | {f"{QUERY}.packed": spoiled}
         sent = payload.encode(second.revision.manifest, whole, deltas, parent=second.parent)
         assert said in refusal(net, sent)
+
+
+def test_a_delta_is_read_where_no_memory_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = torch.empty
+
+    def refusing(*size: Any, pin_memory: bool = False, **others: Any) -> torch.Tensor:
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return make(*size, **others)
+
+    monkeypatch.setattr(torch, "empty", refusing)
+    old, new = torch.zeros(999, dtype=torch.uint8), torch.ones(999, dtype=torch.uint8)
+    frame = payload.xor_frame(new, old)
+    assert frame is not None
+    on_gpu: Any = SimpleNamespace(nbytes=old.nbytes, is_cuda=True)
+    assert torch.equal(payload.content_of(frame, on_gpu, "a"), new)
 
 
 def test_a_tensor_that_a_delta_would_not_shrink_travels_whole() -> None:
