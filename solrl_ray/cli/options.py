@@ -166,7 +166,7 @@ def _validate(commands: Any) -> None:
     words = "check a model on this machine's device: against diffusers, in every precision, an update, a revision"
     command = _add(commands, "validate", verbs.validate, words, SET)
     words = "a model's name, as of `solrl list`, or file; then others, such as a method's"
-    command.add_argument("config", nargs="+", type=Path, metavar=("MODEL", "CONFIG"), help=words)
+    command.add_argument("config", nargs="+", type=Path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side; default: the model's, 256 at most"
     command.add_argument("--resolution", type=int, metavar="N", help=words)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from actors.client import live_run
 from solrl_ray.cli import outline
+from solrl_ray.cli.options import parser
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 from tests.support.command_line import refusal, solrl
+
+
+def _commands(found: argparse.ArgumentParser, words: str = "solrl") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    yield words, found
+    for action in found._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from _commands(inner, f"{words} {name}")
+
+
+@pytest.mark.parametrize(("words", "command"), list(_commands(parser())))
+def test_every_command_prints_its_help(words: str, command: argparse.ArgumentParser) -> None:
+    assert command.format_help().startswith(f"usage: {words}")
 
 
 @pytest.mark.parametrize("command", [["plan"], ["train", "--dry-run"]])
