@@ -78,9 +78,28 @@ def rollouts(results: Path) -> str:
             said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
             said += [] if "decoder_compiled" in found else ["decoding not compiled"]
             rows.append([", ".join(said), f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper])
+            for one in found.get("pruned", {}).values():
+                cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×"
+                rows.append([", ".join([*said, "pruned"]), *cells, ""])
     return table(
         ["rollout of one prompt, s", "24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"], rows
     )
+
+
+def iterations(results: Path) -> str:
+    """Of one prompt, by schedule, from `iteration.py`."""
+    rows, missing = [], []
+    for model, title in TITLES.items():
+        found = read(results, f"iteration_{model}.json")
+        if found is None:
+            missing.append(f"`python benchmarks/iteration.py {model}`")
+            continue
+        for name, seconds in found["seconds"].items():
+            cells = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn")]
+            together = found["total"][name]
+            rows.append([f"{title}: {name}", *cells, f"{together:.1f}", f"{together / found['total']['ours']:.2f} ×"])
+    made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
+    return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
 
 
 def schedules(results: Path) -> str:
@@ -209,6 +228,7 @@ def reward_figure(results: Path) -> str:
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "reward-figure": reward_figure,
     "rollouts": rollouts,
+    "iterations": iterations,
     "schedules": schedules,
     "fidelity": fidelity,
     "ranking": ranking,
