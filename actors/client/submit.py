@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientError
 from ray.exceptions import RayError
@@ -25,6 +26,10 @@ SILENCE_SECONDS = 120.0
 """The longest that the Job server may not answer before this command gives up on it; the job goes on."""
 SHELLS_OFFSET = 128
 """What a shell adds to the number of the signal that killed its command, for an exit status."""
+NO_AGENT = "No available agent to submit job"
+"""What Ray says as long as no node of a cluster that has just begun can start a job; it has not taken the job then."""
+AGENT_SECONDS = 60.0
+"""The longest that this may last."""
 PENDING_SECONDS = 1800.0
 """The longest that a job may wait for a place on the cluster before it is said what is wrong; it stays submitted."""
 
@@ -46,7 +51,8 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
     try:
         taken = {details.submission_id for details in client.list_jobs()}  # Ray refuses an id that was used before
         job = next(name for attempt in count(1) if (name := f"{run}-{attempt}") not in taken)
-        client.submit_job(
+        _begin(
+            client,
             entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
             submission_id=job,
             runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in KEPT_HOME]},
@@ -56,6 +62,19 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
         raise RunError(f"the job could not be submitted to {address}: {wait.first_line(error)}") from error
     print(f"job         {job}\nstop it     ray job stop --address {address} {job}", flush=True)
     return _follow(client, job, again) if follow else 0
+
+
+def _begin(client: JobSubmissionClient, **job: Any) -> None:
+    """Submit it as soon as the cluster can start jobs. Raises as `JobSubmissionClient.submit_job`."""
+    asked = time.monotonic()
+    while True:
+        try:
+            client.submit_job(**job)
+            return
+        except RuntimeError as error:
+            if NO_AGENT not in str(error) or time.monotonic() - asked > AGENT_SECONDS:
+                raise
+        time.sleep(STREAM_RETRY_SECONDS)
 
 
 def _client(address: str) -> JobSubmissionClient:

@@ -21,6 +21,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers = {"/api/version": [{"ray_version": ray.__version__}] * 2, "/api/jobs/small-1": [JOB]}
         """What is answered, once each; then the connection ends without an answer."""
+        self.refusals: list[str] = []
+        """Why jobs are not taken, once each."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -33,6 +35,13 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(left.pop()).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        refusal = self.server.refusals.pop(0) if self.server.refusals else ""
+        self.send_response(500 if refusal else 200)
+        self.end_headers()
+        self.wfile.write(refusal.encode() or json.dumps({"job_id": None, "submission_id": "small-1"}).encode())
 
     def log_message(self, *_: object) -> None: ...
 
@@ -65,3 +74,25 @@ def test_a_head_that_goes_down_with_the_failed_job_leaves_the_command_to_go_on_w
     monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
     assert submit._follow(client, "small-1", "solrl submit small --resume") == 1
     assert capsys.readouterr().out == "job small-1 failed; go on with: solrl submit small --resume\n"
+
+
+def test_a_cluster_that_has_just_begun_is_asked_again_until_it_can_start_jobs(
+    client: JobSubmissionClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit, "STREAM_RETRY_SECONDS", 0.01)
+    server.refusals = ["No available agent to submit job, please try again later."] * 2
+    submit._begin(client, entrypoint="python", submission_id="small-1")
+    assert server.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "seconds"), [("No available agent to submit job, please try again later.", 0.0), ("out of disk", 60.0)]
+)
+def test_a_cluster_that_cannot_start_jobs_for_long_or_says_something_else_ends_it(
+    client: JobSubmissionClient, server: Server, monkeypatch: pytest.MonkeyPatch, refusal: str, seconds: float
+) -> None:
+    monkeypatch.setattr(submit, "AGENT_SECONDS", seconds)
+    server.refusals = [refusal] * 2
+    with pytest.raises(RuntimeError, match=refusal.partition(",")[0]):
+        submit._begin(client, entrypoint="python", submission_id="small-1")
+    assert server.refusals == [refusal]
