@@ -76,7 +76,8 @@ from actors.client.connect import join
 join(sys.argv[1])
 try:
     print("joined", flush=True)
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)  # a signal that comes right before a sleep is acted on after it
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
