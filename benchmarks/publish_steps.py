@@ -28,6 +28,8 @@ from solrl_ray.weight_sync.publish import RevisionShard, assemble
 from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.store import RevisionStore
 
+DEADLINE = 180.0
+"""Of each call, seconds."""
 OFF_PATH = ("checkpoint: state files", "checkpoint: revision files", "controller: apply the deltas")
 CHANGE = 1e-3
 """By which the merged weights move from one revision to the next, as a share of their norm."""
@@ -96,14 +98,14 @@ class Controller:
         self._ray, self._folder = ray, folder
         self._rank = ray.remote(num_cpus=1, num_gpus=gpus)(Rank).remote(world)
         self._explorer = ray.remote(num_cpus=1, num_gpus=gpus)(Explorer).remote(world)
-        self._lora: Lora = ray.get(self._rank.ready.remote())
-        ray.get(self._explorer.ready.remote())
+        self._lora: Lora = ray.get(self._rank.ready.remote(), timeout=DEADLINE)
+        ray.get(self._explorer.ready.remote(), timeout=DEADLINE)
         self._publications, self._store = Publications(Publish()), RevisionStore(folder / "revisions")
 
     def iteration(self, updates: int) -> dict[str, float]:
         """Seconds of each step from update `updates` on."""
         ray, watch = self._ray, Stopwatch()
-        state, seconds = ray.get(self._rank.state.remote(updates))
+        state, seconds = ray.get(self._rank.state.remote(updates), timeout=DEADLINE)
         watch.lap("state: to the controller")
         watch.seconds["state: to the controller"] -= seconds
         watch.seconds["rank: state to the host"] = seconds
@@ -113,7 +115,7 @@ class Controller:
         watch.lap("controller: digest of the trained factors")
         parent = self._publications.parent(updates)
         number = None if parent is None else parent.manifest.revision
-        shard, seconds = ray.get(self._rank.shard.remote(updates, number))
+        shard, seconds = ray.get(self._rank.shard.remote(updates, number), timeout=DEADLINE)
         watch.lap("shard: to the controller")
         watch.seconds["shard: to the controller"] -= seconds
         watch.seconds["rank: merge, quantise, checksums, deltas"] = seconds
@@ -127,7 +129,7 @@ class Controller:
         watch.lap("controller: make the payload")
         reference = ray.put(np.frombuffer(content, np.uint8))
         watch.lap("controller: share the payload")
-        loaded: dict[str, float] = ray.get(self._explorer.load.remote(reference))
+        loaded: dict[str, float] = ray.get(self._explorer.load.remote(reference), timeout=DEADLINE)
         watch.lap("explorer: fetch")
         watch.seconds["explorer: fetch"] -= sum(loaded.values())
         watch.seconds |= loaded
