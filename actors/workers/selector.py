@@ -210,8 +210,8 @@ class Selector(Callee):
         """Take results of pools' units and of audits; invalid ones are refused one by one.
 
         Raises:
-            RunError: a duplicate differs from the accepted result, and the run is strict; or the accepted one is lost
-                and cannot be made again. Earlier results of the call are accepted then.
+            RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is lost.
+                Earlier results of the call are accepted then.
         """
         with self._together():
             return [self._acknowledged(result) for result in results]

@@ -1,6 +1,6 @@
-"""The parts that a run is put together from: one model, one rollout strategy, one method, one reward, and its machines.
+"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines.
 
-Those of the package are listed by the names that a command line takes; of a user's own folder, by their files.
+The package's parts are listed by the names that the command line takes, those of a user's folder by their files.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
 KINDS = ("models", "strategies", "methods", "rewards")
-"""Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
+"""Folders of the parts of which a run has one each, in the order of the command line: later files win."""
 CLUSTERS = "clusters"
-"""Folder of the files that give workers their GPUs, each for every run; a command names one last."""
+"""Folder of the parts that give all workers their GPUs; a command names one last."""
 EVALUATIONS = "evaluations"
-"""Folder of what a run is measured by; a run need not name one."""
+"""Folder of the optional parts that say how a run is evaluated."""
 WORDS = {CLUSTERS: " (without one everything computes on CPUs)", named.RUNS: " (whole, with a part of each kind)"}
 EXAMPLE = "one_gpu"
-"""The one in the command that `table` shows."""
+"""The cluster in the example command of `table`."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
-"""What no part can know."""
+"""Settings that no part contains."""
 INDENT = " " * 6
 _DOWNLOAD = "hf download "
 
@@ -41,11 +41,11 @@ class CatalogueEntry:
     title: str
     """First sentence of the file's comment."""
     downloads: tuple[str, ...]
-    """Commands that fetch what it needs, as its comment gives them."""
+    """Commands that fetch what it needs, from its comment."""
     checkpoints: tuple[str, ...]
     """Folders and Hugging Face ids that it names."""
     whole: bool
-    """Whether it includes other parts, as one that names rollout and objective together."""
+    """Whether it includes other parts, such as rollout and objective together."""
 
 
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -78,7 +78,7 @@ def presence(checkpoint: str) -> str:
 
 
 def table(folder: Path | None = None, width: int = 110) -> str:
-    """What `solrl list` prints: the parts, what they need, and how they compose. None: this package's."""
+    """The output of `solrl list`: the parts, what they need, and how they compose. None: this package's."""
     parts = read(folder or named.folder())
 
     def shown(part: CatalogueEntry) -> str:

@@ -13,13 +13,13 @@ from solrl_ray.errors import UserError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong arguments end like other bad input: one sentence, status 2."""
+    """Reports wrong arguments as other bad input: one sentence, status 2."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
 
     def inside(self, kind: str) -> Any:
-        """Where its commands or actions are added."""
+        """The object to which its commands or actions are added."""
         return self.add_subparsers(dest=kind.lower(), required=True, metavar=kind, parser_class=_Parser)
 
 
@@ -106,7 +106,7 @@ def _submit(commands: Any) -> None:
 
 
 def _live(commands: Any) -> None:
-    """What is asked of a run that goes on."""
+    """Commands for a live run."""
     _add(commands, "status", verbs.status, "how a run is", LIVE_RUN, ITS_CLUSTER)
     actions = commands.add_parser("pool", help="the workers of a live run").inside("ACTION")
     words = "have more or fewer of them; the results stay the same"
@@ -118,7 +118,7 @@ def _live(commands: Any) -> None:
 
 
 def _stored(commands: Any) -> None:
-    """What is made from a run folder."""
+    """Commands for a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(
@@ -148,7 +148,7 @@ def _prompts(commands: Any) -> None:
 
 def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
     def write(arguments: argparse.Namespace) -> int:
-        from solrl_ray.cli import completion  # of a package that no other command needs
+        from solrl_ray.cli import completion  # a package that no other command needs
 
         return completion.complete(top, arguments)
 

@@ -1,6 +1,6 @@
-"""What the schema cannot say: the relations between keys. Pure; runs before anything is started.
+"""Relations between keys, which the schema cannot express. Pure; runs before anything starts.
 
-Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
+Checks of files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _sampler(config: Config) -> Iterator[Problem]:
 
 
 def needs_trajectory(config: Config) -> bool:
-    """Whether the objective learns from stored transitions, and not from the clean latents alone."""
+    """Whether the objective learns from stored transitions, not from the clean latents alone."""
     return isinstance(config.objective, FlowGrpoConfig | DanceGrpoConfig)
 
 
@@ -113,7 +113,7 @@ def _strategy(config: Config) -> Iterator[Problem]:
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
-    """Why a run may not explore ahead, if it is to."""
+    """Why a run may not explore ahead, if it should."""
     if not config.rollout.max_staleness:
         return
     if is_one_stage(config):
@@ -253,7 +253,7 @@ _RULES = (
 def check(config: Config, sources: Sources | None = None) -> None:
     """Refuse a configuration that cannot be run.
 
-    `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
+    `sources` lets the message name a value's file. Raises UserError for the first broken rule.
     """
     for rules in _RULES:
         for problem in rules(config):

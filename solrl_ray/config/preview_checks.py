@@ -1,4 +1,4 @@
-"""What the schema cannot say of previews: units, pruning, audits and the fallback ladder. Pure."""
+"""Relations between keys of previews: units, pruning, audits and the fallback ladder. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solrl_ray.config.strategies import UNQUANTIZED_TIERS, PoolSampling, full_ti
 
 
 def units_and_pruning(config: Config) -> Iterator[Problem]:
-    """What is wrong with the unit of previews, and with how they are pruned on each level of the fallback ladder."""
+    """Problems of the unit of previews, and of pruning on each level of the fallback ladder."""
     rollout = config.rollout
     if is_one_stage(config):
         given = {"prune": previews(config)[0].prune, "unit": rollout.preview.unit}
@@ -38,7 +38,7 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
 
 
 def selection(config: Config) -> Iterator[Problem]:
-    """What is wrong with a rule of selection other than best and worst."""
+    """Problems of a rule of selection other than best and worst."""
     rollout = config.rollout
     if rollout.selection == "best_worst":
         return
@@ -52,7 +52,7 @@ def selection(config: Config) -> Iterator[Problem]:
 
 
 def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]:
-    """What is wrong with how such previews are pruned."""
+    """Problems of how these previews are pruned."""
     rollout, prune = config.rollout, drawn.prune
     if prune is None:
         return
@@ -73,7 +73,7 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
 
 
 def stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
-    """What is wrong with that many steps of a preview by a stochastic sampler."""
+    """Problems of a preview by a stochastic sampler with so many steps."""
     sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
     if not isinstance(sampler, Ode) and steps > most:
         yield Problem(
@@ -90,7 +90,7 @@ def stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem
 
 
 def audit(config: Config) -> Iterator[Problem]:
-    """What is wrong with the audit, if there is one."""
+    """Problems of the audit, if there is one."""
     rollout, fidelity = config.rollout, config.fidelity
     if not fidelity.audit_prompts:
         return
@@ -112,7 +112,7 @@ def audit(config: Config) -> Iterator[Problem]:
 
 
 def fallback(config: Config) -> Iterator[Problem]:
-    """What is wrong with the fallback ladder."""
+    """Problems of the fallback ladder."""
     fidelity, drawn = config.fidelity, previews(config)
     if fidelity.floor is None:
         if fidelity.fallback:
@@ -127,11 +127,11 @@ def fallback(config: Config) -> Iterator[Problem]:
 
 
 _LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
-"""How precise tiers are; ``auto`` may become any quantised one."""
+"""Order of precision; ``auto`` may become any quantised tier."""
 
 
 def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolSampling) -> Iterator[Problem]:
-    """What is wrong with a fallback level that leads from one way to draw previews to another."""
+    """Problems of a fallback level that changes previews from `before` to `after`."""
     rise = _LEVELS[after.tier] - _LEVELS[before.tier]
     full = full_tier(config.model)
     less_pruned = after.prune != before.prune and _is_less(after.prune, before.prune)
@@ -153,7 +153,7 @@ def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolS
 
 
 def _is_less(prune: Prune | None, than: Prune | None) -> bool:
-    """Whether previews are pruned as late, and to as many, at least."""
+    """Whether pruning is at least as late, and keeps at least as many."""
     if prune is None or than is None:
         return prune is None
     return (prune.after or 0) >= (than.after or 0) and (prune.keep or 0) >= (than.keep or 0)
