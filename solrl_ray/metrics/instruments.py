@@ -1,6 +1,6 @@
-"""Every metric that a live run exports, in one table: what `docs/reference/metrics.md` shows and Prometheus scrapes.
+"""Every metric that a live run exports, in one table, as in `docs/reference/metrics.md`.
 
-Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter, so
+Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter:
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every
 metric has the tag ``run``; the values of the other tags come from short, fixed lists, never from units or prompts.
 """
@@ -27,7 +27,7 @@ class Instrument:
 
     @property
     def scraped(self) -> str:
-        """The name under which Prometheus knows it; a histogram's series append ``_bucket``, ``_sum``, ``_count``."""
+        """Its name in Prometheus; a histogram's series append ``_bucket``, ``_sum``, ``_count``."""
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
