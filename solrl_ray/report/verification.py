@@ -1,4 +1,4 @@
-"""``solrl verify``: whether every file of a run folder is what was written."""
+"""``solrl verify``: whether every file of a run folder is unchanged since it was written."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Verified:
 
     name: str
     problem: str
-    """A sentence; empty if it is as it was written."""
+    """A sentence; empty if it is unchanged."""
     detail: str = ""
 
 
 def verify(path: Path) -> Iterator[Verified]:
-    """What there is of a run, one after another. Raises UserError if it is no run folder."""
+    """The files of a run, one after another. Raises UserError if it is no run folder."""
     config, folder = continuation.stored(path), RunFolder(path)
     yield Verified("config.yaml", "", f"format {continuation.FORMAT}")
     for function in own_functions.of(config):
@@ -92,7 +92,7 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
         return
     yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iterations")
     if summary.iterations != iterations:
-        return  # of a run that has been given more iterations since
+        return  # the run was extended since
     for name, stated in summary.files.items():
         same = (path / name).is_file() and stamp(path / name, int(stated["bytes"])) == stated
         yield Verified(f"{name} as summarised", "" if same else f"{path / name} is not what {SUMMARY_FILE} was made of")

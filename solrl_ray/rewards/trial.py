@@ -1,6 +1,6 @@
-"""A user's functions are tried on two pictures: in a child process before anything starts, and where they will score.
+"""Tries a user's functions on two pictures: in a child process before anything starts, and where they will score.
 
-What is wrong is told with the user's own traceback: nothing of this package stands in it.
+An error is shown with the user's own traceback, without frames of this package.
 """
 
 from __future__ import annotations
