@@ -83,7 +83,7 @@ class Controller:
 
     def _ready(self) -> RunParts:
         if not self._opened:
-            raise RunError("the run is still finding where to go on; ask again in a moment")
+            raise RunError("the run is still looking for its last checkpoint; ask again in a moment")
         return self._parts
 
     # The steps

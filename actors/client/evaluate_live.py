@@ -71,7 +71,7 @@ def evaluate(
         try:
             return asyncio.run(_evaluate(controller, config, state, request, tell))
         except RunEnded:
-            tell("the run has ended before the evaluation; going on alone")
+            tell("the run ended before the evaluation; evaluating alone")
             return None
 
 

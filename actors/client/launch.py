@@ -86,7 +86,7 @@ def train(
     with ExitStack() as stack:
         stack.callback(folder.unlock)
         if over:
-            print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
+            print(f"all {config.run.iterations} iterations are done; set a larger run.iterations to continue")
             build(folder.path)
             _copy_end(config, folder)
         else:
@@ -181,7 +181,7 @@ def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
         return settle_tier(config, explorer)
     options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
     probe = ray.remote(**options)(settle_tier)
-    tested, what = probe.remote(config, explorer), "the test of what tiers the explorers' device has"
+    tested, what = probe.remote(config, explorer), "the test of the explorers' tiers"
     return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
 
 

@@ -79,7 +79,7 @@ class _OutsideEvaluation(Evaluation):
         self.losses += 1
         self.answered.set()
         if self.losses == LOSSES:
-            self.failed(RunError(f"{LOSSES} workers were lost under {self.batch}; the last one was {worker}"))
+            self.failed(RunError(f"{LOSSES} workers were lost during {self.batch}; the last one was {worker}"))
         return True
 
 
@@ -119,7 +119,7 @@ class EvaluationRequests:
     def submit(self, request: EvaluationRequest) -> None:
         """Request an evaluation. A repeated request changes nothing."""
         if request.name not in self._open:
-            self._tell(f"an evaluation is asked for: {request.name}")
+            self._tell(f"an evaluation was requested: {request.name}")
             embeddings: dict[str, Any] = {}
             evaluations = {policy: self._evaluation(request, policy, embeddings) for policy in request.publications}
             self._open[request.name] = _Open(request, self._world.now(), evaluations, embeddings)
@@ -163,7 +163,7 @@ class EvaluationRequests:
         self._debt -= self._config.evaluation.share * (now - self._accounted)
         self._debt, self._accounted = max(0.0, self._debt), now
         for this in [this for this in self._open.values() if now - this.polled > PATIENCE]:
-            self._tell(f"the evaluation {this.request.name} is forgotten: nobody has asked for it for {PATIENCE:g} s")
+            self._tell(f"the evaluation {this.request.name} is dropped: its sender has not polled for {PATIENCE:g} s")
             self.forget(this.request.name)
         waited = [] if free else [now]  # since when the run waits, as its first element
         over = asyncio.ensure_future(ended.wait())

@@ -80,7 +80,7 @@ class Fleet:
         self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
         if self.turns.alternate:
             tasks.start(self.turns.keep_passing_on(), "the turns of explorers and regenerators")
-        tasks.start(self._watch_nodes(), "the watch of nodes that are about to go")
+        tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 
     # Called by the controller
 
@@ -201,8 +201,8 @@ class Fleet:
         name = pool_of(worker)
         left = self._targets.give_up(name)
         self._telemetry.message(
-            f"{worker} cannot work with the others and has gone ({reason}); {left} {name} go on, and "
-            f"`solrl pool scale {option(name, left + 1)}` tries once more"
+            f"{worker} cannot work with the others and was removed ({reason}); {left} {name} go on, and "
+            f"`solrl pool scale {option(name, left + 1)}` tries again"
         )
         self.changed()
 
@@ -222,7 +222,7 @@ class Fleet:
     def _resize(self) -> None:
         for name, pool in self._pools.items():
             for worker in pool.resize(self._targets.wanted(name)):
-                self._telemetry.message(f"{worker} leaves after what it holds")
+                self._telemetry.message(f"{worker} leaves after its present units")
 
     def _retire(self, worker: str, reason: str) -> None:
         self._pools[pool_of(worker)].retire(worker, reason)
@@ -231,20 +231,16 @@ class Fleet:
         """Have workers leave nodes that are going, before they are lost."""
         warned, seconds = False, self._config.fleet.deadlines.fetch
         while True:
-            nodes = await self._world.blocking(
-                self._world.draining_nodes, "a look at nodes that are about to go", seconds
-            )
+            nodes = await self._world.blocking(self._world.draining_nodes, "reading which nodes are leaving", seconds)
             if self._world.node in nodes and not warned:
                 warned = True
                 self._telemetry.message(
-                    "the node of the run folder is about to go, and with it controller, selector and text encoder: "
-                    "go on with --resume"
+                    "the node of the run folder is leaving, and with it controller, selector and text encoder: "
+                    "continue with --resume"
                 )
             for pool in self._pools.values():
                 for name, successor in pool.leave_nodes(nodes):
-                    self._telemetry.message(
-                        f"the node of {name} is about to go: it leaves, {successor} takes its place"
-                    )
+                    self._telemetry.message(f"the node of {name} is leaving: {successor} replaces it")
             await asyncio.sleep(NODES_SECONDS)
 
     def _show(self) -> None:

@@ -79,13 +79,13 @@ class _Tracker:
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._give_up(f"it was not done {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
+            self._give_up(f"it had not finished {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
 
     def _give_up(self, reason: str) -> None:
         if not self.is_over:
             self._over.set()
             self._queue = asyncio.Queue()  # pictures are large
-            self._tell(f"warning: {self.name} gets nothing any more, and the run goes on without it: {reason}")
+            self._tell(f"warning: {self.name} failed, and the run goes on without it: {reason}")
 
     async def _blocking(self, work: Callable[[], T], what: str) -> T:
         seconds = self._config.fleet.deadlines.tracking

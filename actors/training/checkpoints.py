@@ -48,7 +48,7 @@ class CheckpointWriter:
             self._uploader.submit(self._folder.checkpoint(updates))
         saved = self._world.now() - began
         nodes = await self._world.blocking(
-            self._world.draining_nodes, "a look at nodes that are about to go", self._config.fleet.deadlines.fetch
+            self._world.draining_nodes, "reading which nodes are leaving", self._config.fleet.deadlines.fetch
         )
         await self._learners.leave(nodes)
         return saved

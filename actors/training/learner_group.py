@@ -211,11 +211,11 @@ class LearnerGroup:
             return  # new ranks would load outside their turn: lost ones are replaced in it
         async with self._turn:
             if not await self._seat(MOVE_SECONDS):
-                self._tell(
-                    f"a node of the learner group is about to go, and {self._wanted()} find no room elsewhere yet"
-                )
+                self._tell(f"a node of the learner group is leaving, and {self._wanted()} find no room elsewhere yet")
                 return
-            self._tell("a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint")
+            self._tell(
+                "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
+            )
             self._renew()
             try:
                 await self._join(await self._beginning())

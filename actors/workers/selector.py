@@ -154,14 +154,14 @@ class Selector(Callee):
         message = ""
         if damaged:
             message = (
-                f"line {damaged[0]} of {journal.path.name} is damaged; what it and the {damaged[1]} after it say of "
-                f"iteration {plan.iteration} is computed again"
+                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it, of "
+                f"iteration {plan.iteration}, are computed again"
             )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
                 raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
             stale = journal.set_aside()
-            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {maker(entries[0], header)}"
+            message = f"iteration {plan.iteration} is done again: {stale.name} was made by {maker(entries[0], header)}"
             entries = []
         if not entries:
             journal.append(header)

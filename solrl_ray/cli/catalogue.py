@@ -96,7 +96,7 @@ def table(folder: Path | None = None, width: int = 110) -> str:
         lines += [""] if listed else []
     example = [next(part for part in parts[kind] if not part.whole) for kind in KINDS]
     example += [part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
-    order = "in this order; what follows wins" if folder else "in any order; files of your own after them"
+    order = "in this order; later ones win" if folder else "in any order; files of your own after them"
     lines.append(f"One of each kind, {order}:")
     lines.append(f"  solrl train {' '.join(map(shown, example))} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")

@@ -95,7 +95,7 @@ def _print_times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) ->
     except UserError as error:
         if prices.card is None or not arithmetic.gpus:
             raise
-        print(f"note: it fits, but how long it takes is not known here: {error}", flush=True)
+        print(f"note: it fits, but its time is unknown: {error}", flush=True)
 
 
 def list_parts(arguments: argparse.Namespace) -> int:

@@ -79,7 +79,7 @@ def attached(
 def changed(config: Config) -> list[str]:
     """A sentence for each function whose files at the user's path are not the attached ones."""
     return [
-        f"{function.spec} has changed since the run began, or is not here; the run goes on with what it began with."
+        f"{function.spec} has changed since the run began, or is missing; the run continues with the original."
         for function in of(config)
         if function.code and not _is_as_attached(function)
     ]

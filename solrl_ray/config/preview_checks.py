@@ -61,7 +61,7 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
     elif prune.keep is None or prune.keep < rollout.keep:
         yield Problem(f"{key}.keep", f"at least rollout.keep, which is {rollout.keep}: those are chosen from them")
     elif prune.keep % 2:
-        yield Problem(f"{key}.keep", "even, for half of the previews that go on are the best and half the worst")
+        yield Problem(f"{key}.keep", "even, because half of the previews that go on are the best and half the worst")
     elif prune.keep >= rollout.pool:
         yield Problem(f"{key}.keep", f"less than rollout.pool, which is {rollout.pool}, or prune empty")
     elif prune.keep % (2 * drawn.units):
@@ -107,7 +107,7 @@ def audit(config: Config) -> Iterator[Problem]:
         which = f"{dropped} seeds of a pool that are dropped" if dropped else f"{unselected} seeds of a pool that stay"
         yield Problem(
             "fidelity.audit_seeds",
-            f"at least 2, for pairs are compared, and at most the {which}{'' if dropped else ' unselected'}",
+            f"at least 2, because pairs are compared, and at most the {which}{'' if dropped else ' unselected'}",
         )
 
 

@@ -191,7 +191,7 @@ def warnings(config: Config) -> tuple[str, ...]:
         tier = config.rollout.explore.precision
         said.append(
             f"Trained on quantised samples: rollout.strategy quantized learns from the {tier} pictures and their "
-            "rewards as they are. It is a baseline that is known to be bad; no result of it stands for the method."
+            "rewards as they are. It is a baseline that is known to be bad; its results say nothing about the method."
         )
     fleet = config.fleet
     if pool_sampling(config).tier == "nvfp4-emulated" and fleet.explorers.num_gpus:
@@ -208,7 +208,7 @@ def warnings(config: Config) -> tuple[str, ...]:
         )
     if rewards := unreproducible_rewards(config):
         said.append(
-            f"Scores may differ from time to time: {', '.join(rewards)} need not score a picture as before. A unit's "
+            f"Scores are not reproducible: {', '.join(rewards)} may score the same picture differently. A unit's "
             "first score counts, and late units are not given to a second worker (fleet.hedge is taken as 0); equal "
             "digests of equal runs are not promised."
         )

@@ -49,10 +49,10 @@ ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.
 def obstacle(config: Config, run: Config) -> str:
     """Why regenerators of a live run, configured as `run`, cannot evaluate `config`: a sentence; empty if they can."""
     if 0 in (run.evaluation.share, config.evaluation.share):
-        return "the run evaluates for nobody else (evaluation.share is 0); evaluating alone"
+        return "the run accepts no evaluations (evaluation.share is 0); evaluating alone"
     key = first_difference(config, run, free=ASKED_FOR)
     if key is not None:
-        return f"the live run's regenerators have another {key} than was asked for; evaluating alone"
+        return f"the live run's regenerators have another {key} than requested; evaluating alone"
     return ""
 
 

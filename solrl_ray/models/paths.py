@@ -121,7 +121,7 @@ def unreadable(checkpoint: Path | str, part: str, key: str, error: Exception) ->
     if isinstance(checkpoint, Path):
         return f"{key} is {str(checkpoint)!r}, but {part} cannot be read from that folder: {reason}"
     return (
-        f"{key} is {checkpoint!r}, which is not a local folder, and {part} cannot be had from the Hugging "
+        f"{key} is {checkpoint!r}, which is not a local folder, and {part} cannot be read from the Hugging "
         f"Face hub or its cache (a gated model also needs `hf auth login`): {reason}"
     )
 

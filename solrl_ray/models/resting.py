@@ -43,8 +43,8 @@ class _HostRoom:
                 weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
         if reason:
             raise RunError(
-                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be had ({reason}); set "
-                "fleet.sharing to keep, or give the node more memory"
+                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be allocated ({reason}); "
+                "set fleet.sharing to keep, or give the node more memory"
             )
 
 
@@ -111,7 +111,7 @@ class RestingWeights:
             piece.storage.resize_(piece.host.numel())
             _bytes(piece.storage).copy_(piece.host, non_blocking=True)
         if [piece.checksum for piece in down] != _checksums(piece.storage for piece in down):
-            raise RunError("weights came back to the GPU otherwise than they were laid down; its memory is not sound")
+            raise RunError("weights came back to the GPU altered; its memory is faulty")
         self._down = []
         return sum(piece.host.numel() for piece in down)
 

@@ -130,7 +130,7 @@ def _lora(run: Path, summary: Summary) -> bytes:
     if not file.is_file():
         raise UserError(f"{run} has no {name}; solrl train --resume {run} writes it again.")
     if stamp(file) != summary.files.get(name, stamp(file)):
-        raise UserError(f"{file} is not the file that {SUMMARY_FILE} was made of; `solrl verify {run}` says more.")
+        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
     return file.read_bytes()
 
 

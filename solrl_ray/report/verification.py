@@ -35,7 +35,7 @@ def verify(path: Path) -> Iterator[Verified]:
     for function in own_functions.of(config):
         if function.digest:
             found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
-            lost = "" if found else f"{path / own_functions.FOLDER} has not the files of {function.spec} as they were"
+            lost = "" if found else f"{path / own_functions.FOLDER} lacks the original files of {function.spec}"
             yield Verified(f"code of {function.spec}", lost)
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
     for file in folder.evaluation_files():
@@ -73,7 +73,7 @@ def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:
     group = folder.load_group(iteration, prompt_id)
     written = [e for e in folder.journal(iteration).entries() if e["kind"] == "regenerate" and e["prompt"] == prompt_id]
     if any(entry["digest"] != group_digest(group) for entry in written):
-        raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} are not those of the journal")
+        raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} differ from the journal")
     return f"{len(group.indices)} samples"
 
 
@@ -95,4 +95,6 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
         return  # the run was extended since
     for name, stated in summary.files.items():
         same = (path / name).is_file() and stamp(path / name, int(stated["bytes"])) == stated
-        yield Verified(f"{name} as summarised", "" if same else f"{path / name} is not what {SUMMARY_FILE} was made of")
+        yield Verified(
+            f"{name} as summarised", "" if same else f"{path / name} has changed since {SUMMARY_FILE} was written"
+        )

@@ -14,7 +14,7 @@ def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
     """A sentence for each pool that a resumed run begins with in another size than was requested before."""
     configured, fleet = pools(config.fleet), config.fleet
     return [
-        f"{pool} begin as {configured[pool].count}, as {key_of(fleet, pool)}.count says, not as the {size} that "
+        f"{pool} begin with {configured[pool].count}, from {key_of(fleet, pool)}.count, not with the {size} that "
         f"`solrl pool scale` asked for; ask again, or resume with --set {key_of(fleet, pool)}.count={size}"
         for pool, size in asked.items()
         if pool in configured and size != configured[pool].count
@@ -55,7 +55,7 @@ class Targets:
         Raises UserError for a size that is out of bounds; nothing changes then.
         """
         if not sizes:
-            raise UserError("No size was given; say how many --explorers or --regenerators there are to be.")
+            raise UserError("No size was given; give the number of --explorers or --regenerators.")
         for pool, size in sizes.items():
             if pool not in self._most:
                 others = [name.partition("_")[2] for name in self._most if "_" in name]
@@ -78,5 +78,5 @@ class Targets:
         if size > now:
             return f"{pool} go from {now} to {size}: new ones work once they have started and proved their weights"
         if size < now:
-            return f"{pool} go from {now} to {size}: the newest finish what they hold and leave"
+            return f"{pool} go from {now} to {size}: the newest finish their units and leave"
         return f"{pool} are {now} already"

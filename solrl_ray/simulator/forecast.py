@@ -94,7 +94,7 @@ class Forecast:
             return "nothing was tried"
         if not gains:
             tried = ", ".join(option.text for option in self.options)
-            return f"nothing that was tried makes it faster ({tried})"
+            return f"nothing tried makes it faster ({tried})"
         return "; ".join(
             f"{option.text}: {option.seconds:.4g} s ({option.seconds / self.seconds - 1:+.0%}), "
             f"GPU-hours {option.seconds * option.gpus / (self.seconds * self.gpus) - 1:+.0%}"

@@ -54,7 +54,7 @@ def maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
     """What differs in the journal of `stale`."""
     if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
         return "another revision's bytes"
-    return "workers that score otherwise (another device, thread count or library, or other prompts each)"
+    return "workers of other score classes (another device, thread count or library), or with other prompts"
 
 
 def unit_entry(result: UnitResult) -> dict[str, Any]:

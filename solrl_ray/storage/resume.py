@@ -45,7 +45,7 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
     updates, state, notes = newest_state(folder.checkpoints(), folder.path)
     folder.check_length(iterations, updates)
     if init and state is None:
-        raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
+        raise UserError(f"{folder.path} lacks its initial state, from {init}; start the run again")
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
     folder.drop_beyond(updates, staleness=staleness)
@@ -78,7 +78,7 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
         raise UserError(
             f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
             f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
-            f"put the file back, or begin another run, with --from {folder.path} from what this one has learned"
+            f"put the file back, or begin another run with --from {folder.path}"
         )
 
 

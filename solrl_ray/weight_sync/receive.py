@@ -131,7 +131,7 @@ class Receiver:
         tensors = pack(format, merged, manifest.amax.get(module))
         for name, tensor in tensors.items():
             if manifest.tensors.get(f"{module}.{name}") != stamp(tensor):
-                raise Unusable(f"{module}.{name} of {manifest.name} came out otherwise here than it was published")
+                raise Unusable(f"{module}.{name} of {manifest.name} differs here from the published one")
         return tensors
 
 

@@ -99,7 +99,7 @@ def test_a_tracker_that_cannot_be_opened_is_one_message_and_the_other_gets_every
 
     other = Notes()
     assert messages(tmp_path, wandb=refuses, trackio=lambda: other) == (
-        "warning: wandb gets nothing any more, and the run goes on without it: No API key configured.",
+        "warning: wandb failed, and the run goes on without it: No API key configured.",
     )
     assert other.got == ALL
 

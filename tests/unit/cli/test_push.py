@@ -205,7 +205,7 @@ def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: py
     assert said(open_run).startswith(f"{open_run} has not ended: it has made 2 of 3 iterations; solrl train --resume")
     with (run / "lora" / LORA).open("ab") as file:
         file.write(b"x")
-    assert said(run).startswith(f"{run / 'lora' / LORA} is not the file that summary.json was made of")
+    assert said(run).startswith(f"{run / 'lora' / LORA} has changed since summary.json was written")
     (run / "lora" / LORA).unlink()
     assert said(run) == f"{run} has no lora/{LORA}; solrl train --resume {run} writes it again."
     assert not (run / "hub").exists()
