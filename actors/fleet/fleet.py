@@ -236,7 +236,7 @@ class Fleet:
                 warned = True
                 self._telemetry.message(
                     "the node of the run folder is leaving, and with it controller, selector and text encoder: "
-                    "continue with --resume"
+                    "go on with --resume"
                 )
             for pool in self._pools.values():
                 for name, successor in pool.leave_nodes(nodes):

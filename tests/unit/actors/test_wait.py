@@ -31,7 +31,7 @@ def test_a_foreign_error_is_named() -> None:
 
 def test_a_full_disk_is_told_with_what_to_do() -> None:
     error = wait.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
-    assert str(error) == "the run found no space left on a disk; make room and continue with --resume"
+    assert str(error) == "the run found no space left on a disk; make room and go on with --resume"
 
 
 def test_a_lost_argument_is_not_the_fault_of_the_call() -> None:
