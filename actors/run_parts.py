@@ -87,7 +87,7 @@ class RunParts:
             tell=self.telemetry.message,
             supply=self._supply,
         )
-        # Who gets its place first: see `ranks_first`.
+        # Ranks or pools first: see `ranks_first`.
         first, second = self.learners.spawn, self._open_fleet
         if not placement.ranks_first(config):
             first, second = second, first

@@ -141,7 +141,7 @@ class UnitResult:
     started: float = 0.0
     """Start of computing: seconds since 1970, by the worker's clock. Only the trace reads it."""
     early: tuple[float, ...] = ()
-    """For a pruned unit: the score of each member's estimate of x0, which decided who continues."""
+    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue."""
     samples_digest: str = ""
     """For a ``sample`` unit: digest of its samples (`scheduling.iteration_state.group_digest`)."""
     reward_costs: Mapping[str, int] | None = None

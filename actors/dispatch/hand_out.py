@@ -4,8 +4,8 @@
 
     add ─► dispatcher ─► worker ─► answer ─► its batch's owner ─► done | refuse | requeue
 
-`solrl_ray.scheduling.dispatcher` decides who gets which unit. It is asked when a unit is added, a slot becomes free or
-a worker becomes ready, once for all that happens in the same pass of the event loop.
+`solrl_ray.scheduling.dispatcher` decides which worker gets which unit. It is asked when a unit is added, a slot becomes
+free or a worker becomes ready, once for all that happens in the same pass of the event loop.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Rollouts:
         """Request the pools of an iteration before it is opened: its units wait until explorers hold its revision.
 
         Args:
-            plan: may lack what is known only at opening: who explores, and with which policy.
+            plan: may lack what is known only at opening: the kinds of explorers, and the policy.
             embeddings: prompt id → reference of its embedding.
         """
         if plan.iteration > self._newest:

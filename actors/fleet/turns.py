@@ -98,7 +98,7 @@ class Turns:
         self.look()
 
     def look(self) -> None:
-        """Soon check who should have the turn, because a worker or a unit has changed."""
+        """Soon check which stage should have the turn, because a worker or a unit has changed."""
         self._changed.set()
 
     async def keep_passing_on(self) -> None:

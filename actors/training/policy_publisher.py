@@ -61,9 +61,7 @@ class PolicyPublisher:
         self._regenerated: PublishedRevision | None = None
         """The last one sent to regenerators, None if they hold a policy that is only evaluated."""
         self._turn = asyncio.Lock()
-        """Held by whoever sets the regenerators' policy: an update that needs groups again does so beside an
-        evaluation.
-        """
+        """Held while the regenerators' policy is set: an update may need groups again during an evaluation."""
 
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""

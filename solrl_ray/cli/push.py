@@ -134,7 +134,7 @@ def _told(api: HfApi, repository: str) -> Iterator[None]:
             ) from None
         if status == 403:
             raise UserError(
-                f"The token may not write to {repository}{because}: the name belongs to somebody else, or the token "
+                f"The token may not write to {repository}{because}: another user has that name, or the token "
                 "only reads."
             ) from None
         raise RunError(f"the hub at {api.endpoint} answered {status} to the push of {repository}{because}") from None

@@ -40,7 +40,7 @@ class Hedging:
         self._answered: set[WorkUnit] = set()
 
     def answered(self, unit: WorkUnit, seconds: float) -> None:
-        """Note an answer and its computing time; the unit is no longer late, whoever else has it."""
+        """Note an answer and its computing time; the unit is no longer late, even if another worker has it."""
         self._seconds[unit.stage].append(seconds)
         self._answered.add(unit)
 

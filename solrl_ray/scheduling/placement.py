@@ -40,7 +40,7 @@ class Request:
     fallbacks: Sequence[Mapping[str, str]] = ()
     """Labels of nodes to use, in this order, if none with `labels` has room."""
     placement: str = "PACK"
-    """Ray's strategy; only STRICT_PACK and STRICT_SPREAD restrict who has room."""
+    """Ray's strategy; only STRICT_PACK and STRICT_SPREAD change which nodes have room."""
     turn: int = 0
     """Lower turns take places first."""
 

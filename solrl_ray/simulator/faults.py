@@ -22,7 +22,7 @@ KINDS = {
     "dies": "the controller ends, with the machine of its disk; or a node, with all actors that are on it",
     "drains": "a node is about to go, and dies after a while",
     "hangs at the disk": "work that the controller has given to a thread never returns",
-    "loses power": "whoever uses the disk ends in the middle of an operation, with the machine",
+    "loses power": "the process that uses the disk ends in the middle of an operation, with the machine",
     "is full": "the disk takes no more bytes",
 }
 """Possible faults of an actor's call, the controller, a node, or the disk."""

@@ -42,8 +42,8 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers are equal except for who did the work: the bytes of the sampling policy, the workers' score
-    classes, and which of them explored what.
+    """Whether two headers differ at most in the bytes of the sampling policy, the workers' score classes,
+    and which of them explored what.
     """
     anybody = {"policy_digest": "", "score_class": "", "kinds": []}
     plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
