@@ -121,9 +121,7 @@ def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGa
 
 
 def gap_closed(base: float, final: float, real: float | None) -> float | None:
-    """Which share of the gap from `base` to `real` the difference `final` - `base` is; None if there is no gap above
-    `base`.
-    """
+    """(`final` - `base`) / (`real` - `base`); None unless `real` is above `base`."""
     if real is None or not real > base:
         return None
     return (final - base) / (real - base)
