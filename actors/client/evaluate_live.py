@@ -112,9 +112,8 @@ async def _evaluate(
 async def _merged(
     controller: Any, config: Config, state: LearnerState, request: Request, name: str
 ) -> dict[str, Publication]:
-    threads = max(
-        1, (os.cpu_count() or 1) // 2
-    )  # does not affect the result: merging gives the same bits on any device
+    # Does not affect the result: merging gives the same bits on any device.
+    threads = max(1, (os.cpu_count() or 1) // 2)
     fleet = config.fleet.model_copy(update={"learners": Learners(threads=threads)})
     merging = config.model_copy(update={"fleet": fleet})
     world = RayWorld(ActorFactory(merging, request.run, ActorClasses(), scope=name))

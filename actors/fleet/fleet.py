@@ -173,9 +173,8 @@ class Fleet:
         self.changed()
 
     def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
-        self._receipts.expect(
-            publication.revision.manifest
-        )  # not at publishing: many more may have been published since
+        # Not at publishing: many more may have been published since.
+        self._receipts.expect(publication.revision.manifest)
         self._receipts.check(receipt)
         self._telemetry.proved(receipt, waited=waited)
         if receipt.role == EXPLORER:

@@ -64,9 +64,8 @@ class Explorer(SamplingWorker):
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
         """The quantised model, what was quantised, and what `Receiver` must keep of the base."""
         config = self._config
-        decoder = (
-            "vae" if is_one_stage(config) else "preview_decoder"
-        )  # samples that are learned from are decoded in full
+        # Samples that are learned from are decoded in full.
+        decoder = "vae" if is_one_stage(config) else "preview_decoder"
         if self._pack is None:
             model = models.load(config.model, device, components={"transformer", decoder})
             tier = pool_sampling(config).tier

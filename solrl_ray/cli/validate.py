@@ -63,9 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     from solrl_ray.validation.validate import validate
 
     _no_progress_bars()
-    models.family(config.model).settings(
-        config.model
-    )  # fails at once for a missing checkpoint or sizes that do not fit it
+    # Fails at once for a missing checkpoint or sizes that do not fit it.
+    models.family(config.model).settings(config.model)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     device = prepare(worker, deterministic=config.run.deterministic)
     outcomes, page = validate(

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 def train(arguments: argparse.Namespace) -> int:
     """Load, check, print the arithmetic, and start the run."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # Slurm, Kubernetes and `ray job stop` send it: treat it as Ctrl-C
+        # Slurm, Kubernetes and `ray job stop` send it: treat it as Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)

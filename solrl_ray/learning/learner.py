@@ -250,9 +250,8 @@ class Learner:
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
                 is_next = final or (alone and len(known) > one.slots.samples[-1])
-                part.prepared.append(
-                    one if is_next else one.to("cpu")
-                )  # only the micro-batch at work stays on the device
+                # Only the micro-batch at work stays on the device.
+                part.prepared.append(one if is_next else one.to("cpu"))
             else:
                 break
 

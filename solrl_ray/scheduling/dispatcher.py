@@ -13,11 +13,18 @@ Invariants: a unit is out with at most one worker, or two once it is late; a wor
 it holds, and at most `max_inflight` at a time; a unit that returns keeps its id and its place in the order, so it goes
 first.
 
->>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1)) >>> dispatcher =
-Dispatcher(max_inflight=2, hedge=0.0, strikes=3) >>> dispatcher.add([unit], batch="iteration 0", pool="explorers") >>>
-dispatcher.assign(now=0.0) [] >>> dispatcher.ready("explorer-0", "explorers", holds=("old", 0)) >>> [(each.worker,
-each.unit.id) for each in dispatcher.assign(now=1.0)] [('explorer-0', 'preview/0/p/0-1')] >>> [each.id for each in
-dispatcher.lost("explorer-0")] ['preview/0/p/0-1'] >>> dispatcher.waiting("iteration 0") 1
+>>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
+>>> dispatcher.add([unit], batch="iteration 0", pool="explorers")
+>>> dispatcher.assign(now=0.0)
+[]
+>>> dispatcher.ready("explorer-0", "explorers", holds=("old", 0))
+>>> [(each.worker, each.unit.id) for each in dispatcher.assign(now=1.0)]
+[('explorer-0', 'preview/0/p/0-1')]
+>>> [each.id for each in dispatcher.lost("explorer-0")]
+['preview/0/p/0-1']
+>>> dispatcher.waiting("iteration 0")
+1
 """
 
 from __future__ import annotations

@@ -11,9 +11,14 @@ Invariants: a unit that is DONE never changes its result, not even when it is re
 a duplicate, and a duplicate with other bytes is a counted violation.
 
 >>> from solrl_ray.records import WorkUnit
->>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1)) >>> ledger = Ledger([unit])
->>> ledger.finish(unit.id, "digest", "explorer-0") <Outcome.ACCEPTED: 'accepted'> >>> ledger.finish(unit.id, "other
-digest", "explorer-1") <Outcome.VIOLATION: 'violation'> >>> ledger.complete True
+>>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> ledger = Ledger([unit])
+>>> ledger.finish(unit.id, "digest", "explorer-0")
+<Outcome.ACCEPTED: 'accepted'>
+>>> ledger.finish(unit.id, "other digest", "explorer-1")
+<Outcome.VIOLATION: 'violation'>
+>>> ledger.complete
+True
 """
 
 from __future__ import annotations

@@ -204,9 +204,8 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
     free = iterations if made.orchestration == FREE else steady(replace(made, orchestration=FREE))
     mean = statistics.fmean
     load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
-    load = min(
-        load, mean(i.explored for i in free)
-    )  # an explorer that explored ahead has loaded its revision long before
+    # An explorer that explored ahead has loaded its revision long before.
+    load = min(load, mean(i.explored for i in free))
     return {
         "explore": mean(i.explored for i in free) - load,
         "regenerate after exploring": mean(i.rollout - i.explored for i in free),

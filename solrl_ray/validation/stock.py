@@ -81,9 +81,8 @@ def _load(config: Model, path: str, device: torch.device) -> tuple[Any, str]:
             part.eval()
     pipeline.set_progress_bar_config(disable=True)
     if device.type == "cuda":
-        pipeline.enable_model_cpu_offload(
-            device=device
-        )  # one part at a time, so that it needs no more memory than ours
+        # One part at a time, so that it needs no more memory than ours.
+        pipeline.enable_model_cpu_offload(device=device)
     own = type(pipeline.scheduler).__name__
     if own == SCHEDULER:
         return pipeline, ""
