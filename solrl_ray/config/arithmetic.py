@@ -166,13 +166,9 @@ class Arithmetic:
         return paragraphs([row for row in self.rows() if row[0] != without], width)
 
 
-COLUMN = len("regenerate  ")
-"""At least so wide is the column of names, so that tables printed one after another line up."""
-
-
 def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
     """Names in a column, each with its text wrapped at `width` columns beside it."""
-    column = max(COLUMN, *(len(name) + 2 for name, _ in rows))
+    column = max(len(name) for name, _ in rows) + 2
     return "\n".join(
         textwrap.fill(
             text,
