@@ -203,7 +203,7 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert max(map(len, lines)) <= 90
     starts = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert starts[:7] == ["run", "model", "rewards", "prompts", "explore", "select", "regenerate"]
-    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
+    assert starts[7:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
     text = " ".join(table.split())
     assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "25,432 to train on, 2,048 held out" in text
