@@ -163,7 +163,10 @@ def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
         ("small", "'small' has no owner; it must be a user's or an organisation's: OWNER/small."),
         ("me/small/er", "'me/small/er' is no name of a repository: "),
         ("them/small", "The token may not write to them/small (You don't have the rights to create a model under the"),
-        ("them/base", "The token may not write to them/base (You have no access to them/base): the name belongs to"),
+        (
+            "them/base",
+            "The token may not write to them/base (You have no access to them/base): another user has that name",
+        ),
     ],
 )
 def test_names_that_cannot_be_pushed_to(
