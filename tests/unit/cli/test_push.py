@@ -165,7 +165,7 @@ def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
         ("them/small", "The token may not write to them/small (You don't have the rights to create a model under the"),
         (
             "them/base",
-            "The token may not write to them/base (You have no access to them/base): another user has that name",
+            "The token may not write to them/base (You have no access to them/base): another user",
         ),
     ],
 )
