@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from solrl_ray.config import named, objectives, problems, samplers, yaml_text
+from solrl_ray.config import named, objectives, previews, problems, samplers, yaml_text
 from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
 
@@ -168,6 +168,7 @@ def load_with_sources(
         tree.set(key.split("."), value, option)
     for text in overrides:
         _override(tree, text)
+    tree.values["rollout"] = previews.with_micro_batch(tree.values["rollout"])
     sources = Sources(tree.origins)
     try:
         # Strict, so that "24" or 24.5 is no integer; as JSON, so that a YAML list can be a tuple.

@@ -184,7 +184,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 96}"],
-            "rollout.preview.prune.keep is 96 (--set); it must be less than rollout.pool, which is 96, or prune empty.",
+            "rollout.preview.prune.keep is 96 (--set); it must be less than rollout.pool, which is 96; "
+            "rollout.preview.prune=null finishes all previews.",
         ),
         (
             ["rollout.preview={unit: 24, prune: {after: 2, keep: 36}}"],
@@ -193,7 +194,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 6, keep: 36}"],
-            "rollout.preview.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview.",
+            "rollout.preview.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview "
+            "(rollout.explore.steps); rollout.preview.prune=null finishes all previews.",
         ),
         (
             ["rollout.preview.prune={keep: 36}"],
@@ -202,7 +204,7 @@ from solrl_ray.records import Pruning
         (
             ["rollout.strategy=scaled", "rollout.preview.prune={after: 2, keep: 36}"],
             'rollout.preview.prune is {"after": 2, "keep": 36} (--set); it must be empty with rollout.strategy scaled, '
-            "which has no previews.",
+            "which has no previews: rollout.preview.prune=null.",
         ),
         (
             ["rollout.strategy=scaled", "rollout.selection=best"],
@@ -214,7 +216,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.strategy=scaled", "rollout.preview.unit=48"],
-            "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews.",
+            "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews: "
+            "rollout.preview.unit=null.",
         ),
         (
             ["rollout.preview.unit=40", "rollout.explore.micro_batch=8"],
@@ -250,7 +253,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}"],
-            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a",
+            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview; "
+            "fidelity.fallback.0.prune={} finishes all previews.",
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{}]}"],
@@ -287,7 +291,7 @@ def test_previews_are_not_pruned_if_prune_is_empty(parts: list[Path], overrides:
 
 def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_slots(parts: list[Path]) -> None:
     pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
-    pool = pool_sampling(load(parts, pruned))
+    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=24"]))
     # Four micro-batches of 24 take two steps, then 36 seeds, which fill two of them, take four more.
     assert (pool.unit, pool.pruning, pool.forwards, pool.decodings, pool.padding) == (
         96,
@@ -296,7 +300,8 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
         4 + 2,
         12,
     )
-    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=12"]))
+    pool = pool_sampling(load(parts, pruned))
+    assert pool.micro_batch == 12
     assert (pool.forwards, pool.decodings, pool.padding) == (8 * 2 + 3 * 4, 8 + 3, 0)
     halves = [*pruned, "rollout.explore.micro_batch=12", "rollout.preview.unit=48"]
     checks.check(load(parts, halves))
@@ -307,5 +312,7 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
     assert pool_unit_seconds(load(parts)) == 120.0
     assert pool_unit_seconds(load(parts, ["rollout.preview.unit=48"])) == 240.0
-    assert pool_unit_seconds(load(parts, ["rollout.preview.prune={after: 2, keep: 36}"])) == 480.0
+    pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
+    assert pool_unit_seconds(load(parts, [*pruned, "rollout.explore.micro_batch=24"])) == 480.0
+    assert pool_unit_seconds(load(parts, pruned)) == 960.0
     assert pool_unit_seconds(load(parts, ["rollout.strategy=scaled"])) == 300.0

@@ -240,7 +240,7 @@ def test_the_shipped_costs_of_the_controller_are_there() -> None:
 def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) -> None:  # type: ignore[no-untyped-def]
     whole = stages_of(configure(), "h200").stages.explore  # a unit of 24
     assert whole == pytest.approx(24 * (6 * 57.5 + 39.7) / 1000)
-    pruned = configure("rollout.preview.prune={after: 2, keep: 36}")
+    pruned = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=24")
     slots = 96 * 2 + 48 * 4
     assert stages_of(pruned, "h200").stages.explore == pytest.approx((slots * 57.5 + (96 + 48) * 39.7) / 1000)
     twelve = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
