@@ -70,6 +70,7 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
         f"rewards=[{{kind: clipscore, path: '{arguments.work / 'clip'}'}}]",
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
         f"rollout.explore.precision={arguments.tier}",
+        "rollout.preview.prune=null",
         "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
         *arguments.set,
     ]

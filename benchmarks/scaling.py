@@ -61,7 +61,7 @@ def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48) ->
     overrides = (
         "prompts={train: train.txt, heldout: heldout.txt}",
         "rewards=[{kind: clipscore, path: clip}]",
-        f"rollout={{prompts: {prompts}, explore: {{precision: fp8}}}}",
+        f"rollout={{prompts: {prompts}, explore: {{precision: fp8}}, preview: {{prune: null}}}}",
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {regenerators}}}}}",
         f"learner.world_size={learners}",
     )

@@ -183,6 +183,7 @@ def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> Non
 
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+PRUNE = "rollout.preview.prune"
 
 
 def test_the_published_recipe_is_what_the_schema_says_by_default_and_ours_prunes_its_previews(
