@@ -4,7 +4,8 @@
         [--set objective.advantage.std=group --name overlap_std_group]
     python benchmarks/overlap.py --testbed --seconds 120        # on a CPU: proves the script, and no more
 
-Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24 kept:
+Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24
+kept, all previews finished:
 
     colocated      both GPUs host an explorer, a regenerator and a learner rank, which take turns
     split          explorer and regenerator share one GPU, the learner has the other one

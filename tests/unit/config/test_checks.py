@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config import checks
-from solrl_ray.config.loading import load, load_with_sources
-from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
+from solrl_ray.config.loading import load, load_with_sources, to_yaml
+from solrl_ray.config.strategies import at_fallback_level, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
 
@@ -253,8 +253,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}"],
-            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview; "
-            "fidelity.fallback.0.prune={} finishes all previews.",
+            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a "
+            "preview; fidelity.fallback.0.prune={} finishes all previews.",
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{}]}"],
@@ -307,6 +307,35 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
     checks.check(load(parts, halves))
     pool = pool_sampling(load(parts, halves))
     assert (pool.units, pool.pruning, pool.forwards, pool.padding) == (2, Pruning(after=2, keep=18), 4 * 2 + 2 * 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        ([], 24),
+        (["preview.prune={}"], 24),
+        (["preview.prune={after: 2, keep: 36}"], 12),
+        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12),
+        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6),
+        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24),
+        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24),
+    ],
+)
+def test_pruned_previews_have_smaller_micro_batches_unless_it_is_said_otherwise(
+    parts: list[Path], overrides: list[str], size: int
+) -> None:
+    config = load(parts, [f"rollout.{override}" for override in overrides])
+    assert (config.rollout.explore.micro_batch, pool_sampling(config).micro_batch) == (size, size)
+
+
+def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[Path], tmp_path: Path) -> None:
+    ladder = "fidelity={floor: 0.5, fallback: [{prune: {}}]}"
+    level = at_fallback_level(load(parts, ["rollout.preview.prune={after: 2, keep: 36}", ladder]), 1)
+    stored = tmp_path / "stored.yaml"
+    stored.write_text(to_yaml(level))
+    for config in (level, load([stored])):
+        pool = pool_sampling(config)
+        assert (pool.pruning, pool.micro_batch, pool.unit) == (None, 12, 96)
 
 
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
