@@ -16,14 +16,14 @@ from solrl_ray.config.own_functions import Trial
 from solrl_ray.errors import UserError
 
 
-def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
+def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list[float]] | None:
     """Try functions in a child process.
 
     Args:
         gpu: workers score on GPUs, so they are tried on one.
         seconds: how long all of them may take, imports included.
 
-    Returns whether they were tried: not if they are to have a GPU and this machine has none.
+    Returns what each gave for its two pictures; None if they are to have a GPU and this machine has none.
     Raises UserError, with the user's traceback, if one fails; if it takes too long; if it ends the process.
     """
     context = get_context("spawn")  # a forked child would have threads' locks and no CUDA
@@ -46,7 +46,8 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
             raise UserError(f"{what} ended its process with {how} when it was tried on two pictures.") from None
         if isinstance(found, str):
             raise UserError(found)
-        return bool(found)
+        scores: list[list[float]] | None = found
+        return scores
     finally:
         ours.close()
         with suppress(ProcessLookupError, PermissionError):
@@ -63,14 +64,14 @@ def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
     from solrl_ray.rewards.trial import here
 
     if gpu and not torch.cuda.is_available():
-        answer.send(False)
+        answer.send(None)
         return
     try:
-        here(trials, "cuda" if gpu else "cpu")
+        scores = here(trials, "cuda" if gpu else "cpu")
     except UserError as error:
         answer.send(str(error))
     else:
-        answer.send(True)
+        answer.send(scores)
 
 
 def _names(trials: Sequence[Trial]) -> str:

@@ -21,26 +21,29 @@ from solrl_ray.rewards.callables import CallableReward
 __all__ = ["Trial", "here", "prompts_of"]
 
 
-def here(trials: Sequence[Trial], device: str) -> None:
-    """Try functions in this process. Raises UserError with the user's traceback."""
+def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
+    """Try functions in this process: what each gave for its pictures. Raises UserError with the user's traceback."""
+    scores = []
     for trial in trials:
         try:
-            _score(trial, device)
+            scores.append(_score(trial, device))
         except (UserError, RewardError) as error:
             said = str(error)
             if isinstance(error, RewardError):
                 said = f"{trial.key} is {trial.config.kind!r}, which was tried on two pictures: {error}"
             raise UserError(f"{said}{_users_traceback(error.__cause__)}") from None
+    return scores
 
 
-def _score(trial: Trial, device: str) -> None:
+def _score(trial: Trial, device: str) -> list[float]:
     def keys(_: str) -> str:
         return trial.key
 
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
     size = trial.resolution
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    reward.score(images, trial.prompts)
+    scores: list[float] = reward.score(images, trial.prompts).tolist()
+    return scores
 
 
 def _users_traceback(error: BaseException | None) -> str:

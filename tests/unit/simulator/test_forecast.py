@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.simulator.forecast import Forecast, forecast, gpus, times
+from solrl_ray.simulator.forecast import Forecast, _spent, forecast, gpus, times
 from solrl_ray.simulator.prices import (
     SHIPPED,
     Cluster,
@@ -165,7 +166,16 @@ def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Pa
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
     assert "publication 1.67 s (assumed" in estimates
-    assert "s an iteration on 15 × NVIDIA H200" in measured
+    assert re.search(r"time \d+(\.\d)? (s|min) an iteration on 15 × NVIDIA H200", measured)
+    assert "e+" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.662, "0.662 s"), (99.4, "99.4 s"), (559.6, "560 s"), (1652, "27.5 min"), (9000, "2.5 h")],
+)
+def test_seconds_of_an_iteration_are_told_in_minutes_once_there_are_many(seconds: float, words: str) -> None:
+    assert _spent(seconds) == words
 
 
 def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast(configure) -> None:  # type: ignore[no-untyped-def]
