@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import solrl_ray
 from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_rewards
+from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_functions
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
@@ -182,7 +182,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
     config = own_functions.attached(config, loaded.sources, [run])
-    try_own_rewards(config, loaded.sources)
+    try_own_functions(config, loaded.sources)
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
