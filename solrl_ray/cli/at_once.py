@@ -1,8 +1,8 @@
 """What can be told in a second, before anything is imported, printed or started.
 
-Prompt files that are missing or too short, places that must be there or be writable, an address at which nobody answers,
-a token that is refused, GPUs that this machine lacks, packages that are not installed, files that a submitted job would
-not have.
+Prompt files that are missing or too short, places that must be there or be writable, an address at which nobody
+answers, a token that is refused, GPUs that this machine lacks, packages that are not installed, files that a submitted
+job would not have.
 """
 
 from __future__ import annotations

@@ -83,6 +83,23 @@ def test_a_run_that_is_there_is_told_before_the_plan(
         assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
 
 
+def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("rollout.prompts=4", "evaluation.prompts=5", "evaluation.pictures=3")
+    settings = [word for setting in more for word in ("--set", setting)]
+    assert sentence(capsys, "train", config_file, *settings) == (
+        "rollout.prompts is 4 (--set); it must be at most 3, the number of distinct prompts in prompts.train, "
+        f"{tmp_path}/train.txt. evaluation.prompts is 5 (--set); it must be at most 2, the number of distinct prompts "
+        f"in prompts.heldout, {tmp_path}/heldout.txt. evaluation.pictures is 3 (--set); it must be at most 2, the number "
+        f"of distinct prompts in prompts.heldout, {tmp_path}/heldout.txt."
+    )
+    (tmp_path / "train.txt").unlink()
+    said = sentence(capsys, "train", config_file, "--set", "evaluation.prompts=5")
+    assert f"{tmp_path}/train.txt cannot be read" in said
+    assert "evaluation.prompts is 5 (--set); it must be at most 2" in said
+
+
 def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,9 +111,10 @@ def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     )
 
 
-def test_it_is_told_without_pytorch(config_file: Path) -> None:
+@pytest.mark.parametrize("wrong", ["run.root=/proc/x", "rollout.prompts=4"])
+def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
     source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), 'torch' in sys.modules)"
-    arguments = ["train", str(config_file), "--set", "run.root=/proc/x"]
+    arguments = ["train", str(config_file), "--set", wrong]
     done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
 
