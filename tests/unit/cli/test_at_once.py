@@ -88,12 +88,13 @@ def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
 ) -> None:
     more = ("rollout.prompts=4", "evaluation.prompts=5", "evaluation.pictures=3")
     settings = [word for setting in more for word in ("--set", setting)]
-    assert sentence(capsys, "train", config_file, *settings) == (
-        "rollout.prompts is 4 (--set); it must be at most 3, the number of distinct prompts in prompts.train, "
-        f"{tmp_path}/train.txt. evaluation.prompts is 5 (--set); it must be at most 2, the number of distinct prompts "
-        f"in prompts.heldout, {tmp_path}/heldout.txt. evaluation.pictures is 3 (--set); it must be at most 2, the number "
-        f"of distinct prompts in prompts.heldout, {tmp_path}/heldout.txt."
-    )
+    train, heldout = tmp_path / "train.txt", tmp_path / "heldout.txt"
+    only_two = f"it must be at most 2, the number of distinct prompts in prompts.heldout, {heldout}"
+    assert sentence(capsys, "train", config_file, *settings).split(". ") == [
+        f"rollout.prompts is 4 (--set); it must be at most 3, the number of distinct prompts in prompts.train, {train}",
+        f"evaluation.prompts is 5 (--set); {only_two}",
+        f"evaluation.pictures is 3 (--set); {only_two}.",
+    ]
     (tmp_path / "train.txt").unlink()
     said = sentence(capsys, "train", config_file, "--set", "evaluation.prompts=5")
     assert f"{tmp_path}/train.txt cannot be read" in said

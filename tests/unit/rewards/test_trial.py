@@ -148,9 +148,7 @@ def test_what_draws_real_pictures_is_tried_too_and_needs_no_gpu(
 ) -> None:
     assert reward_trial.in_child([*of("numbers"), *drawing("picture")], gpu=False, seconds=120)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(
-        UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*tried on two prompts: .* KeyError: "
-    ):
+    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*on two prompts: .* KeyError: "):
         reward_trial.in_child([*of("bug"), *drawing("unknown")], gpu=True, seconds=120)
 
 
