@@ -241,6 +241,8 @@ def submit(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Print how a run is: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"{folder} is not a run folder: there is no such folder.")
     ray_auth.settle(local=False)
     clusters = _clusters(arguments, folder)
     from rich.console import Console

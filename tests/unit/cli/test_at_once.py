@@ -114,10 +114,18 @@ def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
 
 @pytest.mark.parametrize("wrong", ["run.root=/proc/x", "rollout.prompts=4"])
 def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
-    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), 'torch' in sys.modules)"
-    arguments = ["train", str(config_file), "--set", wrong]
+    assert unread("train", str(config_file), "--set", wrong)
+
+
+def test_the_status_of_a_folder_that_is_not_there_is_told_without_pytorch_and_ray(tmp_path: Path) -> None:
+    assert unread("status", str(tmp_path / "nowhere"))
+
+
+def unread(*arguments: str) -> bool:
+    """Whether a command is refused before PyTorch and Ray are read."""
+    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), {'torch', 'ray'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n"
+    return done.stdout == "2 set()\n"
 
 
 TOKEN = "right"
