@@ -30,6 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
 PARTS = ("naive", "previews", "regeneration")
+BARS = ("released", "released two-stage", "fair", "ours, not pruned", "ours")
 WIDTH = 7.5
 """Inches."""
 
@@ -52,8 +53,8 @@ def save(figure: Figure, path: Path) -> None:
     print(path)
 
 
-def stacked(axes: Axes, rows: list[tuple[str, dict[str, float], str]]) -> None:
-    """One bar a row: its name, seconds by what they are spent on, and what is said behind it."""
+def stacked(axes: Axes, rows: list[tuple[str, dict[str, float], str]], *, legend: str = "center right") -> None:
+    """One bar a row: its name, seconds by what they are spent on, and what is said behind it. `legend`: its place."""
     parts = list(dict.fromkeys(part for _, seconds, _ in rows for part in seconds))
     for place, (_, seconds, said) in enumerate(rows):
         left = 0.0
@@ -64,7 +65,8 @@ def stacked(axes: Axes, rows: list[tuple[str, dict[str, float], str]]) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_xlim(0, 1.3 * max(sum(seconds.values()) for _, seconds, _ in rows))
     keys = [plt.Rectangle((0, 0), 1, 1, color=f"C{number}") for number in range(len(parts))]
-    axes.legend(keys, parts, frameon=False, fontsize=8, loc="center right")
+    if legend:
+        axes.legend(keys, parts, frameon=False, fontsize=8, loc=legend)
 
 
 def forward(results: Path) -> None:
@@ -123,6 +125,22 @@ def schedules(results: Path, images: Path) -> None:
     conditions = read(results / "overlap.json")["conditions"]
     title = f"An iteration on {conditions['gpus']} {conditions['device']}; black: when it ends, for stages overlap"
     finish(figure, axes, title, "seconds of each stage", images / "results_schedules.png")
+
+
+def iterations(results: Path, images: Path) -> None:
+    """Seconds of one prompt's rollout and update by stage, in the schedules of `iteration.py`; a panel a model."""
+    files = {model: results / f"iteration_{model}.json" for model in NAMES}
+    contents = {model: read(file) for model, file in files.items() if file.is_file()}
+    figure, panels = plt.subplots(1, len(contents), figsize=(1.7 * WIDTH, 2.6), layout="constrained")
+    for axes, (model, content) in zip(np.atleast_1d(panels), contents.items(), strict=True):
+        total, ours = content["total"], content["total"]["ours"]
+        rows = [(name, content["seconds"][name], f" {total[name] / ours:.2f} ×") for name in BARS]
+        stacked(axes, rows, legend="lower right" if model == "flux" else "")
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds")
+        axes.set_title(f"{NAMES[model]}, {content['gpu']}", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    save(figure, images / "results_iterations.png")
 
 
 def fidelity(results: Path, images: Path) -> None:
@@ -186,6 +204,7 @@ def main() -> None:
     forward(results)
     rollout(results)
     schedules(results, images)
+    iterations(results, images)
     fidelity(results, images)
     objectives.draw(read(results / "objectives.json"), images / "objectives.png")
     if (results / "convergence.json").is_file():

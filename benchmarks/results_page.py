@@ -78,9 +78,9 @@ def rollouts(results: Path) -> str:
             said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
             said += [] if "decoder_compiled" in found else ["decoding not compiled"]
             rows.append([", ".join(said), f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper])
-            for one in found.get("pruned", {}).values():
+            for name, one in found.get("pruned", {}).items():
                 cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×"
-                rows.append([", ".join([*said, "pruned"]), *cells, ""])
+                rows.append([", ".join([*said, f"pruned to {name.split(':')[1]}"]), *cells, ""])
     return table(
         ["rollout of one prompt, s", "24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"], rows
     )
@@ -94,12 +94,19 @@ def iterations(results: Path) -> str:
         if found is None:
             missing.append(f"`python benchmarks/iteration.py {model}`")
             continue
+        small = read(results, f"iteration_{model}_small_decoder.json")
         for name, seconds in found["seconds"].items():
-            cells = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn")]
-            together = found["total"][name]
-            rows.append([f"{title}: {name}", *cells, f"{together:.1f}", f"{together / found['total']['ours']:.2f} ×"])
+            rows.append([f"{title}: {name}", *stages_of(seconds, found["total"], name)])
+        if small:
+            rows.append([f"{title}: ours, small decoder", *stages_of(small["seconds"]["ours"], small["total"], "ours")])
+            rows[-1][-1] = f"{small['total']['ours'] / found['total']['ours']:.2f} ×"
     made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
     return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
+
+
+def stages_of(seconds: dict[str, float], total: dict[str, float], name: str) -> list[str]:
+    cells = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn")]
+    return [*cells, f"{total[name]:.1f}", f"{total[name] / total['ours']:.2f} ×"]
 
 
 def schedules(results: Path) -> str:

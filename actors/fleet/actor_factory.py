@@ -72,7 +72,7 @@ class ActorFactory:
         self._controller = controller
         self._exploring = config
         self._pack: tuple[Any, ...] = ()
-        self._packer: Any = None
+        self._packs = 0
         self._seats: PlacementGroup | None = None
 
     def text_encoder(self) -> Actor:
@@ -130,12 +130,16 @@ class ActorFactory:
         return found
 
     def _base_pack(self) -> tuple[Any, ...]:
-        """The base pack by reference, if explorers start from it; it is made when the first one is spawned."""
+        """The base pack by reference, if explorers start from it; it is made when the first one is spawned.
+
+        The packer's handle is dropped: Ray ends it when the pack is in the object store, and with it a second copy.
+        """
         if self._config.publish.base == "pack" and not self._pack:
-            if self._packer is None:
-                self._packer = self._here(BasePacker, "packer").remote()
-                self._actor("packer", self._packer, "packer")
-            self._pack = (self._packer.pack.remote(self._exploring, self._folder),)
+            name = "packer" + (f".{self._packs}" if self._packs else "")
+            packer = self._here(BasePacker, name).remote()
+            self._actor(name, packer, "packer")
+            self._pack = (packer.pack.remote(self._exploring, self._folder),)
+            self._packs += 1
         return self._pack
 
     def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:

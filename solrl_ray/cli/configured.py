@@ -160,5 +160,11 @@ def try_own_functions(config: Config, sources: Sources) -> None:
         for key, function in own.items()
     ]
     gpu = config.fleet.explorers.num_gpus > 0
-    if not reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start):
+    tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
+    for trial, scores in zip(trials, tried or (), strict=False):
+        given = " and ".join(f"{score:.4g}" for score in scores)
+        print(f"tried {trial.spec}: {given} for two pictures of noise", flush=True)
+    if "evaluation.reference" in own:
+        print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
+    if tried is None:
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)

@@ -17,14 +17,14 @@ from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import UserError
 
 
-def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
+def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list[float]] | None:
     """Try functions in a child process.
 
     Args:
         gpu: workers score on GPUs, so rewards are tried on one.
         seconds: how long all of them may take, imports included.
 
-    Returns whether all were tried: not the rewards if they are to have a GPU and this machine has none.
+    Returns what each reward gave for its two pictures; None if they are to have a GPU and this machine has none.
     Raises UserError, with the user's traceback, if one fails; if it takes too long; if it ends the process.
     """
     context = get_context("spawn")  # a forked child would have threads' locks and no CUDA
@@ -45,7 +45,8 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> bool:
             raise UserError(f"{what} ended its process with {how} when it was tried.") from None
         if isinstance(found, str):
             raise UserError(found)
-        return bool(found)
+        scores: list[list[float]] | None = found
+        return scores
     finally:
         ours.close()
         with suppress(ProcessLookupError, PermissionError):
@@ -62,15 +63,14 @@ def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
     from solrl_ray.rewards.trial import here
 
     rewards = [trial for trial in trials if isinstance(trial.config, RewardConfig)]
-    lacking = gpu and bool(rewards) and not torch.cuda.is_available()
     try:
         here([trial for trial in trials if trial not in rewards], "cpu")  # real pictures are drawn on CPUs
-        if not lacking:
-            here(rewards, "cuda" if gpu else "cpu")
+        if gpu and rewards and not torch.cuda.is_available():
+            answer.send(None)
+        else:
+            answer.send(here(rewards, "cuda" if gpu else "cpu"))
     except UserError as error:
         answer.send(str(error))
-    else:
-        answer.send(not lacking)
 
 
 def _names(trials: Sequence[Trial]) -> str:

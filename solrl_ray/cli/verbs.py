@@ -39,6 +39,7 @@ def train(arguments: argparse.Namespace) -> int:
     at_once.check(loaded, address=_address(arguments), resumes=arguments.resume is not None)
     arithmetic = print_plan(loaded)
     if arguments.dry_run:
+        print("dry run: all checks passed, nothing was started", flush=True)
         return 0
     ray_auth.settle(local=_address(arguments) is None)
     from actors.client import launch
@@ -138,6 +139,8 @@ def report(arguments: argparse.Namespace) -> int:
 
     compared = several.compare(folders)
     print(several.table(compared))
+    for note in several.notes(compared):
+        print(f"note: {note}", flush=True)
     print(several.write(arguments.out or Path(several.PAGE_FILE), compared))
     return 0
 

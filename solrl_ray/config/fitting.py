@@ -207,10 +207,14 @@ def _turns(card: CardMemory) -> str:
 def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> str:
     link = on.host_link if on else HOST_LINK
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
+    held = "samples, two revisions"
+    if arithmetic.config.publish.base == "pack" and arithmetic.facts is not None:
+        store += arithmetic.facts.explorer_bytes
+        held += ", the base pack"
     prompts = arithmetic.config.rollout.prompts
     return (
         f"this fleet.sharing takes {size_in_words(card.laid_down)} of pinned host memory a GPU, beside "
-        f"{size_in_words(store)} in Ray's object store (/dev/shm: samples, two revisions); "
+        f"{size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
         f"about {seconds(card, link):.2g} s an iteration: these bytes down and up once, at "
         f"{link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} prompts of an iteration are "
         "explored, then they are regenerated"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from solrl_ray.config.problems import listed
 from solrl_ray.errors import UserError
 from solrl_ray.report import plots
 from solrl_ray.report.curve import SHARES, Curve
@@ -66,6 +67,32 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
     return [Compared(run, name, curve, curves[0]) for run, name, curve in zip(runs, told, curves, strict=True)]
 
 
+def notes(compared: Sequence[Compared]) -> list[str]:
+    """A sentence for each run whose held-out rewards do not measure what the first run's do."""
+    first, *others = compared
+    differing = {other.name: _measured_differently(other.run, first.run) for other in others}
+    return [
+        f"the held-out rewards of {name} and {first.name} cannot be compared: the runs differ in {listed(keys)}"
+        for name, keys in differing.items()
+        if keys
+    ]
+
+
+def _measured_differently(run: RunData, other: RunData) -> list[str]:
+    """What two runs were evaluated with and differs."""
+    mine, others = (
+        {
+            "model.path": each.config.model.path,
+            "rewards": each.config.rewards,
+            "the held-out prompts": {p for e in each.evaluations if e.policy == "base" for p in e.rewards},
+            "evaluation.samples": each.config.evaluation.samples,
+            "evaluation.steps": each.config.evaluation.steps,
+        }
+        for each in (run, other)
+    )
+    return [key for key in mine if mine[key] != others[key]]
+
+
 def table(compared: Sequence[Compared]) -> str:
     """As plain text."""
     rows = [header(), *(each.line for each in compared)]
@@ -82,6 +109,7 @@ def write(path: Path, compared: Sequence[Compared]) -> Path:
         path,
         "runs.html",
         names=list(curves),
+        notes=notes(compared),
         header=header(),
         rows=[each.line for each in compared],
         updates=plots.rewards_by_updates(curves),

@@ -26,28 +26,30 @@ from solrl_ray.rewards.callables import CallableReward, real_pictures
 __all__ = ["Trial", "here", "prompts_of"]
 
 
-def here(trials: Sequence[Trial], device: str) -> None:
-    """Try functions in this process. Raises UserError with the user's traceback."""
+def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
+    """Try functions in this process: what each gave for its pictures. Raises UserError with the user's traceback."""
+    scores = []
     for trial in trials:
         try:
-            _score(trial, device)
+            scores.append(_score(trial, device))
         except (UserError, RewardError) as error:
             said = str(error)
             if isinstance(error, RewardError):
                 said = f"{trial.key} is {trial.spec!r}, which was tried on two {_tried_on(trial)}: {error}"
             raise UserError(f"{said}{_users_traceback(error.__cause__)}") from None
+    return scores
 
 
 def _tried_on(trial: Trial) -> str:
     return "pictures" if isinstance(trial.config, RewardConfig) else "prompts"
 
 
-def _score(trial: Trial, device: str) -> None:
+def _score(trial: Trial, device: str) -> list[float]:
     if isinstance(trial.config, EvaluationConfig):
         for prompt in trial.prompts:
             address = Address(run_seed=0, purpose="initial-noise", prompt_id=prompt_id(prompt))
             real_pictures(trial.config, trial.key, prompt, [address])
-        return
+        return []
 
     def keys(_: str) -> str:
         return trial.key
@@ -55,7 +57,8 @@ def _score(trial: Trial, device: str) -> None:
     reward = CallableReward.load(trial.config, device, keys=keys, name=trial.config.kind)
     size = trial.resolution
     images = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    reward.score(images, trial.prompts)
+    scores: list[float] = reward.score(images, trial.prompts).tolist()
+    return scores
 
 
 def _users_traceback(error: BaseException | None) -> str:

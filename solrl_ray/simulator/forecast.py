@@ -61,18 +61,18 @@ class Forecast:
 
     def rows(self) -> list[tuple[str, str]]:
         """What `solrl plan` prints: name, sum in words."""
-        parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in self.parts.items())
+        parts = ", ".join(f"{name} {_spent(seconds)}" for name, seconds in self.parts.items())
         shares = ", ".join(f"{role} {share:.0%}" for role, share in self.busy.items())
         iterations = self.config.run.iterations
         figures = self.priced.figures.items()
         measured = [f"{name} {figure.time}" for name, figure in figures if figure.measured]
         estimates = [f"{name} {figure.time} ({figure.source})" for name, figure in figures if not figure.measured]
         return [
-            ("time", f"{self.seconds:.4g} s an iteration on {self.gpus} × {self.prices.gpu}: {parts}"),
+            ("time", f"{_spent(self.seconds)} an iteration on {self.gpus} × {self.prices.gpu}: {parts}"),
             (
                 "total time",
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
-                f"{self.gpu_hours(iterations):.4g} GPU-hours, without start and evaluations",
+                f"{self.gpu_hours(iterations):.3g} GPU-hours, without start and evaluations",
             ),
             *self._other_explorers(),
             ("at work", shares),
@@ -96,7 +96,7 @@ class Forecast:
             tried = ", ".join(option.text for option in self.options)
             return f"nothing that was tried makes it faster ({tried})"
         return "; ".join(
-            f"{option.text}: {option.seconds:.4g} s ({option.seconds / self.seconds - 1:+.0%}), "
+            f"{option.text}: {_spent(option.seconds)} an iteration ({option.seconds / self.seconds - 1:+.0%}), "
             f"GPU-hours {option.seconds * option.gpus / (self.seconds * self.gpus) - 1:+.0%}"
             for option in sorted(gains, key=lambda option: option.seconds)
         )
@@ -239,6 +239,15 @@ def _ahead(config: Config) -> list[tuple[Config, str]]:
     if config.rollout.max_staleness or any(staleness_problems(ahead)):
         return []
     return [(ahead, "exploring one iteration ahead (rollout.max_staleness 1)")]
+
+
+def _spent(seconds: float) -> str:
+    """Seconds for reading, to a percent or so: ``7.38 s``, ``560 s``, ``27.5 min``, ``2.5 h``."""
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _mean(iterations: list[SimulatedIteration], role: str) -> float:

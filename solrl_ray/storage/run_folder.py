@@ -227,7 +227,10 @@ class RunFolder:
     def note_start(self, command: Sequence[str]) -> None:
         """Say when, where and with which command the run is begun or gone on with."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
-        words = [Path(command[0]).name, *command[1:]] if command else []
+        program, *rest = command or ("",)
+        name = Path(program).name
+        module = ["python", "-m", Path(program).parent.name]  # of `python -m solrl_ray`
+        words = [*(module if name == "__main__.py" else [name] if name else []), *rest]
         start = Start(when=when, host=os.uname().nodename, command=shlex.join(words))
         starts = [asdict(each) for each in (*self.starts(), start)]
         replace_file(self.path / STARTS, json.dumps(starts, indent=1).encode())

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 import torch
 
 from actors.client import launch
-from actors.fleet.actor_factory import ActorClasses
+from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from solrl_ray import models
@@ -20,7 +21,10 @@ from solrl_ray.records import Attestation, PromptEmbedding, Receipt, Refusal
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.publication import Publications
 from solrl_ray.weight_sync.publish import Publisher, touched_linears
+from tests.support.heads import wait_until
 from tests.support.small import digests, folder, small_config
+
+SECONDS = 60.0
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -86,6 +90,25 @@ def test_an_explorer_from_the_base_pack_proves_the_revision_of_one_from_the_chec
     first_proof, second_proof = (dataclasses.replace(receipt, seconds=0.0) for receipt in receipts)
     assert first_proof == second_proof
     assert first_proof.buffer_digest == revision.manifest.expected["explorer"].digest
+
+
+def test_the_packer_ends_with_its_pack_from_which_later_explorers_start_as_well(tmp_path: Path) -> None:
+    config = small_config(tmp_path, "pack", "publish.base=pack")
+    factory = ActorFactory(config, tmp_path, ActorClasses())
+    first = ray.get(factory.explorer("explorer-0").handle.start.remote(), timeout=SECONDS)
+    wait_until("the packer has ended", lambda: not named(factory, "packer"))
+    later = factory.explorer("explorer-1").handle
+    attestation = ray.get(later.start.remote(), timeout=SECONDS)
+    assert dataclasses.replace(attestation, worker=first.worker) == first
+    assert not named(factory, "packer.1")
+    factory.explore_with(config)
+    ray.get(factory.explorer("explorer-2").handle.start.remote(), timeout=SECONDS)
+    assert len(list((tmp_path / "base").iterdir())) == 1
+
+
+def named(factory: ActorFactory, name: str) -> bool:
+    """Whether an actor of that name lives in the factory's namespace."""
+    return {"name": name, "namespace": factory._namespace} in ray.util.list_named_actors(all_namespaces=True)
 
 
 def _factors(model: models.DiffusionModel, config: Config) -> dict[str, torch.Tensor]:

@@ -47,6 +47,7 @@ def test_the_arithmetic_is_printed_and_nothing_is_started(
     assert "3 to train on, 2 held out" in text
     assert "after the first iteration" in text
     assert "note: 4 of 5 prompts are longer than the 12 tokens that tokenizer_2 of" in text
+    assert ("dry run: all checks passed, nothing was started" in text) == (command[0] == "train")
     assert not (config_file.parent / "runs").exists()
 
 

@@ -62,6 +62,23 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
 
 
 @pytest.mark.parametrize(
+    ("iterations", "words"),
+    [
+        (1, ("run run · 1 iteration, one", "after 0 and 1 update ", "samples, 1 update ")),
+        (2, ("run run · 2 iterations, one", "after 0 and 2 updates ", "samples, 2 updates ")),
+    ],
+)
+def test_one_iteration_has_one_update(configure, iterations: int, words: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+    text = " ".join(describe(configure(f"run.iterations={iterations}")).table().split())
+    assert all(word in text for word in words), text
+
+
+def test_the_rewards_stand_with_their_weights(configure) -> None:  # type: ignore[no-untyped-def]
+    rows = dict(describe(configure("rewards=[{kind: ocr}, {kind: 'mine.py:redness', weight: 0.2}]")).rows())
+    assert rows["rewards"] == "ocr + mine.py:redness × 0.2"
+
+
+@pytest.mark.parametrize(
     ("kl", "kind", "forwards", "words"),
     [
         ("1e-4", "linear", 2 * 576, "1,152 forwards (v_reference and v_old), 576 forwards with backward"),
@@ -185,8 +202,8 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     lines = table.splitlines()
     assert max(map(len, lines)) <= 90
     starts = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert starts[:6] == ["run", "model", "prompts", "explore", "select", "regenerate"]
-    assert starts[6:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
+    assert starts[:7] == ["run", "model", "rewards", "prompts", "explore", "select", "regenerate"]
+    assert starts[7:] == ["learn", "publish", "evaluate", "fleet", "memory", "whole", "time"]
     text = " ".join(table.split())
     assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "25,432 to train on, 2,048 held out" in text

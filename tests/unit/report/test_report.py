@@ -113,8 +113,10 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     RunFolder(folder).note_start(["/usr/bin/solrl", "train", "demo", "--set", "run.name=a b"])
     RunFolder(folder).note_start(["solrl", "train", "--resume", "runs/a b"])
     (folder / "lora").mkdir()
+    RunFolder(folder).note_start(["/venv/solrl_ray/__main__.py", "train", "--resume"])
+    assert RunFolder(folder).starts()[2].command == "python -m solrl_ray train --resume"
     text = html.unescape(build(folder).read_text())
-    first, second = RunFolder(folder).starts()
+    first, second, _ = RunFolder(folder).starts()
     assert f"begun {first.when} on {os.uname().nodename} (" in text
     assert "<code>solrl train demo --set 'run.name=a b'</code>" in text
     assert f"resumed {second.when} on {os.uname().nodename}: <code>solrl train --resume 'runs/a b'</code>" in text

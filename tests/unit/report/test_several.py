@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from solrl_ray.cli import main
+from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
-from solrl_ray.report.several import Compared, compare, table
-from tests.support.made_runs import BASE, FINAL, evaluation, write_run
+from solrl_ray.report.several import Compared, compare, notes, table
+from tests.support.made_runs import BASE, FINAL, config, evaluation, write_run
 from tests.unit.report.test_report import Page
 
 CURVE = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 40.0, 0.6, 0.0), Point(8, 100.0, 0.5, 0.0)), gpus=2.0)
@@ -53,6 +54,24 @@ def test_two_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert shown.open == []
     assert shown.tags.count("svg") == 2
     assert "1.0 updates, 10.0 s (1.50 ×)" in shown.text
+
+
+def test_runs_that_were_evaluated_with_other_prompts_or_rewards_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, same = write_run(tmp_path / "one"), write_run(tmp_path / "same", done=2, of=2)
+    fewer = {"aa": BASE["aa"], "bb": BASE["bb"]}
+    other = write_run(tmp_path / "other", evaluated=[evaluation(0, "base", fewer), evaluation(3, "ema", fewer)])
+    chosen = config()
+    heavier = [chosen.rewards[0].model_copy(update={"weight": 2.0}), *chosen.rewards[1:]]
+    changed = chosen.model_copy(update={"rewards": heavier})
+    (other / "config.yaml").write_text(to_yaml(changed))
+    assert notes(compare([one, same])) == []
+    page = tmp_path / "both.html"
+    assert main(["report", str(one), str(same), str(other), "--out", str(page)]) == 0
+    said = f"the held-out rewards of {other} and {one} cannot be compared: the runs differ in rewards and the held-out"
+    assert f"note: {said} prompts\n" in capsys.readouterr().out
+    assert said in " ".join(Page(page.read_text()).text.split())
 
 
 def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:

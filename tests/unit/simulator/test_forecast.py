@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load, read_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
-from solrl_ray.simulator.forecast import Forecast, forecast, gpus, times
+from solrl_ray.simulator.forecast import Forecast, _spent, forecast, gpus, times
 from solrl_ray.simulator.prices import (
     SHIPPED,
     Cluster,
@@ -64,8 +65,8 @@ def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
     stages = stages_of(configure("learner.world_size=8", "learner.activation_memory=1"), "h200").stages
-    assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0397))
-    assert stages.regenerate == pytest.approx(24 * (10 * 0.0634 + 0.0397))
+    assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0406))
+    assert stages.regenerate == pytest.approx(24 * (10 * 0.0631 + 0.0406))
     # 36 micro-batches of 4 a rank, each at 6 timesteps: one backward, two forwards (reference and old policy). Then
     # 1152 samples of 16 × 128 × 128 floats at 2 GB/s; one node, so no gradient travels.
     traffic = 1152 * 16 * 128 * 128 * 4 / 2e9
@@ -123,20 +124,20 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     near = configure("model.resolution=1024", model="sd35_medium")
     figures = stages_of(near, "h200", MEDIUM).figures
     scale = 2.24 / 8.06
-    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale)
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.1 * scale)
     assert not any(figure.measured for figure in figures.values())
     assert "scaled by 0.28" in figures["training pass"].source
     smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", MEDIUM).figures
-    assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.4 * scale * (768 / 1024) ** 2)
-    assert smaller["publication"].ms == pytest.approx(4700 * scale)
+    assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.1 * scale * (768 / 1024) ** 2)
+    assert smaller["publication"].ms == pytest.approx(1670 * scale)
 
 
 def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
     facts = replace(MEDIUM, latent_shape=(16, 240, 240))
     figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", facts).figures
     work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
-    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.4 * work)
-    assert figures["publication"].ms == pytest.approx(4700 * 2.24 / 8.06)
+    assert figures["regeneration step (bf16)"].ms == pytest.approx(63.1 * work)
+    assert figures["publication"].ms == pytest.approx(1670 * 2.24 / 8.06)
     assert not any(figure.measured for figure in figures.values())
 
 
@@ -161,9 +162,18 @@ def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Pa
     text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
     measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
-    assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.4 ms; decode and reward 39.7 ms" in taken
-    assert "publication 4.7 s (assumed" in estimates
-    assert "s an iteration on 15 × NVIDIA H200" in measured
+    assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
+    assert "publication 1.67 s (assumed" in estimates
+    assert re.search(r"time \d+(\.\d)? (s|min) an iteration on 15 × NVIDIA H200", measured)
+    assert "e+" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.662, "0.662 s"), (99.4, "99.4 s"), (559.6, "560 s"), (1652, "27.5 min"), (9000, "2.5 h")],
+)
+def test_seconds_of_an_iteration_are_told_in_minutes_once_there_are_many(seconds: float, words: str) -> None:
+    assert _spent(seconds) == words
 
 
 def test_a_plan_says_that_other_explorers_are_counted_as_equally_fast(configure) -> None:  # type: ignore[no-untyped-def]
@@ -239,13 +249,13 @@ def test_the_shipped_costs_of_the_controller_are_there() -> None:
 
 def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) -> None:  # type: ignore[no-untyped-def]
     whole = stages_of(configure(), "h200").stages.explore  # a unit of 24
-    assert whole == pytest.approx(24 * (6 * 57.5 + 39.7) / 1000)
+    assert whole == pytest.approx(24 * (6 * 57.5 + 40.6) / 1000)
     pruned = configure("rollout.preview.prune={after: 2, keep: 36}")
     slots = 96 * 2 + 48 * 4
-    assert stages_of(pruned, "h200").stages.explore == pytest.approx((slots * 57.5 + (96 + 48) * 39.7) / 1000)
+    assert stages_of(pruned, "h200").stages.explore == pytest.approx((slots * 57.5 + (96 + 48) * 40.6) / 1000)
     twelve = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
     slots = 96 * 2 + 36 * 4
     seconds = stages_of(twelve, "h200").stages.explore
-    assert seconds == pytest.approx((slots * 57.5 + (96 + 36) * 39.7) / 1000)
+    assert seconds == pytest.approx((slots * 57.5 + (96 + 36) * 40.6) / 1000)
     assert 0.5 < seconds / (4 * whole) < 0.7
     assert told(twelve, "h200").parts["explore"] < 0.75 * told(configure(), "h200").parts["explore"]

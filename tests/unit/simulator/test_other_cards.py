@@ -28,7 +28,7 @@ def test_what_multiplies_is_scaled_by_tflops_and_what_moves_memory_by_bandwidth(
 def test_a_scaled_figure_is_an_estimate_that_names_its_rule() -> None:
     step = price_list("a100-80").models[0].steps["bf16"]
     assert not step.measured
-    assert step.source == "29 ms on NVIDIA H200, times 3.2, the ratio of BF16 TFLOP/s"
+    assert step.source == "28.6 ms on NVIDIA H200, times 3.2, the ratio of BF16 TFLOP/s"
 
 
 def test_a_card_has_the_tiers_of_its_kernels_alone() -> None:
