@@ -331,7 +331,14 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     """Where a live run is looked for: as `_address`; without a run and an address, on this machine's clusters."""
     if address := _address(arguments, run):
-        at_once.cluster(address)
+        try:
+            at_once.cluster(address)
+        except RunError as error:
+            if address == _address(arguments):
+                raise
+            raise RunError(
+                f"a process works in {run}, but {error}; if the run was killed, that process ends soon: ask again then."
+            ) from error
         return [address]
     if run:
         return _last_cluster(run)

@@ -18,6 +18,7 @@ import pytest
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
+from solrl_ray.storage.run_folder import RunFolder, claim
 from tests.support.command_line import begin, refusal, solrl
 
 
@@ -115,6 +116,19 @@ def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
 @pytest.mark.parametrize("wrong", ["run.root=/proc/x", "rollout.prompts=4"])
 def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
     assert unread("train", str(config_file), "--set", wrong)
+
+
+def test_the_status_right_after_a_kill_says_that_the_rest_of_the_run_is_ending(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "small"
+    begin(folder, config_file)
+    RunFolder(folder).note_cluster("127.0.0.1:1")
+    with (folder / "lock").open("wb") as file:
+        claim(folder, file, alone=True)
+        said = sentence(capsys, "status", folder)
+    assert said.startswith(f"a process works in {folder}, but the Ray cluster at 127.0.0.1:1 could not be joined: ")
+    assert said.endswith("; if the run was killed, that process ends soon: ask again then.")
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_told_without_pytorch_and_ray(tmp_path: Path) -> None:
