@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,8 +141,15 @@ def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"include in {path} is {problems.show(included)}; it must be a list of file names.")
     for name in names:
-        _merge_file(tree, path.parent / name, (*above, path.resolve()))
+        _merge_file(tree, _beside(path, name), (*above, path.resolve()))
     tree.merge(tree.values, part, (), str(path))
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The file that `path` includes as `name`, without ``..`` inside where that means the same."""
+    place = path.parent / name
+    plain = Path(os.path.normpath(place))
+    return plain if plain.resolve() == place.resolve() else place
 
 
 def _override(tree: _Tree, text: str) -> None:

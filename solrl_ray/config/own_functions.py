@@ -38,11 +38,21 @@ class Trial:
 
     key: str
     """How a message names what says so, such as ``rewards.0.kind (--set)``."""
-    config: RewardConfig
+    config: RewardConfig | EvaluationConfig
+    """Names a reward, or what draws real pictures."""
     resolution: int
     """Height and width of the pictures that it will see, pixels."""
     prompts: tuple[str, str]
-    """One for each picture: the run's own, because a reward may understand no others."""
+    """One for each picture: the run's own, because a function may understand no others."""
+
+    @property
+    def spec(self) -> str:
+        return self.config.kind if isinstance(self.config, RewardConfig) else self.config.reference
+
+
+def is_shipped(spec: str) -> bool:
+    """Whether it is a function of this package, which needs no process of its own to be tried in."""
+    return spec.startswith("solrl_ray.")
 
 
 def of(config: Config) -> Iterator[OwnFunction]:

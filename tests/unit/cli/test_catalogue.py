@@ -155,6 +155,11 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
         assert part.title, part.path
     assert "      builtin:testbed/pipeline: shipped" in lines
     assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
+    commands = {part.path.stem: part.downloads for part in PARTS["models"]}
+    assert commands.pop("testbed") == ()
+    assert commands["flux1_dev"] == ("hf download black-forest-labs/FLUX.1-dev",)
+    for (command,) in commands.values():
+        assert f"        {command}" in lines
     text = " ".join(" ".join(lines).split())
     assert "known to be bad, and starts only with `--set rollout.accept_quantized_training=true`" in text
     command = text.split("what follows wins: solrl ", 1)[1].replace(" \\", "")

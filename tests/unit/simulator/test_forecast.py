@@ -162,7 +162,7 @@ def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words:
 def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
     text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
-    measured, estimates = text.split("ESTIMATES")
+    measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
     assert "publication 1.67 s (assumed" in estimates
