@@ -4,8 +4,9 @@
 
 Writes the checkpoint (`full_size.py`), then trains through the command line: explorer, regenerator and learner share
 the GPU. Per prompt everything has the published shape (96 seeds, 24 kept, 6 and 10 steps, the model's resolution,
-LoRA and micro-batches); there are fewer prompts in an iteration than the published 48, so that it takes minutes. The
-first iteration contains the compilation of every block. Rewards of random weights mean nothing and are not shown.
+LoRA and micro-batches); there are fewer prompts in an iteration than the published 48, so that it takes minutes. All
+previews are finished, unless `--set "rollout.preview.prune={after: 2, keep: 36}"` is given. The first iteration
+contains the compilation of every block. Rewards of random weights mean nothing and are not shown.
 
 Prints a table; writes full_iteration_NAME.json into FOLDER (default benchmarks/results); the run's name is MODEL, or
 what `--name` says.
@@ -75,6 +76,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         f"run={{name: {arguments.name}, root: '{work / 'runs'}', iterations: {arguments.iterations}}}",
         f"rollout.prompts={arguments.prompts}",
         f"rollout.explore.precision={arguments.tier}",
+        "rollout.preview.prune=null",
         f"fleet.explorers={{count: 1, {gpu}threads: 4}}",
         f"fleet.regenerators={{count: 1, {gpu}threads: 4}}",
         f"fleet.learners={{{gpu}threads: 4}}",

@@ -36,6 +36,7 @@ METHODS = ("sol_rl", "awm", "flow_grpo", "flow_grpo_fast", "dance_grpo")
 SAME = (
     "rollout={prompts: 12, pool: 24, keep: 8}",
     "rollout.explore={micro_batch: 24, precision: nvfp4-emulated}",
+    "rollout.preview.prune=null",
     "rollout.regenerate.micro_batch=8",
     "learner={micro_batch: 24, optimizer: {lr: 1e-3}}",
     "evaluation={every: 4, prompts: 64, samples: 4, steps: 10, pictures: 8}",

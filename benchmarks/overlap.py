@@ -4,7 +4,8 @@
         [--set objective.advantage.std=group --name overlap_std_group]
     python benchmarks/overlap.py --testbed --seconds 120        # on a CPU: proves the script, and no more
 
-Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24 kept:
+Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24
+kept, all previews finished:
 
     colocated      both GPUs host an explorer, a regenerator and a learner rank, which take turns
     split          explorer and regenerator share one GPU, the learner has the other one
@@ -70,6 +71,7 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
         f"rewards=[{{kind: clipscore, path: '{arguments.work / 'clip'}'}}]",
         "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
         f"rollout.explore.precision={arguments.tier}",
+        "rollout.preview.prune=null",
         "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
         *arguments.set,
     ]

@@ -69,6 +69,7 @@ def settings(arguments: argparse.Namespace) -> Config:
         f"rewards=[{{kind: clipscore, path: '{work / 'clip'}'}}]",
         f"prompts={{train: '{PROMPTS}', heldout: '{PROMPTS}'}}",
         f"rollout.explore.micro_batch={arguments.preview}",
+        "rollout.preview.prune=null",  # the side `pruned` says itself how
         f"rollout.explore.precision={arguments.tier}",
         *arguments.set,
     ]

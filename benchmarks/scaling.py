@@ -5,11 +5,11 @@ virtual time.
     python benchmarks/scaling.py --calibrate     # what messages cost here, with a real Ray and a real selector
     python benchmarks/scaling.py --validate      # simulated beside real runs with stages that sleep
 
-FLUX.1-dev at 512 px by the published method, with the stage times of `price_lists/h200.yaml`. Its steps, decoding and
-rewards are measured; the learner's passes, revisions, checkpoints, the network and restarts are estimates. Questions:
-strong scaling (48 prompts whatever the fleet), weak scaling (a prompt an explorer), stragglers, failures, fan-out of
-a revision, the best split of a number of GPUs, the controller's share, and candidates a second through the iteration
-state on one core.
+FLUX.1-dev at 512 px by the published method, which finishes all previews, with the stage times of
+`price_lists/h200.yaml`. Its steps, decoding and rewards are measured; the learner's passes, revisions, checkpoints, the
+network and restarts are estimates. Questions: strong scaling (48 prompts whatever the fleet), weak scaling (a prompt an
+explorer), stragglers, failures, fan-out of a revision, the best split of a number of GPUs, the controller's share, and
+candidates a second through the iteration state on one core.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def flux(explorers: int, regenerators: int, learners: int, prompts: int = 48) ->
     overrides = (
         "prompts={train: train.txt, heldout: heldout.txt}",
         "rewards=[{kind: clipscore, path: clip}]",
-        f"rollout={{prompts: {prompts}, explore: {{precision: fp8}}}}",
+        f"rollout={{prompts: {prompts}, explore: {{precision: fp8}}, preview: {{prune: null}}}}",
         f"fleet={{explorers: {{count: {explorers}}}, regenerators: {{count: {regenerators}}}}}",
         f"learner.world_size={learners}",
     )

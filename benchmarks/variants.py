@@ -10,7 +10,7 @@ from typing import NamedTuple
 NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
 """As in the demo: with the published decay `old` would lag behind in a run of few updates."""
 DIRECT = "rollout={strategy: direct, pool: 24, keep: 24}"
-TWO_STAGE = "rollout={strategy: two_stage, pool: 96, keep: 24}"
+TWO_STAGE = "rollout={strategy: two_stage, pool: 96, keep: 24, preview: {prune: null}}"
 NVFP4 = "rollout.explore={micro_batch: 24, precision: nvfp4-emulated}"
 LEARNER_ON_CPU = "fleet.learners.num_gpus=0"
 """Who explores ahead must not take turns with the learner on a GPU."""

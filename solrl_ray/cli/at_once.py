@@ -1,7 +1,7 @@
 """Checks that take a second, before anything is imported, printed or started.
 
-Folders that must exist or be writable, an address without a server, a refused token, GPUs that this machine lacks,
-packages that are not installed, files that a submitted job would not have.
+Prompt files that are missing or too short, folders that must exist or be writable, an address without a server, a
+refused token, GPUs that this machine lacks, packages that are not installed, files that a submitted job would not have.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
     else:
         _gpus(loaded)
     _trackers(loaded)
+    from solrl_ray.cli.outline import checked_prompts
+
+    in_time(lambda: checked_prompts(loaded.config, loaded.sources), what="reading the prompts", seconds=READ_SECONDS)
     init = loaded.config.run.init
     if init and not resumes and not Path(init).expanduser().exists():
         raise UserError(

@@ -19,7 +19,8 @@ from solrl_ray.config.loading import INCLUDE, read_file
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 
-KINDS = ("models", "strategies", "methods", "rewards")
+MODELS = "models"
+KINDS = (MODELS, "strategies", "methods", "rewards")
 """Folders of the parts of which a run has one each, in the order of the command line: later files win."""
 CLUSTERS = "clusters"
 """Folder of the parts that give all workers their GPUs; a command names one last."""
@@ -41,7 +42,7 @@ class CatalogueEntry:
     title: str
     """First sentence of the file's comment."""
     downloads: tuple[str, ...]
-    """Commands that fetch what it needs, from its comment."""
+    """Commands that fetch what it needs: from its comment, or a model's whole repository."""
     checkpoints: tuple[str, ...]
     """Folders and Hugging Face ids that it names."""
     whole: bool
@@ -110,11 +111,14 @@ def _part(kind: str, path: Path) -> CatalogueEntry:
     lines = path.read_text(encoding="utf-8").splitlines()
     comment = [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
     said = " ".join(line for line in comment if not line.startswith(_DOWNLOAD))
+    downloads = tuple(line for line in comment if line.startswith(_DOWNLOAD))
+    if kind == MODELS and not downloads:
+        downloads = tuple(_DOWNLOAD + name for name in named if isinstance(paths.resolve(name), str))
     return CatalogueEntry(
         kind=kind,
         path=path,
         title=re.split(r"\.(?:\s+(?=[A-Z`])|$)", said, maxsplit=1)[0].strip(),
-        downloads=tuple(line for line in comment if line.startswith(_DOWNLOAD)),
+        downloads=downloads,
         checkpoints=tuple(dict.fromkeys(named)),
         whole=INCLUDE in values,
     )

@@ -16,7 +16,7 @@ from solrl_ray.config import checks, continuation, fitting, own_functions, strat
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Config, EvaluationConfig, RewardConfig
 from solrl_ray.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def print_plan(
     inputs = _outlined(loaded) if planning else None
     if inputs is None:
         if not planning:
-            try_own_rewards(loaded.config, loaded.sources)
+            try_own_functions(loaded.config, loaded.sources)
         # Imported here: PyTorch and diffusers take seconds, and a misspelt key should be reported at once.
         import_large("solrl_ray.cli.preflight")
         from solrl_ray.cli import preflight
@@ -141,24 +141,32 @@ def _outlined(loaded: LoadedConfig) -> Inputs | None:
     return outline.inputs(loaded.config, loaded.sources)
 
 
-def try_own_rewards(config: Config, sources: Sources) -> None:
-    """Try the user's own rewards on two pictures. Raises UserError, with their traceback, if one fails."""
-    own = [(position, reward) for position, reward in enumerate(config.rewards) if ":" in reward.kind]
+def try_own_functions(config: Config, sources: Sources) -> None:
+    """Try the user's own rewards on two pictures, and `evaluation.reference` on two prompts.
+
+    Raises UserError, with their traceback, if one fails.
+    """
+    own: dict[str, RewardConfig | EvaluationConfig]
+    own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
+    keys = list(own)
+    if config.evaluation.reference and not own_functions.is_shipped(config.evaluation.reference):
+        own["evaluation.reference"] = config.evaluation
     if not own:
         return
     from solrl_ray.cli import reward_trial
     from solrl_ray.prompts.prompt_set import two_prompts
 
-    keys = [f"rewards.{position}.kind" for position, _ in own]
     prompts = two_prompts(config, sources)
     trials = [
-        own_functions.Trial(f"{key} ({sources.of(key)})", reward, config.model.resolution, prompts)
-        for key, (_, reward) in zip(keys, own, strict=True)
+        own_functions.Trial(f"{key} ({sources.of(key)})", function, config.model.resolution, prompts)
+        for key, function in own.items()
     ]
     gpu = config.fleet.explorers.num_gpus > 0
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
         given = " and ".join(f"{score:.4g}" for score in scores)
-        print(f"tried {trial.config.kind}: {given} for two pictures of noise", flush=True)
+        print(f"tried {trial.spec}: {given} for two pictures of noise", flush=True)
+    if "evaluation.reference" in own:
+        print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
     if tried is None:
         print(f"note: {', '.join(keys)} will be tried on an explorer's GPU, before the others start", flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,23 +92,43 @@ def _is_here(place: str, key: str) -> bool:
 
 
 def checked_prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Training prompts, held-out prompts. Raises `UserError` if files are missing, too short or share a prompt."""
-    train = tuple(read_prompts(config.prompts.train, f"prompts.train ({sources.of('prompts.train')})"))
-    heldout = tuple(read_prompts(config.prompts.heldout, f"prompts.heldout ({sources.of('prompts.heldout')})"))
-    for key, prompts, file in (("rollout.prompts", train, "train"), ("evaluation.prompts", heldout, "heldout")):
-        if value_of(config, key) > len(prompts):
-            path = value_of(config, f"prompts.{file}")
-            right = f"at most {len(prompts)}, the number of distinct prompts in prompts.{file}, {path}"
-            raise UserError(Problem(key, right).sentence(config, sources))
-    known = {prompt.id for prompt in train}
-    shared = [prompt for prompt in heldout if prompt.id in known]
+    """Training prompts, held-out prompts.
+
+    Raises `UserError` if files are missing, too short or share a prompt; it lists all problems.
+    """
+    read: dict[str, tuple[Prompt, ...]] = {}
+    wrong: list[str] = []
+    for file in ("train", "heldout"):
+        key = f"prompts.{file}"
+        try:
+            read[file] = tuple(read_prompts(value_of(config, key), f"{key} ({sources.of(key)})"))
+        except UserError as error:
+            wrong.append(str(error))
+    wrong += [problem.sentence(config, sources) for problem in _too_few(config, read)]
+    known = {prompt.id for prompt in read.get("train", ())}
+    shared = [prompt for prompt in read.get("heldout", ()) if prompt.id in known]
     if shared:
-        raise UserError(
+        wrong.append(
             f"prompts.heldout is {config.prompts.heldout} ({sources.of('prompts.heldout')}), and "
             f"{len(shared)} of its prompts are also in prompts.train, such as {shared[0].text!r}; "
             "an evaluation needs prompts that were never trained on."
         )
-    return train, heldout
+    if wrong:
+        raise UserError(" ".join(wrong))
+    return read["train"], read["heldout"]
+
+
+def _too_few(config: Config, read: Mapping[str, tuple[Prompt, ...]]) -> Iterator[Problem]:
+    """Keys that ask for more prompts than the file that was `read` has."""
+    for key, file in (
+        ("rollout.prompts", "train"),
+        ("evaluation.prompts", "heldout"),
+        ("evaluation.pictures", "heldout"),
+    ):
+        if file in read and value_of(config, key) > len(read[file]):
+            path = value_of(config, f"prompts.{file}")
+            right = f"at most {len(read[file])}, the number of distinct prompts in prompts.{file}, {path}"
+            yield Problem(key, right)
 
 
 def without_gpus(config: Config, facts: ModelFacts) -> str:

@@ -15,6 +15,7 @@ from solrl_ray import models, rewards
 from solrl_ray.cli.outline import Inputs, checked_prompts, facts_of, preview_tier, without_gpus
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS, lacks_space
+from solrl_ray.config import own_functions
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config
@@ -22,7 +23,7 @@ from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.shapes import ModelShapes
 from solrl_ray.records import Prompt
-from solrl_ray.rewards import import_callable
+from solrl_ray.rewards import import_callable, trial
 from solrl_ray.storage.checkpoints import filesystem
 from solrl_ray.storage.warm_start import warm_start
 
@@ -39,6 +40,7 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     sources = sources or Sources()
     train, heldout = checked_prompts(config, sources)
     notes: list[str] = []
+    _reference(config, sources, heldout)
     _rewards(config, sources, (lambda missing: notes.append(f"before the run starts: {missing}")) if planning else None)
     facts = model_facts(config, sources, elsewhere=elsewhere)
     if note := without_gpus(config, facts):
@@ -64,9 +66,17 @@ def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
 
 def _rewards(config: Config, sources: Sources, tell: Callable[[NotYetThere], None] | None) -> None:
     rewards.check(config.rewards, config.model.resolution, lambda key: f"{key} ({sources.of(key)})", tell=tell)
-    if config.evaluation.reference:
-        named = f"evaluation.reference ({sources.of('evaluation.reference')})"
-        import_callable(config.evaluation.reference, named, config.evaluation._own)
+
+
+def _reference(config: Config, sources: Sources, heldout: tuple[Prompt, ...]) -> None:
+    """Of the user's own functions only the import; `try_own_functions` tries them in a process of their own."""
+    evaluation = config.evaluation
+    named = f"evaluation.reference ({sources.of('evaluation.reference')})"
+    if own_functions.is_shipped(evaluation.reference):
+        prompts = (heldout[0].text, heldout[-1].text)
+        trial.here([own_functions.Trial(named, evaluation, config.model.resolution, prompts)], "cpu")
+    elif evaluation.reference:
+        import_callable(evaluation.reference, named, evaluation._own)
 
 
 def _space(config: Config, sources: Sources) -> None:

@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 from solrl_ray.config.own_functions import Trial
+from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import UserError
 
 
@@ -20,10 +21,10 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
     """Try functions in a child process.
 
     Args:
-        gpu: try them on a GPU, because workers score on one.
+        gpu: try rewards on a GPU, because workers score on one.
         seconds: limit for all of them, imports included.
 
-    Returns what each gave for its two pictures; None if they need a GPU and this machine has none.
+    Returns what each reward gave for its two pictures; None if they need a GPU and this machine has none.
     Raises UserError if one fails (with the user's traceback), takes too long or ends the process.
     """
     context = get_context("spawn")  # a forked child would inherit locked locks, and no CUDA
@@ -34,16 +35,14 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
     try:
         what = _names(trials)
         if not ours.poll(seconds):
-            raise UserError(
-                f"{what} did not answer within {seconds:g} s (fleet.deadlines.start) when it was tried on two pictures."
-            )
+            raise UserError(f"{what} did not answer within {seconds:g} s (fleet.deadlines.start) when it was tried.")
         try:
             found = ours.recv()
         except EOFError:
             child.join(5)
             code = child.exitcode or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-            raise UserError(f"{what} ended its process with {how} when it was tried on two pictures.") from None
+            raise UserError(f"{what} ended its process with {how} when it was tried.") from None
         if isinstance(found, str):
             raise UserError(found)
         scores: list[list[float]] | None = found
@@ -63,16 +62,16 @@ def _child(answer: Connection, trials: tuple[Trial, ...], gpu: bool) -> None:
 
     from solrl_ray.rewards.trial import here
 
-    if gpu and not torch.cuda.is_available():
-        answer.send(None)
-        return
+    rewards = [trial for trial in trials if isinstance(trial.config, RewardConfig)]
     try:
-        scores = here(trials, "cuda" if gpu else "cpu")
+        here([trial for trial in trials if trial not in rewards], "cpu")  # real pictures are drawn on CPUs
+        if gpu and rewards and not torch.cuda.is_available():
+            answer.send(None)
+        else:
+            answer.send(here(rewards, "cuda" if gpu else "cpu"))
     except UserError as error:
         answer.send(str(error))
-    else:
-        answer.send(scores)
 
 
 def _names(trials: Sequence[Trial]) -> str:
-    return " or ".join(f"{trial.key} {trial.config.kind!r}" for trial in trials)
+    return " or ".join(f"{trial.key} {trial.spec!r}" for trial in trials)

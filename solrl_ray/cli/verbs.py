@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import solrl_ray
 from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_rewards
+from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_functions
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
@@ -185,7 +185,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
     config = own_functions.attached(config, loaded.sources, [run])
-    try_own_rewards(config, loaded.sources)
+    try_own_functions(config, loaded.sources)
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
@@ -244,6 +244,8 @@ def submit(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Print a run's progress: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"{folder} is not a run folder: there is no such folder.")
     ray_auth.settle(local=False)
     clusters = _clusters(arguments, folder)
     from rich.console import Console
@@ -329,7 +331,14 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
     """Clusters on which to look for a live run: as `_address`; without a run and an address, this machine's."""
     if address := _address(arguments, run):
-        at_once.cluster(address)
+        try:
+            at_once.cluster(address)
+        except RunError as error:
+            if address == _address(arguments):
+                raise
+            raise RunError(
+                f"a process works in {run}, but {error}; if the run was killed, that process ends soon: ask again then."
+            ) from error
         return [address]
     if run:
         return _last_cluster(run)

@@ -29,6 +29,8 @@ from solrl_ray.config.update import (
     training_bytes,
 )
 
+NAMES = len("regenerate")
+"""Characters of the column of names, so that what a plan prints one after another stands in line."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -169,8 +171,8 @@ class Arithmetic:
 
 
 def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
-    """Names in a column, each with its text beside it, wrapped at `width` columns."""
-    column = max(len(name) for name, _ in rows) + 2
+    """Names in a column, each with its text wrapped at `width` columns beside it."""
+    column = max(NAMES, *(len(name) for name, _ in rows)) + 2
     return "\n".join(
         textwrap.fill(
             text,

@@ -166,7 +166,7 @@ def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, st
     found = cards(arithmetic)
     if not found:
         return []
-    shown = [("on a GPU", _resting(found[0])), ("its peak", _turns(found[0]))]
+    shown = [("GPU memory", _resting(found[0])), ("GPU peak", _turns(found[0]))]
     return shown + ([("lay_down", _laying_down(arithmetic, found[0], card))] if found[0].takes_turns else [])
 
 
@@ -187,7 +187,7 @@ def _resting(card: CardMemory) -> str:
         held = {**worker.weights, **worker.stays}
         parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in held.items() if size)
         workers.append(f"{worker.role} {size_in_words(worker.laid_down + worker.staying)} ({parts})")
-    return f"at rest, estimated: {'; '.join(workers)}"
+    return f"what workers hold on one GPU between their turns, estimated: {'; '.join(workers)}"
 
 
 def _turns(card: CardMemory) -> str:
@@ -198,9 +198,10 @@ def _turns(card: CardMemory) -> str:
             f"{sharing} {size_in_words(most)} (" + ", ".join(f"{n} {size_in_words(s)}" for n, s in turns.items()) + ")"
         )
 
+    most = "the most that one GPU holds in a turn, estimated"
     if not card.takes_turns:
-        return told("keep").removeprefix("keep ")
-    return "; ".join(told(way) for way in SHARINGS)
+        return f"{most}: {told('keep').removeprefix('keep ')}"
+    return f"{most}, by fleet.sharing: {'; '.join(told(way) for way in SHARINGS)}"
 
 
 def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> str:
@@ -212,10 +213,11 @@ def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> s
         held += ", the base pack"
     prompts = arithmetic.config.rollout.prompts
     return (
-        f"{size_in_words(card.laid_down)} of pinned host memory a GPU, beside {size_in_words(store)} in Ray's object "
-        f"store (/dev/shm: {held}); about {seconds(card, link):.2g} s an iteration: these bytes down "
-        f"and up once, at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} prompts of an "
-        "iteration are explored, then they are regenerated"
+        f"this fleet.sharing takes {size_in_words(card.laid_down)} of pinned host memory a GPU, beside "
+        f"{size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
+        f"about {seconds(card, link):.2g} s an iteration: these bytes down and up once, at "
+        f"{link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} prompts of an iteration are "
+        "explored, then they are regenerated"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from solrl_ray.config import named, objectives, problems, samplers, yaml_text
+from solrl_ray.config import named, objectives, previews, problems, samplers, yaml_text
 from solrl_ray.config.schema import KINDS, Config
 from solrl_ray.errors import UserError
 
@@ -140,8 +141,15 @@ def _merge_file(tree: _Tree, path: Path, above: tuple[Path, ...]) -> None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"include in {path} is {problems.show(included)}; it must be a list of file names.")
     for name in names:
-        _merge_file(tree, path.parent / name, (*above, path.resolve()))
+        _merge_file(tree, _beside(path, name), (*above, path.resolve()))
     tree.merge(tree.values, part, (), str(path))
+
+
+def _beside(path: Path, name: str) -> Path:
+    """The file that `path` includes as `name`, without ``..`` inside where that means the same."""
+    place = path.parent / name
+    plain = Path(os.path.normpath(place))
+    return plain if plain.resolve() == place.resolve() else place
 
 
 def _override(tree: _Tree, text: str) -> None:
@@ -168,6 +176,7 @@ def load_with_sources(
         tree.set(key.split("."), value, option)
     for text in overrides:
         _override(tree, text)
+    tree.values["rollout"] = previews.with_micro_batch(tree.values["rollout"])
     sources = Sources(tree.origins)
     try:
         # Strict, so that "24" or 24.5 is no integer; as JSON, so that a YAML list can be a tuple.

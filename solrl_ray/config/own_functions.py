@@ -38,11 +38,21 @@ class Trial:
 
     key: str
     """The source to name in a message, such as ``rewards.0.kind (--set)``."""
-    config: RewardConfig
+    config: RewardConfig | EvaluationConfig
+    """The section that names it: a reward, or `evaluation.reference`."""
     resolution: int
     """Height and width of the pictures that it will get, pixels."""
     prompts: tuple[str, str]
-    """One for each picture: the run's own, because a reward may not understand others."""
+    """One for each picture: the run's own, because a function may not understand others."""
+
+    @property
+    def spec(self) -> str:
+        return self.config.kind if isinstance(self.config, RewardConfig) else self.config.reference
+
+
+def is_shipped(spec: str) -> bool:
+    """Whether it is a function of this package, which need not be tried in a child process."""
+    return spec.startswith("solrl_ray.")
 
 
 def of(config: Config) -> Iterator[OwnFunction]:

@@ -11,6 +11,9 @@ from solrl_ray.config.samplers import Cps, Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, PoolSampling, full_tier, is_one_stage, previews
 
+PRUNE = "rollout.preview.prune"
+"""Key of how the previews of level 0 are pruned."""
+
 
 def units_and_pruning(config: Config) -> Iterator[Problem]:
     """Problems of the unit of previews, and of pruning on each level of the fallback ladder."""
@@ -18,8 +21,8 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
     if is_one_stage(config):
         given = {"prune": previews(config)[0].prune, "unit": rollout.preview.unit}
         for name in (name for name, value in given.items() if value is not None):
-            why = f"rollout.strategy {rollout.strategy}, which has no previews"
-            yield Problem(f"rollout.preview.{name}", f"empty with {why}")
+            key, why = f"rollout.preview.{name}", f"rollout.strategy {rollout.strategy}, which has no previews"
+            yield Problem(key, f"empty with {why}: {key}=null")
         return
     unit, size = rollout.preview.unit, rollout.explore.micro_batch
     if unit is not None and (rollout.pool % unit or unit % size):
@@ -29,7 +32,7 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
             f"is {size}: the whole pool, or an equal part of it",
         )
     first, *levels = previews(config)
-    key = "rollout.preview.prune"
+    key = PRUNE
     yield from _pruning(config, key, first)
     for number, drawn in enumerate(levels):
         if config.fidelity.fallback[number].prune is not None:
@@ -47,7 +50,7 @@ def selection(config: Config) -> Iterator[Problem]:
     elif any(drawn.prune for drawn in previews(config)):
         yield Problem(
             "rollout.selection",
-            "best_worst with rollout.preview.prune, which finishes the best and worst previews alone",
+            f"best_worst with {PRUNE}, which finishes the best and worst previews alone; {PRUNE}=null finishes all",
         )
 
 
@@ -56,14 +59,16 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
     rollout, prune = config.rollout, drawn.prune
     if prune is None:
         return
+    finish_all = f"{key}={'null' if key == PRUNE else '{}'} finishes all previews"
     if prune.after is None or prune.after >= drawn.steps:
-        yield Problem(f"{key}.after", f"a whole number less than {drawn.steps}, the steps of a preview")
+        steps = f"the steps of a preview{' (rollout.explore.steps)' if key == PRUNE else ''}"
+        yield Problem(f"{key}.after", f"a whole number less than {drawn.steps}, {steps}; {finish_all}")
     elif prune.keep is None or prune.keep < rollout.keep:
         yield Problem(f"{key}.keep", f"at least rollout.keep, which is {rollout.keep}: those are chosen from them")
     elif prune.keep % 2:
         yield Problem(f"{key}.keep", "even, because half of the previews that go on are the best and half the worst")
     elif prune.keep >= rollout.pool:
-        yield Problem(f"{key}.keep", f"less than rollout.pool, which is {rollout.pool}, or prune empty")
+        yield Problem(f"{key}.keep", f"less than rollout.pool, which is {rollout.pool}; {finish_all}")
     elif prune.keep % (2 * drawn.units):
         yield Problem(
             f"{key}.keep",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from solrl_ray.config.section import Positive, Section
+
+PRUNED_MICRO_BATCH = 12
+"""`explore.micro_batch` of pruned previews if nobody gave it: the 36 of 96 that go on fill three."""
 
 
 class Prune(Section):
@@ -27,3 +32,18 @@ class PreviewConfig(Section):
     """
     prune: Prune | None = None
     """null: every preview is finished."""
+
+
+def with_micro_batch(rollout: Any) -> Any:
+    """The section `rollout` as given, and `explore.micro_batch` in it if previews are pruned and nobody gave it.
+
+    What is no mapping is left for the schema to refuse.
+    """
+    if not isinstance(rollout, dict):
+        return rollout
+    explore, preview = rollout.get("explore", {}), rollout.get("preview")
+    prune = preview.get("prune") if isinstance(preview, dict) else None
+    pruned = isinstance(prune, dict) and any(value is not None for value in prune.values())
+    if not pruned or not isinstance(explore, dict) or "micro_batch" in explore:
+        return rollout
+    return rollout | {"explore": explore | {"micro_batch": PRUNED_MICRO_BATCH}}

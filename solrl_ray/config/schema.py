@@ -227,7 +227,7 @@ class ExploreConfig(Section):
     steps: Positive = 6
     """Solver steps of a preview."""
     micro_batch: Positive = 24
-    """Images of one forward: divides `rollout.pool`."""
+    """Images of one forward: divides `rollout.pool`. If it is not given and previews are pruned, it is 12."""
     precision: Precision = "auto"
     """Tier of the explorers. ``auto``: on GPUs the fastest with kernels for the cards (nvfp4, else fp8, else none), on
     CPUs nvfp4-emulated; the start prints it.

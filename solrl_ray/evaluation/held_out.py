@@ -14,7 +14,7 @@ from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors
 from solrl_ray.records import Prompt, WorkUnit
-from solrl_ray.rewards.callables import import_callable
+from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
 
@@ -101,8 +101,6 @@ def evaluation_metrics(
 def reference_pictures(config: Config, unit: WorkUnit, prompt: Prompt) -> torch.Tensor:
     """Real pictures of a prompt, one per evaluation address: float32 [n, 3, H, W] in [0, 1].
 
-    Raises UserError if `evaluation.reference` cannot be imported.
+    Raises as `real_pictures`.
     """
-    draw = import_callable(config.evaluation.reference, "evaluation.reference", config.evaluation._own)
-    pictures = [torch.as_tensor(draw(prompt.text, a)) for a in addresses(unit, config.run.seed)]
-    return torch.stack(pictures).float()
+    return real_pictures(config.evaluation, "evaluation.reference", prompt.text, addresses(unit, config.run.seed))

@@ -58,6 +58,8 @@ def _values(data: RunData) -> dict[str, Any]:
         "starts": data.starts,
         "devices": _devices(data),
         "base_model": str(paths.resolve(config.model.path)),
+        "dtype": config.model.dtype,
+        "on_gpu": config.fleet.learners.num_gpus > 0,
         "call": stock_call(config.model, config.rollout.regenerate.steps),
         "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),

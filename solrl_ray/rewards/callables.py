@@ -14,8 +14,9 @@ from torch import Tensor
 
 from solrl_ray.common import own_code
 from solrl_ray.common.own_code import OwnCode
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.schema import EvaluationConfig, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.records import Address
 from solrl_ray.rewards.base import CheckpointReward, Keys
 
 
@@ -48,6 +49,34 @@ def where(error: BaseException, code: OwnCode | None) -> str:
     files = {file.path for file in code.files} if code else set()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+
+
+def real_pictures(config: EvaluationConfig, key: str, prompt: str, addresses: Sequence[Address]) -> Tensor:
+    """Pictures of a prompt, one an address, drawn by `evaluation.reference`: float32 [n, 3, H, W] in [0, 1].
+
+    Raises `UserError` naming `key` as `import_callable`; `RewardError` if the function fails, or draws what is no such
+    picture.
+    """
+    code = config._own or own_code.find(config.reference, key)
+    draw = import_callable(config.reference, key, code)
+    return torch.stack([_drawn(draw, config.reference, prompt, address, code) for address in addresses])
+
+
+def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, code: OwnCode | None) -> Tensor:
+    try:
+        picture = torch.as_tensor(draw(prompt, address)).float()
+    except Exception as error:  # whatever the user's function raises, or returns instead of a tensor
+        said = f"{name} failed with {type(error).__name__}: {error}{where(error, code)}"
+        raise RewardError(f"{said}, for the prompt {prompt!r}") from error
+    if picture.ndim != 3 or picture.shape[0] != 3 or not picture.numel():
+        raise RewardError(f"{name} drew a picture of shape {list(picture.shape)}; right would be [3, height, width].")
+    low, high = float(picture.min()), float(picture.max())
+    if not 0 <= low <= high <= 1:  # NaN fails too
+        raise RewardError(
+            f"{name} drew a picture with values from {low:g} to {high:g} for the prompt {prompt!r}; right would be "
+            "numbers from 0 to 1."
+        )
+    return picture
 
 
 class CallableReward(CheckpointReward):

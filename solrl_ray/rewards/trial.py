@@ -1,6 +1,7 @@
 """Tries a user's functions on two pictures: in a child process before anything starts, and where they will score.
 
-An error is shown with the user's own traceback, without frames of this package.
+`evaluation.reference` is tried on two prompts. An error is shown with the user's own traceback, without frames of this
+package.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import torch
 
 import solrl_ray
 from solrl_ray.config.own_functions import Trial
+from solrl_ray.config.schema import EvaluationConfig, RewardConfig
 from solrl_ray.errors import RewardError, UserError
+from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of
-from solrl_ray.rewards.callables import CallableReward
+from solrl_ray.records import Address
+from solrl_ray.rewards.callables import CallableReward, real_pictures
 
 __all__ = ["Trial", "here", "prompts_of"]
 
@@ -30,12 +34,22 @@ def here(trials: Sequence[Trial], device: str) -> list[list[float]]:
         except (UserError, RewardError) as error:
             said = str(error)
             if isinstance(error, RewardError):
-                said = f"{trial.key} is {trial.config.kind!r}, which was tried on two pictures: {error}"
+                said = f"{trial.key} is {trial.spec!r}, which was tried on two {_tried_on(trial)}: {error}"
             raise UserError(f"{said}{_users_traceback(error.__cause__)}") from None
     return scores
 
 
+def _tried_on(trial: Trial) -> str:
+    return "pictures" if isinstance(trial.config, RewardConfig) else "prompts"
+
+
 def _score(trial: Trial, device: str) -> list[float]:
+    if isinstance(trial.config, EvaluationConfig):
+        for prompt in trial.prompts:
+            address = Address(run_seed=0, purpose="initial-noise", prompt_id=prompt_id(prompt))
+            real_pictures(trial.config, trial.key, prompt, [address])
+        return []
+
     def keys(_: str) -> str:
         return trial.key
 

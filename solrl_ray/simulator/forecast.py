@@ -70,7 +70,7 @@ class Forecast:
         return [
             ("time", f"{_spent(self.seconds)} an iteration on {self.gpus} × {self.prices.gpu}: {parts}"),
             (
-                "whole run",
+                "total time",
                 f"{iterations} iterations take {self.seconds * iterations / 3600:.3g} h and "
                 f"{self.gpu_hours(iterations):.3g} GPU-hours, without start and evaluations",
             ),
@@ -78,9 +78,9 @@ class Forecast:
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("add next", self._advice()),
-            ("measured", "; ".join(measured) or "nothing"),
-            ("messages", self.messages),
-            ("ESTIMATES", "; ".join(estimates) or "none"),
+            ("measured", "; ".join(measured) or f"none of these times on {self.prices.gpu}"),
+            ("ESTIMATED", "; ".join(estimates) or "none of these times"),
+            ("Ray calls", f"what they take was measured: {self.messages}"),
         ]
 
     def _other_explorers(self) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -59,3 +60,7 @@ def test_the_demo_runs_by_its_name_in_an_empty_folder(installed: Path, tmp_path:
     solrl("train", "demo", "--no-live", *sizes)
     assert json.loads((tmp_path / "runs" / "demo" / "summary.json").read_text())["lora_digest"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+    page = html.unescape((tmp_path / "runs" / "demo" / "report.html").read_text())
+    lines = page.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
+    run([sys.executable, "-c", lines], tmp_path)  # as the report shows them
+    assert (tmp_path / "picture.png").stat().st_size

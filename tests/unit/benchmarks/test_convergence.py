@@ -11,6 +11,8 @@ import convergence
 import pytest
 from variants import DIRECTS, VARIANTS
 
+from solrl_ray.config.strategies import pool_sampling
+
 
 def arguments(gpu: bool = False) -> argparse.Namespace:
     return argparse.Namespace(root=Path("runs"), iterations=40, gpu=gpu, set=[])
@@ -23,6 +25,7 @@ def test_every_variant_is_a_valid_run(name: str) -> None:
         assert (config.run.name, config.run.seed, config.objective.kind) == (f"{name}-43", 43, VARIANTS[name].method)
         assert bool(config.fleet.explorers.num_gpus) == gpu
         assert (config.rollout.strategy == "direct") == (name in DIRECTS.values())
+        assert bool(pool_sampling(config).pruning) == (name == "two_stage_pruned" or name.startswith("prune_"))
 
 
 def test_exploring_ahead_costs_as_much_of_one_card_and_pruning_less(monkeypatch: pytest.MonkeyPatch) -> None:

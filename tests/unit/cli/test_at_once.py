@@ -18,6 +18,7 @@ import pytest
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
+from solrl_ray.storage.run_folder import RunFolder, claim
 from tests.support.command_line import begin, refusal, solrl
 
 
@@ -83,6 +84,24 @@ def test_a_run_that_is_there_is_told_before_the_plan(
         assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
 
 
+def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("rollout.prompts=4", "evaluation.prompts=5", "evaluation.pictures=3")
+    settings = [word for setting in more for word in ("--set", setting)]
+    train, heldout = tmp_path / "train.txt", tmp_path / "heldout.txt"
+    only_two = f"it must be at most 2, the number of distinct prompts in prompts.heldout, {heldout}"
+    assert sentence(capsys, "train", config_file, *settings).split(". ") == [
+        f"rollout.prompts is 4 (--set); it must be at most 3, the number of distinct prompts in prompts.train, {train}",
+        f"evaluation.prompts is 5 (--set); {only_two}",
+        f"evaluation.pictures is 3 (--set); {only_two}.",
+    ]
+    (tmp_path / "train.txt").unlink()
+    said = sentence(capsys, "train", config_file, "--set", "evaluation.prompts=5")
+    assert f"{tmp_path}/train.txt cannot be read" in said
+    assert "evaluation.prompts is 5 (--set); it must be at most 2" in said
+
+
 def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,11 +113,33 @@ def test_an_address_at_which_nobody_listens_is_told_before_the_plan(
     )
 
 
-def test_it_is_told_without_pytorch(config_file: Path) -> None:
-    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), 'torch' in sys.modules)"
-    arguments = ["train", str(config_file), "--set", "run.root=/proc/x"]
+@pytest.mark.parametrize("wrong", ["run.root=/proc/x", "rollout.prompts=4"])
+def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
+    assert unread("train", str(config_file), "--set", wrong)
+
+
+def test_the_status_right_after_a_kill_says_that_the_rest_of_the_run_is_ending(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "small"
+    begin(folder, config_file)
+    RunFolder(folder).note_cluster("127.0.0.1:1")
+    with (folder / "lock").open("wb") as file:
+        claim(folder, file, alone=True)
+        said = sentence(capsys, "status", folder)
+    assert said.startswith(f"a process works in {folder}, but the Ray cluster at 127.0.0.1:1 could not be joined: ")
+    assert said.endswith("; if the run was killed, that process ends soon: ask again then.")
+
+
+def test_the_status_of_a_folder_that_is_not_there_is_told_without_pytorch_and_ray(tmp_path: Path) -> None:
+    assert unread("status", str(tmp_path / "nowhere"))
+
+
+def unread(*arguments: str) -> bool:
+    """Whether a command is refused before PyTorch and Ray are read."""
+    source = "import sys\nfrom solrl_ray.cli import main\nprint(main(sys.argv[1:]), {'torch', 'ray'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=True)
-    assert done.stdout == "2 False\n"
+    return done.stdout == "2 set()\n"
 
 
 TOKEN = "right"

@@ -14,6 +14,7 @@ from solrl_ray.config import checks
 from solrl_ray.config.loading import load, load_with_sources
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
 from solrl_ray.errors import UserError
+from solrl_ray.records import Pruning
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PARTS = catalogue.read(CONFIGS)
@@ -49,6 +50,8 @@ def test_each_strategy_is_there_once_with_the_published_sizes() -> None:
         config = load([part.path for part in parts], [*PROMPTS, ACKNOWLEDGED])
         rollout, pool = config.rollout, pool_sampling(config)
         found[rollout.strategy] = (rollout.prompts, rollout.pool, rollout.keep, pool.steps, is_one_stage(config))
+        pruned = Pruning(after=2, keep=36) if rollout.strategy == "two_stage" else None
+        assert (pool.pruning, pool.micro_batch, pool.padding) == (pruned, 12 if pruned else 24, 0)
         assert (pool.tier in ("bf16", "float32")) == (rollout.strategy in ("direct", "scaled"))
         said = warnings(config)
         assert any("quantised samples" in words for words in said) == (rollout.strategy == "quantized")
@@ -59,6 +62,44 @@ def test_each_strategy_is_there_once_with_the_published_sizes() -> None:
         "quantized": (48, 96, 24, 10, True),
         "two_stage": (48, 96, 24, 6, False),
     }
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "runs").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_run_of_a_real_model_prunes_its_previews_and_pads_none(file: Path) -> None:
+    pool = pool_sampling(load([file]))
+    assert (pool.unit, pool.pruning, pool.micro_batch, pool.padding) == (96, Pruning(after=2, keep=36), 12, 0)
+
+
+def test_previews_that_are_all_finished_have_the_micro_batch_that_is_fastest_for_them() -> None:
+    pool = pool_sampling(load([CONFIGS / "runs" / "flux1_dev_80gb.yaml"], ["rollout.preview.prune=null"]))
+    assert (pool.unit, pool.pruning, pool.micro_batch) == (24, None, 24)
+
+
+@pytest.mark.parametrize("part", ["one_gpu_24gb", "one_gpu_48gb", "one_gpu_80gb"])
+def test_on_no_card_are_pruned_previews_padded(part: str) -> None:
+    files = [CONFIGS / "runs" / "flux1_dev_eight_gpus.yaml", CONFIGS / "clusters" / f"{part}.yaml"]
+    assert pool_sampling(load(files)).padding == 0
+
+
+def test_a_strategy_of_one_stage_replaces_a_pruned_one() -> None:
+    for strategy in ("direct", "scaled"):
+        files = [CONFIGS / "runs" / "flux1_dev_eight_gpus.yaml", CONFIGS / "strategies" / f"{strategy}.yaml"]
+        config = load(files)
+        checks.check(config)
+        assert (pool_sampling(config).pruning, pool_sampling(config).micro_batch) == (None, 24)
+
+
+def test_a_pool_that_is_too_small_to_be_pruned_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--set", "rollout.pool=24", "--set", "rollout.keep=8"]
+    assert main(["plan", "flux1_dev_80gb", *small]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: rollout.preview.prune.keep is 36 (")
+    assert "two_stage.yaml" in said
+    assert said.endswith(
+        "it must be less than rollout.pool, which is 24; rollout.preview.prune=null finishes all previews.\n"
+    )
+    assert main(["plan", "flux1_dev_80gb", *small, "--set", "rollout.preview.prune=null"]) == 0
+    assert "48 units of 24, 288 forwards" in " ".join(capsys.readouterr().out.split())
 
 
 def test_quantised_samples_are_trained_on_only_by_who_says_so() -> None:
@@ -114,6 +155,11 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
         assert part.title, part.path
     assert "      builtin:testbed/pipeline: shipped" in lines
     assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
+    commands = {part.path.stem: part.downloads for part in PARTS["models"]}
+    assert commands.pop("testbed") == ()
+    assert commands["flux1_dev"] == ("hf download black-forest-labs/FLUX.1-dev",)
+    for (command,) in commands.values():
+        assert f"        {command}" in lines
     text = " ".join(" ".join(lines).split())
     assert "known to be bad, and starts only with `--set rollout.accept_quantized_training=true`" in text
     command = text.split("later ones win: solrl ", 1)[1].replace(" \\", "")

@@ -86,6 +86,10 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
             "evaluation.reference (--set) is 'math:no', but math has no",
         ),
         (
+            ["--set", "evaluation.reference=solrl_ray.testbed.world:picture", "--dry-run"],
+            "evaluation.reference (--set) is 'solrl_ray.testbed.world:picture', which was tried on two prompts: ",
+        ),
+        (
             ["--set", "rollout.explore.precision=fp8"],
             "rollout.explore.precision is 'fp8' (--set): fp8 needs a card of compute",
         ),

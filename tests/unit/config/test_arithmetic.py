@@ -235,7 +235,7 @@ def test_the_table_says_which_share_of_a_gpu_each_worker_has(configure) -> None:
 
 def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # type: ignore[no-untyped-def]
     pruned = ("rollout.preview.prune={after: 2, keep: 36}", "fidelity.audit_prompts=2")
-    numbers = describe(configure(*pruned), FLUX)
+    numbers = describe(configure(*pruned, "rollout.explore.micro_batch=24"), FLUX)
     assert (numbers.candidates, numbers.explore_units, numbers.dropped) == (4608, 48, 48 * 60)
     # 4 micro-batches × 2 steps, then 36 seeds in 2 micro-batches × 4 steps.
     assert numbers.explore_forwards == 48 * (4 * 2 + 2 * 4)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.config import checks
-from solrl_ray.config.loading import load, load_with_sources
-from solrl_ray.config.strategies import pool_sampling, pool_unit_seconds
+from solrl_ray.config.loading import load, load_with_sources, to_yaml
+from solrl_ray.config.strategies import at_fallback_level, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
 
@@ -184,7 +184,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 96}"],
-            "rollout.preview.prune.keep is 96 (--set); it must be less than rollout.pool, which is 96, or prune empty.",
+            "rollout.preview.prune.keep is 96 (--set); it must be less than rollout.pool, which is 96; "
+            "rollout.preview.prune=null finishes all previews.",
         ),
         (
             ["rollout.preview={unit: 24, prune: {after: 2, keep: 36}}"],
@@ -193,7 +194,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 6, keep: 36}"],
-            "rollout.preview.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview.",
+            "rollout.preview.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a preview "
+            "(rollout.explore.steps); rollout.preview.prune=null finishes all previews.",
         ),
         (
             ["rollout.preview.prune={keep: 36}"],
@@ -202,7 +204,7 @@ from solrl_ray.records import Pruning
         (
             ["rollout.strategy=scaled", "rollout.preview.prune={after: 2, keep: 36}"],
             'rollout.preview.prune is {"after": 2, "keep": 36} (--set); it must be empty with rollout.strategy scaled, '
-            "which has no previews.",
+            "which has no previews: rollout.preview.prune=null.",
         ),
         (
             ["rollout.strategy=scaled", "rollout.selection=best"],
@@ -214,7 +216,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.strategy=scaled", "rollout.preview.unit=48"],
-            "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews.",
+            "rollout.preview.unit is 48 (--set); it must be empty with rollout.strategy scaled, which has no previews: "
+            "rollout.preview.unit=null.",
         ),
         (
             ["rollout.preview.unit=40", "rollout.explore.micro_batch=8"],
@@ -250,7 +253,8 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{prune: {after: 6}}]}"],
-            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a",
+            "fidelity.fallback.0.prune.after is 6 (--set); it must be a whole number less than 6, the steps of a "
+            "preview; fidelity.fallback.0.prune={} finishes all previews.",
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={floor: 0.5, fallback: [{}]}"],
@@ -287,7 +291,7 @@ def test_previews_are_not_pruned_if_prune_is_empty(parts: list[Path], overrides:
 
 def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_slots(parts: list[Path]) -> None:
     pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
-    pool = pool_sampling(load(parts, pruned))
+    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=24"]))
     # Four micro-batches of 24 take two steps, then 36 seeds, which fill two of them, take four more.
     assert (pool.unit, pool.pruning, pool.forwards, pool.decodings, pool.padding) == (
         96,
@@ -296,7 +300,8 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
         4 + 2,
         12,
     )
-    pool = pool_sampling(load(parts, [*pruned, "rollout.explore.micro_batch=12"]))
+    pool = pool_sampling(load(parts, pruned))
+    assert pool.micro_batch == 12
     assert (pool.forwards, pool.decodings, pool.padding) == (8 * 2 + 3 * 4, 8 + 3, 0)
     halves = [*pruned, "rollout.explore.micro_batch=12", "rollout.preview.unit=48"]
     checks.check(load(parts, halves))
@@ -304,8 +309,39 @@ def test_a_pruned_unit_is_a_pool_unless_it_is_said_otherwise_and_costs_padded_sl
     assert (pool.units, pool.pruning, pool.forwards, pool.padding) == (2, Pruning(after=2, keep=18), 4 * 2 + 2 * 4, 6)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "size"),
+    [
+        ([], 24),
+        (["preview.prune={}"], 24),
+        (["preview.prune={after: 2, keep: 36}"], 12),
+        (["preview.prune={after: 2, keep: 36}", "explore.steps=5"], 12),
+        (["preview.prune={after: 2, keep: 36}", "explore.micro_batch=6"], 6),
+        (["explore={micro_batch: 24}", "preview={prune: {after: 2, keep: 36}}"], 24),
+        (["preview.prune={after: 2, keep: 36}", "preview.prune=null"], 24),
+    ],
+)
+def test_pruned_previews_have_smaller_micro_batches_unless_it_is_said_otherwise(
+    parts: list[Path], overrides: list[str], size: int
+) -> None:
+    config = load(parts, [f"rollout.{override}" for override in overrides])
+    assert (config.rollout.explore.micro_batch, pool_sampling(config).micro_batch) == (size, size)
+
+
+def test_a_fallback_level_that_prunes_no_more_keeps_the_micro_batch(parts: list[Path], tmp_path: Path) -> None:
+    ladder = "fidelity={floor: 0.5, fallback: [{prune: {}}]}"
+    level = at_fallback_level(load(parts, ["rollout.preview.prune={after: 2, keep: 36}", ladder]), 1)
+    stored = tmp_path / "stored.yaml"
+    stored.write_text(to_yaml(level))
+    for config in (level, load([stored])):
+        pool = pool_sampling(config)
+        assert (pool.pruning, pool.micro_batch, pool.unit) == (None, 12, 96)
+
+
 def test_the_deadline_of_a_unit_grows_with_its_size(parts: list[Path]) -> None:
     assert pool_unit_seconds(load(parts)) == 120.0
     assert pool_unit_seconds(load(parts, ["rollout.preview.unit=48"])) == 240.0
-    assert pool_unit_seconds(load(parts, ["rollout.preview.prune={after: 2, keep: 36}"])) == 480.0
+    pruned = ["rollout.preview.prune={after: 2, keep: 36}"]
+    assert pool_unit_seconds(load(parts, [*pruned, "rollout.explore.micro_batch=24"])) == 480.0
+    assert pool_unit_seconds(load(parts, pruned)) == 960.0
     assert pool_unit_seconds(load(parts, ["rollout.strategy=scaled"])) == 300.0

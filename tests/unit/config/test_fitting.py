@@ -118,12 +118,12 @@ def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
     arithmetic = made_up()
     rows = dict(fitting.rows(arithmetic, Card(name="a card", memory=1e12, host_link=50e9)))
     (found,) = cards(arithmetic)
-    assert list(rows) == ["on a GPU", "its peak", "lay_down"]
-    assert (
-        "explorer 4.01 GB (transformer 1.5 GB, base of what LoRA touches 200 MB, decoder 100 MB, " in rows["on a GPU"]
-    )
-    assert "lay_down 10.8 GB (load 10.8 GB, explore and regenerate 10.3 GB, " in rows["its peak"]
-    assert "one_at_a_time 6.25 GB (load 6.04 GB, explore 5.57 GB, regenerate 6.25 GB, " in rows["its peak"]
+    assert list(rows) == ["GPU memory", "GPU peak", "lay_down"]
+    held = "explorer 4.01 GB (transformer 1.5 GB, base of what LoRA touches 200 MB, decoder 100 MB, "
+    assert rows["GPU memory"].startswith(f"what workers hold on one GPU between their turns, estimated: {held}")
+    assert rows["GPU peak"].startswith("the most that one GPU holds in a turn, estimated, by fleet.sharing: keep ")
+    assert "lay_down 10.8 GB (load 10.8 GB, explore and regenerate 10.3 GB, " in rows["GPU peak"]
+    assert "one_at_a_time 6.25 GB (load 6.04 GB, explore 5.57 GB, regenerate 6.25 GB, " in rows["GPU peak"]
     assert "one_at_a_time moves the same bytes: all 48 prompts of an iteration are explored" in rows["lay_down"]
     assert f"about {2 * found.laid_down / 50e9:.2g} s an iteration" in rows["lay_down"]
     assert fitting.sentence(arithmetic, Card(name="a card", memory=1e12)).startswith("fleet.sharing auto is keep: 1")
@@ -131,7 +131,7 @@ def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
 
 def test_who_is_alone_on_a_card_has_nothing_to_lay_down_for_others() -> None:
     split = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "kuberay", "rollout.explore.precision=fp8")
-    assert list(dict(fitting.rows(split))) == ["on a GPU", "its peak"]
+    assert list(dict(fitting.rows(split))) == ["GPU memory", "GPU peak"]
     assert sharing_on(split, card(80)) == "keep"
     assert fitting.sentence(split, card(80)).endswith("80 GB, which are 95% of a card")
 

@@ -38,6 +38,7 @@ CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
     "rollout={prompts: 2, pool: 4, keep: 2}",
     "rollout.explore={steps: 2, micro_batch: 4, precision: float32}",
+    "rollout.preview.prune=null",  # previews of two steps are finished after two
     "rollout.regenerate={steps: 4, micro_batch: 2}",
     "learner={micro_batch: 2, optimizer: {lr: 1e-2}}",
 )

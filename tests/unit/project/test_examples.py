@@ -54,14 +54,14 @@ def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPa
     override = documented(source, "solrl train")[2]
     config = own_functions.attached(load([CONFIGS / "demo.yaml"], [override]))
     assert Path(config.rewards[0].kind.rpartition(":")[0]) == source.relative_to(EXAMPLES.parent)
-    configured.try_own_rewards(config, Sources())
+    configured.try_own_functions(config, Sources())
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_the_demo(path: Path) -> None:
     config = own_functions.attached(load([CONFIGS / "demo.yaml", path]))
     assert any(":" in reward.kind for reward in config.rewards)
-    configured.try_own_rewards(config, Sources())
+    configured.try_own_functions(config, Sources())
 
 
 def test_there_is_such_a_part() -> None:

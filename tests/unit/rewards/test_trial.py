@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.cli import reward_trial
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.schema import EvaluationConfig, RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.rewards import trial
 
@@ -54,6 +54,19 @@ def hangs(images, prompts):
 
 def dies(images, prompts):
     os.kill(os.getpid(), 9)
+
+def picture(prompt, address):
+    assert prompt in ("a red square", "two blue circles") and address.index == 0
+    return torch.rand(3, 20, 24)
+
+def bytes_(prompt, address):
+    return torch.full((3, 16, 16), 255, dtype=torch.uint8)
+
+def batch(prompt, address):
+    return torch.rand(1, 3, 16, 16)
+
+def unknown(prompt, address):
+    raise KeyError(prompt)
 """
 
 
@@ -64,6 +77,17 @@ def of(tmp_path: Path) -> Trials:
     def make(function: str) -> list[trial.Trial]:
         config = RewardConfig(kind=f"{tmp_path}/own_rewards.py:{function}")
         return [trial.Trial("rewards.0.kind (my.yaml)", config, 16, ("a red square", "two blue circles"))]
+
+    return make
+
+
+@pytest.fixture
+def drawing(tmp_path: Path) -> Trials:
+    (tmp_path / "own_rewards.py").write_text(SOURCE)
+
+    def make(function: str) -> list[trial.Trial]:
+        config = EvaluationConfig(reference=f"{tmp_path}/own_rewards.py:{function}")
+        return [trial.Trial("evaluation.reference (my.yaml)", config, 16, ("a red square", "two blue circles"))]
 
     return make
 
@@ -124,3 +148,31 @@ def test_a_reward_that_is_to_have_a_gpu_is_not_tried_where_there_is_none(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert reward_trial.in_child(of("bug"), gpu=True, seconds=120) is None
+
+
+def test_what_draws_real_pictures_is_tried_too_and_needs_no_gpu(
+    of: Trials, drawing: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reward_trial.in_child([*of("numbers"), *drawing("picture")], gpu=False, seconds=120)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(UserError, match=r"^evaluation\.reference \(my\.yaml\) is '.*on two prompts: .* KeyError: "):
+        reward_trial.in_child([*of("bug"), *drawing("unknown")], gpu=True, seconds=120)
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (
+            "bytes_",
+            "drew a picture with values from 255 to 255 for the prompt 'a red square'; right would be numbers from",
+        ),
+        ("batch", "drew a picture of shape [1, 3, 16, 16]; right would be [3, height, width]."),
+        ("unknown", "for the prompt 'a red square'\nTraceback (most recent call last):\n"),
+        ("absent", "has no function absent"),
+    ],
+)
+def test_what_is_no_real_picture_is_told(drawing: Trials, function: str, problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        trial.here(drawing(function), "cpu")
+    assert str(refused.value).startswith("evaluation.reference (my.yaml) is '")
+    assert problem in str(refused.value)

@@ -37,6 +37,8 @@ SD35 = ModelFacts(
 MEDIUM = ModelFacts(
     latent_shape=(16, 64, 64), parameters=2_240_000_000, lora_modules=1, lora_parameters=1, packed_bytes=0
 )
+UNPRUNED = "rollout.preview.prune=null"
+"""As in the runs that prices were measured and solved from."""
 FREE = OrchestrationCosts(conditions="none", **dict.fromkeys(set(OrchestrationCosts.model_fields) - {"conditions"}, 0))
 
 
@@ -49,7 +51,7 @@ def configure(tmp_path: Path):  # type: ignore[no-untyped-def]
 
     def configured(*overrides: str, model: str = "sd35_large") -> Config:
         files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / f"models/{model}.yaml", file]
-        return load(files, ("rollout.explore.precision=auto", *overrides))
+        return load(files, ("rollout.explore.precision=auto", UNPRUNED, *overrides))
 
     return configured
 
@@ -160,7 +162,7 @@ def test_a_figure_is_told_in_seconds_once_it_is_rounded_to_one(ms: float, words:
 def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = configure("fleet.explorers.count=6", "learner.world_size=8")
     text = " ".join(times(describe(config, SD35), *cluster_and_prices(None, "h200")).split())
-    measured, estimates = text.split("ESTIMATES")
+    measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
     assert "publication 1.67 s (assumed" in estimates
@@ -250,7 +252,7 @@ def test_the_shipped_costs_of_the_controller_are_there() -> None:
 def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) -> None:  # type: ignore[no-untyped-def]
     whole = stages_of(configure(), "h200").stages.explore  # a unit of 24
     assert whole == pytest.approx(24 * (6 * 57.5 + 40.6) / 1000)
-    pruned = configure("rollout.preview.prune={after: 2, keep: 36}")
+    pruned = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=24")
     slots = 96 * 2 + 48 * 4
     assert stages_of(pruned, "h200").stages.explore == pytest.approx((slots * 57.5 + (96 + 48) * 40.6) / 1000)
     twelve = configure("rollout.preview.prune={after: 2, keep: 36}", "rollout.explore.micro_batch=12")
