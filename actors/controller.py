@@ -6,9 +6,9 @@
                         ▲                                        ∥ evaluation that is due   │
                         └── checkpoint ∥ the next iteration begins ◄────────────────────────┘
 
-`run` awaits one step after another. What overlaps is a named task beside it: the lives of workers, what brings answers
-to the selector, exploring ahead, samples that are offered to the learners, a checkpoint, the writing of metrics. The
-first error of any of them ends the run, and the run's end ends all of them.
+`run` awaits one step after another. What overlaps is a named task: the lives of workers, bringing answers to the
+selector, exploring ahead, offering samples to the learners, a checkpoint, writing metrics. The first error of any task
+ends the run, and the end of the run ends all tasks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Controller:
         self._staleness, self._last = config.rollout.max_staleness, config.run.iterations
 
     async def run(self) -> None:
-        """Train from where the run folder ends to `run.iterations`, and write what a user takes home."""
+        """Train from the run folder's state to `run.iterations`, then write the results."""
         async with Tasks() as self._tasks:
             parts, first, last = await self._open(), self._parts.point.updates, self._last
             await parts.evaluations.before_training() if first == 0 else await self._evaluate_on_the_way(first)
@@ -63,28 +63,27 @@ class Controller:
             await parts.evaluations.of_ema(last)
             await parts.checkpoints.finish(parts.point.seconds + self._clock.elapsed)
 
-    # What others ask, while `run` is at work
+    # Called from outside while `run` is at work
 
     async def progress(self) -> Progress:
-        """A snapshot."""
         return self._parts.telemetry.progress()
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
-        """Have pools of other sizes, as `Fleet.scale`."""
+        """Resize pools; see `Fleet.scale`."""
         parts = self._ready()
-        async with self._scaling:  # what is noted last is what was asked for last
+        async with self._scaling:  # so that the last request is noted last
             said = await parts.fleet.scale(sizes)
             await parts.on_disk(lambda: parts.folder.note_sizes(sizes), "noting the sizes of pools")
         return said
 
     @property
     def requests(self) -> EvaluationRequests:
-        """Evaluations that others ask for."""
+        """Evaluations requested from outside."""
         return self._ready().requests
 
     def _ready(self) -> RunParts:
         if not self._opened:
-            raise RunError("the run is still finding where to go on; ask again in a moment")
+            raise RunError("the run is still looking for its last checkpoint; ask again in a moment")
         return self._parts
 
     # The steps
@@ -96,7 +95,7 @@ class Controller:
         return self._parts
 
     async def _begin(self, iteration: int) -> None:
-        """Let the fleet work on an iteration; nothing to do if it does so already."""
+        """Open an iteration, unless it is open already."""
         parts = self._parts
         if not parts.rollouts.is_open(iteration):
             await parts.explore(iteration)
@@ -104,7 +103,7 @@ class Controller:
         await parts.publisher.regenerate()
 
     async def _roll_out(self, iteration: int) -> RolloutResult:
-        """Return once every prompt has its group. The next iteration may be explored from when this one is."""
+        """Return once every prompt has its group. The next iteration may be explored as soon as this one is."""
         parts = self._parts
         await parts.rollouts.drop_before(iteration)
         parts.telemetry.begin_iteration(iteration)
@@ -119,7 +118,7 @@ class Controller:
         return rollout
 
     async def _explore_ahead(self, iteration: int) -> None:
-        """Let the explorers go on with the next iteration when this one is explored, if they may."""
+        """Start exploring the next iteration when this one is explored, if staleness allows it."""
         parts, following = self._parts, iteration + 1
         if self._staleness and following < self._last and not parts.rollouts.is_open(following):
             await parts.rollouts[iteration].explored.wait()
@@ -128,15 +127,15 @@ class Controller:
             await parts.explore(following)
 
     async def _offer(self, iteration: int) -> None:
-        """Let the learners prepare samples as they come in, in prompt order."""
-        if self._turns:  # ranks that take turns on a GPU do not begin in others' turn
+        """Offer samples to the learners as they arrive, in prompt order."""
+        if self._turns:  # ranks that share GPUs by turns must not start in another's turn
             return
         this = self._parts.rollouts[iteration]
         async for first, groups, embeddings in this.in_order():
             self._parts.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
     async def _learn(self, iteration: int, rollout: RolloutResult) -> UpdateResult:
-        """The update; beside it what is left of its rollout, what can be done ahead, and an evaluation that is due."""
+        """Make the update. Beside it: the rest of its rollout, work ahead, and an evaluation that is due."""
         parts = self._parts
         parts.telemetry.state("learning", stage="learn")
         self._clock.learn()
@@ -168,13 +167,14 @@ class Controller:
         return summary
 
     async def _publish(self, updates: int) -> None:
-        """Make revision `updates`. Explorers are sent it as soon as they may have it, regenerators when their iteration
-        begins."""
+        """Make revision `updates`. Explorers get it as soon as staleness allows, regenerators when their iteration
+        begins.
+        """
         parts = self._parts
         parts.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
         await parts.publisher.make(updates, parts.fallback_level(updates + self._staleness))
-        if not staleness_of(updates, self._staleness) and updates < self._last:  # after that nobody explores
+        if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
             await parts.publisher.explore()
 
     def _save(self, state: LearnerState, updates: int) -> asyncio.Task[float]:
@@ -182,21 +182,22 @@ class Controller:
         return self._tasks.start(self._parts.checkpoints.save(state, updates), f"the checkpoint after {updates}")
 
     async def _checkpoint_written(self) -> None:
-        """Return once the last checkpoint is on the disk: what comes next must not count before it does."""
+        """Return once the last checkpoint is on the disk. What comes next must not count before."""
         if self._checkpoint is not None:
             self._clock.checkpoint = await self._checkpoint
             self._checkpoint = None
 
     def _evaluates_before(self, iteration: int) -> bool:
-        """Whether an iteration begins after evaluations: explorers with a turn of their own would keep it until they
-        have nothing to do, and others' evaluations have a part of that time."""
+        """Whether an iteration begins after evaluations. Explorers with their own turn would keep it until they are
+        idle, and requested evaluations get part of that time.
+        """
         parts = self._parts
         return parts.evaluations.holds_up(iteration) or (parts.fleet.turns.alternate and parts.requests.wait)
 
     async def _evaluate_on_the_way(self, updates: int) -> None:
         if await self._parts.evaluations.before_iteration(updates):
-            self._clock.restart()  # an evaluation has a record of its own
-        if self._turns:  # others' evaluations have a part of the time between two iterations
+            self._clock.restart()  # an evaluation has its own record
+        if self._turns:  # requested evaluations get part of the time between iterations
             ended = asyncio.Event()
             seconds = self._config.evaluation.share * self._clock.last
             asyncio.get_running_loop().call_later(seconds, ended.set)

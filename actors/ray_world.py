@@ -1,4 +1,4 @@
-"""Ray's world: actors are processes, answers are awaited in asyncio, blocking work has daemon threads."""
+"""Ray's world: actors are processes, answers are awaited in asyncio, blocking work runs in daemon threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class RayWorld:
-    """`actors.world.World`, whose docstrings hold."""
+    """`actors.world.World`, which has the docstrings."""
 
     def __init__(self, factory: ActorFactory) -> None:
         self._factory = factory

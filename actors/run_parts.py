@@ -1,4 +1,4 @@
-"""The parts of a run, opened in the order in which they take their places in the cluster."""
+"""The parts of a run, opened in the order in which they need places in the cluster."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from solrl_ray.storage.resume import ResumePoint, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 
 LOCK_SECONDS = 30.0
-"""How long a controller waits for the run folder, which the one before may hold."""
+"""Seconds that a controller waits for the run folder, which an earlier one may hold."""
 
 
 class RunParts:
-    """Made by `open`; every part is ready for the first iteration then."""
+    """Made by `open`; then every part is ready for the first iteration."""
 
     fleet: Fleet
     rollouts: Rollouts
@@ -53,7 +53,7 @@ class RunParts:
     requests: EvaluationRequests
     embeddings: PromptEmbeddings
     point: ResumePoint
-    """Where the run goes on."""
+    """Where the run continues."""
 
     def __init__(self, config: Config, folder: Path, world: World) -> None:
         self.config, self.world = config, world
@@ -63,7 +63,7 @@ class RunParts:
         self.heldout: Sequence[Prompt] = ()
         self._train: Sequence[Prompt] = ()
         self.prompts = lru_cache(maxsize=2)(self._choose)
-        """Of an iteration; of thousands, they take a while to choose."""
+        """Cached by iteration: choosing thousands takes a while."""
 
     async def open(self, tasks: Tasks) -> None:
         """Spawn every actor at once, then wait for those that the first step needs."""
@@ -87,7 +87,7 @@ class RunParts:
             tell=self.telemetry.message,
             supply=self._supply,
         )
-        # Whose place comes first: see `ranks_first`.
+        # Ranks or pools first: see `ranks_first`.
         first, second = self.learners.spawn, self._open_fleet
         if not placement.ranks_first(config):
             first, second = second, first
@@ -118,12 +118,12 @@ class RunParts:
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
-        # Learners that take turns on a GPU compile in their own turn, before their first update.
+        # Learners that share GPUs by turns compile in their own turn, before their first update.
         if self.learners.compiles and not takes_turns(config.fleet) and not over:
             tasks.start(self.learners.warm_up(probe), "compiling the learners' passes")
 
     async def explore(self, iteration: int) -> None:
-        """Open an iteration: from now on the explorers, which were sent the revision for it, are given its units."""
+        """Open an iteration: its units go to explorers that hold its revision."""
         if news := self.fallback.news(iteration, self.telemetry.iterations):
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
@@ -133,8 +133,9 @@ class RunParts:
         await self.rollouts.open(plan, prompts, embeddings)
 
     async def ask_ahead(self, iteration: int) -> None:
-        """Ask for the pools of the next iteration before there is a revision for it: tens of thousands of units take a
-        while to queue. Not where what is measured until then may change them."""
+        """Request the pools of the next iteration before its revision exists: tens of thousands of units take a while
+        to queue. Not if later measurements may change them.
+        """
         if self.fallback.is_settled:
             prompts = self.prompts(iteration)
             embeddings = await self.embeddings.of(prompts)
@@ -161,11 +162,11 @@ class RunParts:
         )
 
     def fallback_level(self, iteration: int) -> int:
-        """On which an iteration is explored, by what is measured of those before."""
+        """The level of an iteration's previews, from measurements of earlier ones."""
         return self.fallback.fallback_level(iteration, self.telemetry.iterations)
 
     async def on_disk(self, work: Any, what: str) -> Any:
-        """What `work` returns, which reads or writes the run folder; `what` is its name."""
+        """The result of `work`, which reads or writes the run folder; `what` is its name."""
         seconds = self.config.fleet.deadlines.checkpoint
         return await self.world.blocking(work, f"{what} in {self.folder.path} (fleet.deadlines.checkpoint)", seconds)
 
@@ -190,10 +191,10 @@ class RunParts:
         await asyncio.sleep(0)  # every worker asks for its place
 
     async def _first_revision(self) -> None:
-        """Have learners, explorers and regenerators hold what the first iteration begins with."""
+        """Give learners, explorers and regenerators the revision that the first iteration begins with."""
         point, publisher = self.point, self.publisher
         behind = staleness_of(point.updates, self.config.rollout.max_staleness)
-        if behind:  # what the open iteration is explored with was made from the checkpoint before
+        if behind:  # the open iteration is explored with a revision from the checkpoint before
             before = await self.on_disk(
                 lambda: state_before(self.folder.checkpoints(), point.updates), "reading the checkpoint before the last"
             )
@@ -220,7 +221,7 @@ class RunParts:
         return state
 
     async def _supply(self, iteration: int) -> list[Any]:
-        """The groups that are learned from once more."""
+        """An iteration's groups, once more."""
         groups = await self.rollouts[iteration].stored(self.publisher.regenerating)
         if self.fleet.turns.lays_down:
             await self.fleet.turns.take()

@@ -1,7 +1,7 @@
-"""What the controller needs of the outside: actors and their answers, a clock, threads for blocking work, nodes.
+"""The controller's interface to the outside: actors and their answers, a clock, threads for blocking work, nodes.
 
-Ray's world is the real one (`actors.ray_world`). The controller, the fleet, the dispatching, the learner group
-and the evaluations know this interface alone, so that another world can take Ray's place.
+Ray's world is the real one (`actors.ray_world`). Controller, fleet, dispatching, learner group and evaluations use only
+this interface, so that another world can replace Ray.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics
 T = TypeVar("T")
 
 GRACE = 30.0
-"""How long after one call of a group has failed another one may turn out to be lost, seconds: a dead node is noticed
-later than those who were talking to it."""
+"""Seconds after a failed call of a group in which another may turn out to be lost: its peers notice a dead node
+earlier.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Sent:
     answer: Any
     """What `World.answer` waits for."""
     large: Any = None
-    """Reference of the second part of an answer in two parts, which stays where it was made."""
+    """Reference of the second of two parts, which stays where it was made."""
 
 
 class Exporter(Protocol):
@@ -56,15 +57,16 @@ class MetricsWriter(Protocol):
 
 
 class World(Protocol):
-    """Files are not methods of it: the run folder that a controller is given is a path of this world's disk
-    (`solrl_ray.common.files`)."""
+    """Has no methods for files: the controller's run folder is a path on this world's disk
+    (`solrl_ray.common.files`).
+    """
 
     # The clock
 
     def now(self) -> float:
-        """Seconds of a clock that does not jump."""
+        """Seconds of a monotonic clock."""
 
-    # Actors. What is made is returned at once; its start is a call of its own.
+    # Actors. A method returns the new actor at once; starting it is a separate call.
 
     def text_encoder(self) -> Any: ...
 
@@ -75,10 +77,10 @@ class World(Protocol):
     def regenerator(self, name: str) -> Any: ...
 
     def learner(self, rank: int, rebuilt: int) -> Any:
-        """`rebuilt`: how often the group was, as part of the name."""
+        """`rebuilt`: how often the group was rebuilt, as part of the name."""
 
     def explore_with(self, config: Config) -> None:
-        """Give explorers that are made from now on this configuration."""
+        """Use this configuration for explorers made from now on."""
 
     def seat_learners(self, seconds: float) -> bool:
         """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
@@ -88,17 +90,17 @@ class World(Protocol):
     # Calls
 
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
-        """Call a method: what is sent to one actor first is done first.
+        """Call a method. An actor does its calls in the order sent.
 
         Args:
-            arguments: values, and references that `put` or a call gave.
+            arguments: values, and references from `put` or a call.
             parts: 2: the answer's second part stays where it is made.
         """
 
     def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
         """Call a method once for each argument, in one message.
 
-        Returns the call, which is answered when all of them are, and references of their answers.
+        Returns the call, answered when all are, and references of their answers.
         """
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
@@ -106,24 +108,24 @@ class World(Protocol):
 
         Args:
             what: the wait's name, as the subject of a sentence.
-            seconds: the deadline; None: none, for somebody else ends the wait.
+            seconds: the deadline; None: the caller has one.
 
         Raises:
             WorkerGone: the deadline passed, or the actor died.
-            InputGone: what the call was given is lost.
-            UserError, RunError: what the method raised; another error becomes a RunError with its name.
+            InputGone: an argument of the call is lost.
+            UserError, RunError: raised by the method; another error becomes a RunError with its name.
         """
 
     def put(self, value: Any) -> Any:
-        """A reference of `value`, which every node reads in one copy."""
+        """A reference of `value`, which is stored once a node."""
 
-    # What is told to others
+    # Output
 
     def exporter(self, run: str) -> Exporter:
         """Of the metrics of `solrl_ray.metrics.instruments`."""
 
     def metrics_writers(self, folder: Path, first_iteration: int) -> list[MetricsWriter]:
-        """Of curves and pictures, for a run that goes on with `first_iteration`. Blocks."""
+        """Of curves and pictures, for a run that continues with `first_iteration`. Blocks."""
 
     def tracker(self, name: str, config: Config, folder: Path) -> MetricsWriter:
         """One of `tracking.trackers`, for the run in `folder`. Blocks."""
@@ -131,19 +133,19 @@ class World(Protocol):
     def write_report(self, folder: Path) -> None:
         """Build the page of a run folder. Blocks."""
 
-    # What blocks
+    # Blocking work
 
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
-        """What `work` returns, which reads or writes files or waits for something else that blocks.
+        """The result of `work`, which may block, for example on files.
 
-        Raises RunError if it takes longer than `seconds`; it is abandoned then, under its name `what`.
+        Raises RunError after `seconds`; the work is then abandoned, under its name `what`.
         """
 
     def draining_nodes(self) -> frozenset[str]:
-        """Ids of nodes that are about to go. Blocks."""
+        """Ids of nodes that are leaving. Blocks."""
 
     def survey(self, config: Config) -> list[str]:
-        """For each kind of actors that has no room for all, a sentence's part: ``2 of fleet.explorers``. Blocks."""
+        """For each kind of actor without room for all, part of a sentence: ``2 of fleet.explorers``. Blocks."""
 
     @property
     def node(self) -> str:
@@ -151,14 +153,14 @@ class World(Protocol):
 
 
 def first_error(error: BaseException) -> BaseException:
-    """What ended a task group first, out of the groups that it comes in."""
+    """The first error in a task group's nested groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class Tasks:
-    """The named tasks of a run. The first error of any of them ends all of them and is raised where they are opened.
+    """The named tasks of a run. The first error of any task ends all and is raised where they were opened.
 
     >>> async def run() -> None:
     ...     async with Tasks() as tasks:
@@ -170,7 +172,7 @@ class Tasks:
         self._group = asyncio.TaskGroup()
         self._running: set[asyncio.Task[Any]] = set()
         self.over = False
-        """Whether the run ends: nothing is begun any more."""
+        """Whether the run is ending: no task may start."""
 
     async def __aenter__(self) -> Tasks:
         await self._group.__aenter__()
@@ -186,7 +188,7 @@ class Tasks:
             raise first_error(group) from None
 
     def start(self, work: Any, name: str) -> asyncio.Task[Any]:
-        """Begin a coroutine beside the run. Raises CancelledError if the run ends."""
+        """Start a coroutine beside the run. Raises CancelledError if the run is ending."""
         if self.over:
             work.close()
             raise asyncio.CancelledError(f"the run ends before {name}")
@@ -201,10 +203,10 @@ class Tasks:
 
 
 async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds: float) -> list[Any]:
-    """The answers to calls that depend on each other: for one that is lost, the others fail or hang.
+    """The answers to interdependent calls: if one is lost, the others fail or hang.
 
-    Raises as `World.answer` does; a loss rather than what the others made of it, for which a failed call is held back
-    for `GRACE` seconds.
+    Raises as `World.answer`, preferring a loss over the failures that it caused: a failed call is held back for `GRACE`
+    seconds.
     """
     waits = [asyncio.ensure_future(world.answer(call, what=what, seconds=seconds)) for call in calls]
     pending, failure = set(waits), None

@@ -1,18 +1,18 @@
-"""What can go wrong, by whom it is to be mended. A message is one sentence naming key, file and value."""
+"""The errors, by who can fix them. A message is one sentence naming key, file and value."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Bad input. The command line prints the message alone, without a traceback, and exits with status 2."""
+    """Bad input. The command line prints only the message, without a traceback, and exits with status 2."""
 
 
 class NotYetThere(UserError):
-    """Something outside that a run needs and that can still be brought; who only plans needs none."""
+    """Something outside that a run needs and that can still be provided; a plan does without."""
 
 
 class MissingCheckpoint(NotYetThere):
-    """A checkpoint that this machine has not fetched yet. The message has the command."""
+    """A checkpoint that this machine has not downloaded yet. The message has the command."""
 
 
 class SilentServer(NotYetThere):
@@ -20,22 +20,22 @@ class SilentServer(NotYetThere):
 
 
 class RunError(Exception):
-    """A run that cannot go on: receipts that disagree, a worker lost too often, a deadline that passed."""
+    """A run that cannot go on: receipts that disagree, a worker lost too often, a missed deadline."""
 
 
 class RewardError(RunError):
-    """A reward that failed, returned the wrong number of values, or returned one that is not finite."""
+    """A reward failed, or returned the wrong number of values or one that is not finite."""
 
 
 class NonsenseError(RunError):
     """A worker's answer that cannot be right: a value that is not finite, another unit, another revision.
 
-    Another worker may do better: the work is given to one before the run is said to be at fault.
+    Another worker gets the unit before the run is considered at fault.
     """
 
 
 class NotFiniteError(NonsenseError, ValueError):
-    """NaN or infinity where arithmetic cannot carry it."""
+    """NaN or infinity where arithmetic cannot represent it."""
 
 
 class RewardNonsense(RewardError, NonsenseError):
@@ -43,7 +43,7 @@ class RewardNonsense(RewardError, NonsenseError):
 
 
 class Gone(RunError):
-    """A call that nobody will answer any more, though it may succeed elsewhere."""
+    """A call that will never be answered, though it may succeed elsewhere."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(what, reason)
@@ -63,13 +63,13 @@ class Late(WorkerGone):
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(what, f"no answer within its deadline of {seconds:g} s")
-        self.args = (what, seconds)  # with which another process makes it again
+        self.args = (what, seconds)  # with which pickle makes it again
         self.seconds = seconds
 
 
 class InputGone(Gone):
-    """An object that the call was given by reference is lost; the worker itself is well."""
+    """An argument of the call by reference is lost; the worker itself is well."""
 
 
 class Leaving(RunError):
-    """A worker has been told to end; its work is for others."""
+    """A worker was told to end; its work goes to others."""

@@ -1,12 +1,12 @@
 """The vocabulary of the project: every value that crosses a process or is written to a run folder.
 
-All records are frozen. Identifiers are plain strings and integers, so that a record means the same on every
-machine and after a restart:
+All records are frozen. Identifiers are plain strings and integers, so that a record means the same on every machine and
+after a restart:
 
 * a *prompt id* is the first 16 hex digits of BLAKE2b-64 over the prompt's UTF-8 text (`prompts.prompt_id`);
-* a *unit id* names a piece of work before any worker exists: ``explore/3/9f…/0-24``;
-* a *revision* is the integer version of the sampling policy; revision ``t`` is the policy that samples in
-  iteration ``t`` (0-based), revision 0 is the adapter as initialised.
+* a *unit id* names a piece of work independent of workers: ``explore/3/9f…/0-24``;
+* a *revision* is the integer version of the sampling policy; revision ``t`` samples in iteration ``t`` (0-based),
+  revision 0 is the initial adapter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.tensor_serialization import Portable
 
-if TYPE_CHECKING:  # takes seconds, and only names types here
+if TYPE_CHECKING:  # takes seconds; only types need it here
     import torch
 
 
@@ -27,7 +27,7 @@ class Address:
 
     run_seed: int
     purpose: str
-    """What the numbers are for: ``initial-noise``, ``training-noise``, ``timesteps``, ``prompts``, …"""
+    """Use of the numbers: ``initial-noise``, ``training-noise``, ``timesteps``, ``prompts``, …"""
     iteration: int = 0
     prompt_id: str = ""
     index: int = 0
@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptEmbedding(Portable):
-    """What the text encoders made of one prompt. Tensors have no batch dimension and are on the CPU."""
+    """The text encoders' output for one prompt. Tensors have no batch dimension and are on the CPU."""
 
     prompt_id: str
     tensors: dict[str, torch.Tensor]
@@ -54,36 +54,38 @@ class PromptEmbedding(Portable):
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Of a unit of previews: all members take the first steps, and only those that look extreme then go on."""
+    """Pruning of a unit of previews: all members take the first steps, and only the most extreme continue."""
 
     after: int
     """Solver steps after which the estimates of x0 are scored."""
     keep: int
-    """How many members go on: even, half of them the best by these early scores and half the worst."""
+    """How many members continue: even, half of them the best by these early scores and half the worst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkUnit:
-    """A fixed set of seeds of one prompt: one call, one answer. Its members are ``indices``, which are sampled in
-    micro-batches of one shape; a score is a function of the unit alone."""
+    """A fixed set of seeds of one prompt: one call, one answer. Its members are ``indices``, sampled in micro-batches
+    of one shape; a score is a function of the unit alone.
+    """
 
     stage: str
-    """What the worker is asked for, and the name of its method: ``explore`` or, of a strategy that learns from the
-    pool's own samples, ``sample`` (explorers); ``regenerate``, the chosen seeds of a prompt, ``audit``, some of those
-    not chosen, and ``evaluate`` (regenerators)."""
+    """The method to call on a worker. Explorers: ``explore``, or ``sample`` in a strategy that learns from the pool's
+    own samples. Regenerators: ``regenerate`` (the chosen seeds of a prompt), ``audit`` (some of those not chosen) and
+    ``evaluate``.
+    """
     iteration: int
     revision: int
     prompt_id: str
     indices: tuple[int, ...]
     policy: str = "old"
-    """Whose revision it is: the sampling policy's, or in evaluations another one's; ``real`` of real pictures."""
+    """The policy of the revision: the sampling policy, or in evaluations another one; ``real`` for real pictures."""
     steps: int | None = None
-    """Solver steps, if not those that its stage is configured with: of a preview on a level of the fallback ladder."""
+    """Solver steps, if not its stage's: for a preview on a level of the fallback ladder."""
     prune: Pruning | None = None
-    """Of a preview, if not all members are sampled to the end."""
+    """For a preview, if not all members are sampled to the end."""
 
     def __reduce__(self) -> tuple[Callable[..., WorkUnit], tuple[Any, ...]]:
-        """By position, which takes a third of the time of a dataclass's own way: an iteration may have 100,000."""
+        """By position, in a third of the time of a dataclass's own way: an iteration may have 100,000."""
         return _work_unit, (
             self.stage,
             self.iteration,
@@ -125,24 +127,25 @@ def _work_unit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitResult:
-    """The answer to a unit: one reward (float32 value) per index. Of an explorer's preview and a regenerator's audit
-    nothing else; what a ``sample`` unit made stays in the object store."""
+    """The answer to a unit: one reward (float32 value) per index. For a preview or an audit nothing else; the samples
+    of a ``sample`` unit stay in the object store.
+    """
 
     unit: WorkUnit
     rewards: tuple[float, ...]
-    """Of a pruned unit: its early score for a member that was dropped (`rollout.pruning.dropped`)."""
+    """For a pruned member: its early score (`rollout.pruning.dropped`)."""
     worker: str
     score_class: str
     """Digest of all that fixes the bits of a score: device type, tier, library versions, shape, threads."""
     seconds: float
     started: float = 0.0
-    """When computing began: seconds since 1970, by the worker's clock. Only the trace reads it."""
+    """Start of computing: seconds since 1970, by the worker's clock. Only the trace reads it."""
     early: tuple[float, ...] = ()
-    """Of a pruned unit: the score of each member's estimate of x0, by which it was decided who goes on."""
+    """For a pruned unit: the score of each member's estimate of x0, which decided which ones continue."""
     samples_digest: str = ""
-    """Of a ``sample`` unit: digest of the samples that were kept (`scheduling.iteration_state.group_digest`)."""
+    """For a ``sample`` unit: digest of its samples (`scheduling.iteration_state.group_digest`)."""
     reward_costs: Mapping[str, int] | None = None
-    """What reward servers and judges were asked for it: see `IterationMetrics.reward_costs`."""
+    """Its use of reward servers and judges: see `IterationMetrics.reward_costs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +153,12 @@ class Candidate:
     prompt_id: str
     index: int
     reward: float
-    """By which its pool is ranked: of a preview, a proxy that only ranks (design law 1)."""
+    """Ranks the pool; for a preview, a proxy that only ranks (design law 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The seeds of one prompt that will be trained on: ``best`` in falling, ``worst`` in rising reward order."""
+    """The seeds of one prompt to be trained on: ``best`` in falling, ``worst`` in rising reward order."""
 
     iteration: int
     revision: int
@@ -175,12 +178,14 @@ class Trajectory(Portable):
     states: torch.Tensor
     """float32 [samples, transitions + 1, *latent_shape], on the CPU."""
     first_step: int
-    """Step of the full schedule that the first transition is."""
+    """Step of the full schedule of the first transition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup(Portable):
-    """The chosen samples of one prompt: all that a learner may see of a rollout. Of a ``sample`` unit, all it made."""
+    """The chosen samples of one prompt: all that a learner sees of a rollout. For a ``sample`` unit, all its
+    samples.
+    """
 
     iteration: int
     revision: int
@@ -206,26 +211,28 @@ class Receipt:
     revision: int
     score_class: str
     policy: str
-    """``old``, the sampling policy, or another one that was published for evaluation."""
+    """``old``, the sampling policy, or another one published for evaluation."""
     bound_modules: int
-    """How many LoRA-touched modules were overwritten."""
+    """Number of LoRA-touched modules overwritten."""
     buffer_digest: str
     """`weight_sync.checksums.tensors_digest` of the touched modules' buffers."""
     probe_digest: str
     """Digest of the output of one fixed forward."""
     reproducible: bool = True
-    """Whether this worker's kernels give the same bits every time: a CPU's do, a GPU's with ``run.deterministic``."""
+    """Whether this worker's kernels give the same bits every time: on a CPU yes, on a GPU with
+    ``run.deterministic``.
+    """
     seconds: float = 0.0
-    """What verifying, swapping in and proving took; the worker was idle meanwhile."""
+    """Time for verifying, swapping in and proving, in which the worker was idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A worker's answer to a revision that it cannot take as it was sent: it needs the whole packed weights."""
+    """A worker's answer to a revision that it cannot take as sent: it needs a snapshot."""
 
     worker: str
     reason: str
-    """In words: a delta against another state, a damaged payload, weights that came out otherwise here."""
+    """In words: a delta against another state, a damaged payload, weights that came out differently here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +244,8 @@ class Attestation:
     tier: str
     score_class: str
     checks: dict[str, str]
-    """Name of each check → what it found, e.g. ``known-answer vectors`` → ``17 of 17``."""
+    """Name of each check → result, e.g. ``known-answer vectors`` → ``17 of 17``."""
     quantized_layers: int = 0
     skipped_layers: int = 0
     warm_ups: int = 0
-    """Shapes of a forward for which code is still to be compiled, before the first revision is loaded."""
+    """Shapes of a forward still to be compiled, before the first revision is loaded."""

@@ -1,4 +1,4 @@
-"""Becoming a driver of a Ray cluster, or of a local Ray started for it."""
+"""Makes this process a driver of a Ray cluster, or of a local Ray started for it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from solrl_ray.errors import RunError
 
 KNOCK_SECONDS = 10.0
 UNLISTED = "_ray_internal_solrl"
-"""A namespace whose drivers the dashboard and ``ray list jobs`` leave out, as those of Ray's own."""
+"""The dashboard and ``ray list jobs`` omit drivers in such a namespace, as they omit Ray's own."""
 
 
 @contextmanager
 def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterator[bool]:
-    """Be a driver as `join` has it, unless this process is one already; gives whether it became one.
+    """Call `join`, unless this process is a driver already; yields whether it became one.
 
     Args:
-        address: else RAY_ADDRESS counts, as in a submitted job; without either, a local Ray is started.
-        job: what this process is called where the cluster's jobs are listed; empty: it is not listed.
+        address: default: RAY_ADDRESS, as in a submitted job; without either, a local Ray is started.
+        job: the name of this process in the cluster's list of jobs; empty: it is not listed.
         tell: print where the dashboard is.
 
     Raises UserError, RunError as `join`.
@@ -47,19 +47,18 @@ def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterato
 
 
 def join(address: str | None, *, job: str = "") -> Any:
-    """Connect this process to the cluster at `address`, or without one start a local Ray; returns Ray's context.
+    """Connect this process to the cluster at `address`, or start a local Ray; returns Ray's context.
 
-    `job` as `joined` has it.
+    `job` as in `joined`.
 
-    Raises UserError if it is the address of a dashboard; RunError if no Ray answers there, or it refuses this user's
-    token.
+    Raises UserError if `address` is a dashboard's; RunError if no Ray answers there, or it refuses this user's token.
     """
     try:
         if address:
             ray_auth.knock(address, seconds=KNOCK_SECONDS)
         else:
-            # Read when a worker loads OpenMP. Threads that wait spin otherwise: the learner's, sharing its cores with
-            # samplers that work, then burn up to five times what they compute with.
+            # Workers read this when they load OpenMP. By default, waiting threads spin: the learner's would take up to
+            # five times their own computing time from samplers on the same cores.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         context = ray.init(
             address=address or "local",
@@ -71,9 +70,10 @@ def join(address: str | None, *, job: str = "") -> Any:
     except (OSError, RuntimeError, ValueError, RayError) as error:
         where = f"the Ray cluster at {address} could not be joined" if address else "a local Ray did not start"
         raise RunError(f"{where}: {wait.first_line(error)}") from error
-    except SystemExit as told:  # Ray's handler of SIGTERM, from when `ray.init` begins
+    except SystemExit as told:  # Ray's handler of SIGTERM raises it during `ray.init`
         raise KeyboardInterrupt from told
-    # Slurm, Kubernetes and `ray job stop` send SIGTERM: as Ctrl-C. Ray's handler, set just now, aborts with a stack.
+    # Slurm, Kubernetes and `ray job stop` send SIGTERM. Treat it as Ctrl-C: Ray's handler, installed just now, would
+    # abort with a stack trace.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     return context

@@ -1,7 +1,7 @@
 """The controller as an actor.
 
-Ray has every process that asks for an actor import the module of its class: this one is light, where that of the
-controller takes seconds.
+Every process that asks for an actor imports the module of its class. So this module is light; importing the
+controller's takes seconds.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from solrl_ray.metrics.records import Progress
 
 
 class ControllerActor:
-    """All methods are asynchronous: they answer while `run` is at work."""
+    """All methods are asynchronous, so they answer while `run` is at work."""
 
     def __init__(self, config: Config, folder: Path, classes: Any) -> None:
         """`classes`: `actors.fleet.actor_factory.ActorClasses`."""
-        self._config = config  # of which Ray asks for the name even where what follows raises
+        self._config = config  # set first: Ray asks for the name even if the rest of the constructor raises
         from actors.controller import Controller
         from actors.fleet.actor_factory import ActorFactory
         from actors.ray_world import RayWorld
@@ -27,7 +27,7 @@ class ControllerActor:
         self._controller = Controller(config, folder, RayWorld(ActorFactory(config, folder, classes)))
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         run = self._config.run
         return f"controller of {run.name}, {run.iterations} iterations"
 
@@ -38,14 +38,14 @@ class ControllerActor:
         return await self._controller.progress()
 
     async def note(self, worker: str, words: str) -> None:
-        """What an actor says that it does in a call that takes long; see `actors.cluster.progress_notes`."""
+        """Take an actor's note about a long call; see `actors.cluster.progress_notes`."""
         self._controller.note(worker, words)
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
         return await self._controller.scale(sizes)
 
     async def submit_evaluation(self, request: Any) -> None:
-        """See `actors.evaluation.requests`, also for the next two."""
+        """See `actors.evaluation.requests`, also for the next two methods."""
         self._controller.requests.submit(request)
 
     async def poll_evaluation(self, name: str) -> Any:

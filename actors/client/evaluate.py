@@ -1,8 +1,8 @@
-"""``solrl eval``: the policies of a run folder against any rewards, on regenerators of its own.
+"""``solrl eval``: evaluates the policies of a run folder with any rewards, on its own regenerators.
 
     checkpoint ─► merger: a revision a policy ─► scorers: base, then LoRA, then EMA at the same addresses ─► table, page
 
-No learner and no explorer is started, and a run that is live elsewhere is only read from.
+It starts no learner and no explorer, and only reads the run folder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from solrl_ray.weight_sync.publish import assemble
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is evaluated. How (prompts, samples, steps, solver, rewards) the configuration says."""
+    """What is evaluated. The configuration says how: prompts, samples, steps, solver, rewards."""
 
     run: Path
     out: Path
@@ -62,7 +62,7 @@ class Request:
 
 
 class Merger(LearnerRank):
-    """Has the base weights, so it can say what a receiver of any policy must end with. It learns nothing."""
+    """Holds the base weights, to compute the checksums that a receiver of a policy must end with. It does not train."""
 
     def merge(self, updates: int, factors: dict[str, Any], policy: Policy) -> Revision:
         shard = self._publisher.shard(updates, factors, policy=policy, rank=0, world_size=1)
@@ -88,13 +88,13 @@ def evaluate(config: Config, state: LearnerState, request: Request, *, address: 
 
 
 def with_regenerators_alone(config: Config) -> Config:
-    """The configuration of a run whose other actors ask for nothing."""
+    """The configuration of a run whose other actors request no resources."""
     fleet = config.fleet.model_copy(update={"explorers": WorkerPool(), "learners": Learners()})
     return config.model_copy(update={"fleet": fleet})
 
 
 def _images(evaluated: Evaluated) -> torch.Tensor:
-    """The pictures of a unit that was asked for them, float32 [n, 3, H, W]."""
+    """The pictures of a unit, float32 [n, 3, H, W]; the unit must have been asked for them."""
     assert evaluated.images is not None
     return evaluated.images
 
@@ -110,7 +110,6 @@ class FinishedRunEvaluation:
         self._prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
 
     async def progress(self) -> Progress:
-        """A snapshot."""
         return self._telemetry.progress()
 
     async def note(self, worker: str, words: str) -> None:
@@ -167,7 +166,7 @@ class FinishedRunEvaluation:
 async def merged(
     world: World, merger: Any, config: Config, state: LearnerState, policies: Sequence[str], *, seconds: float
 ) -> dict[str, Publication]:
-    """Every policy, ready to be sent to regenerators, each within `seconds`, by the actor `merger`, which ends then."""
+    """Publications of all policies, by the actor `merger`, each within `seconds`. The actor ends then."""
     try:
         starting = world.send(merger, "start")
         await world.answer(starting, what="the start of the merger", seconds=config.fleet.deadlines.start)
@@ -179,11 +178,11 @@ async def merged(
             publications[policy] = Publications(config.publish).publish(revision)
         return publications
     finally:
-        world.kill(merger)  # the regenerators take its place
+        world.kill(merger)  # regenerators take its place
 
 
 def write(config: Config, request: Request, state: LearnerState, found: Mapping[str, Mapping[str, Evaluated]]) -> Path:
-    """Write pictures, numbers and the page of what was found (policy → prompt id → scores); returns the page."""
+    """Write the pictures, numbers and page of `found` (policy → prompt id → scores); returns the page."""
     request.out.mkdir(parents=True, exist_ok=True)
     prompts = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
     shown = [prompt.id for prompt in prompts[: config.evaluation.pictures]]

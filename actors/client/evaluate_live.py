@@ -1,10 +1,10 @@
-"""``solrl eval`` of a run that is live: its own regenerators do it, beside the updates.
+"""``solrl eval`` of a live run: the run's own regenerators evaluate, beside its updates.
 
     checkpoint ─► merger (on a CPU): a revision a policy ─► controller (`actors.evaluation.requests`) ─► scores
 
-The addresses, the forwards' shape and the workers are those of an evaluation alone, and so are the scores' bytes within
-one score class. What the run itself computes stays the same: a regenerator loads and proves the run's revision again
-before it gets work of the run's.
+Addresses, micro-batch shape and kind of worker are the same as when no run is live. So the scores have the same bytes
+within a score class. The run's results do not change: a regenerator loads and proves the run's revision again before it
+gets the run's units.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.weight_sync.publication import Publication
 
 POLL = 0.5
-"""How often the run is asked how far it is, seconds."""
+"""Seconds between two requests for progress."""
 SHOWN = 10.0
-"""How often progress is told, seconds."""
+"""Seconds between two lines of progress."""
 
 
 class RunEnded(Exception):
-    """The run is not there any more."""
+    """The run is no longer there."""
 
 
 def page(config: Config, state: LearnerState, request: Request, *, address: str) -> Path | None:
-    """Evaluate on the live run and write what was found; None, with a line that says why, if alone is better."""
+    """Evaluate on the live run and write the page. Returns None, after telling why, if a separate evaluation is
+    better.
+    """
     why_not = obstacle(config, stored(request.run))
     if why_not:
         print(f"note: {why_not}", flush=True)
@@ -60,7 +62,7 @@ def evaluate(
 ) -> Found | None:
     """Evaluate on the live run of `request.run`, whose cluster is at `address`; None if it is not live, or ends.
 
-    `tell` is given sentences for the user. Raises UserError, RunError: as an evaluation alone.
+    `tell` is given sentences for the user. Raises UserError, RunError.
     """
     with joined(address, job=f"evaluation of {config.run.name}"):
         controller = live_run.controller_of(request.run)
@@ -69,7 +71,7 @@ def evaluate(
         try:
             return asyncio.run(_evaluate(controller, config, state, request, tell))
         except RunEnded:
-            tell("the run has ended before the evaluation; going on alone")
+            tell("the run ended before the evaluation; evaluating alone")
             return None
 
 
@@ -110,7 +112,8 @@ async def _evaluate(
 async def _merged(
     controller: Any, config: Config, state: LearnerState, request: Request, name: str
 ) -> dict[str, Publication]:
-    threads = max(1, (os.cpu_count() or 1) // 2)  # no part of what is merged: the bits are those of any device
+    # Does not affect the result: merging gives the same bits on any device.
+    threads = max(1, (os.cpu_count() or 1) // 2)
     fleet = config.fleet.model_copy(update={"learners": Learners(threads=threads)})
     merging = config.model_copy(update={"fleet": fleet})
     world = RayWorld(ActorFactory(merging, request.run, ActorClasses(), scope=name))
@@ -118,12 +121,12 @@ async def _merged(
     try:
         return await merged(world, merger, merging, state, request.policies, seconds=config.fleet.deadlines.update)
     except WorkerGone:
-        await _ask(controller.progress.remote())  # a run that has ended takes its cluster along
+        await _ask(controller.progress.remote())  # a run that has ended takes its cluster down
         raise
 
 
 async def _ask(answer: Any) -> Any:
-    """What the run's controller answers. Raises RunEnded if it does not."""
+    """The answer of the run's controller. Raises RunEnded if there is none."""
     try:
         return await wait.answer(answer, what="the run's controller", seconds=live_run.ANSWER_SECONDS)
     except WorkerGone as error:

@@ -1,4 +1,4 @@
-"""What the command line asks of the system: start Ray, run a controller, show its progress."""
+"""What the command line does with the system: start Ray, run a controller, show its progress."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from solrl_ray.storage.warm_start import warm_start
 
 REFRESH_SECONDS = 0.5
 UNANSWERED = 3
-"""Questions for progress in a row that get no answer before a run whose end nobody told counts as hung."""
+"""Unanswered requests for progress in a row, after which the run counts as hung."""
 
 
 def train(
@@ -54,8 +54,8 @@ def train(
     """Train on a running cluster (`address`) or on a local Ray started for it; returns the exit status.
 
     Args:
-        resume: the run folder exists and is continued; if nothing is left to do, no worker is started.
-        facts: sizes of the model, by which ``fleet.sharing: auto`` is settled; without them it is ``keep``.
+        resume: continue an existing run folder; if the run is complete, no worker is started.
+        facts: sizes of the model, which settle ``fleet.sharing: auto``; without them it is ``keep``.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
@@ -67,7 +67,7 @@ def train(
         config, first = warm_start(config)
 
     def claim() -> bool:
-        """Whether nothing is left to do."""
+        """Whether the run is complete."""
         folder.create(config, resume=resume, first=first)
         try:
             over = resume and concluded(folder)
@@ -81,12 +81,12 @@ def train(
 
     again = folder.resume_command(address)
     what = f"opening the run folder {folder.path} (fleet.deadlines.checkpoint)"
-    # At least what a resumed run may wait for the lock.
+    # At least as long as a resumed run may wait for the lock.
     over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
     with ExitStack() as stack:
         stack.callback(folder.unlock)
         if over:
-            print(f"all {config.run.iterations} iterations are made; a larger run.iterations goes on after them")
+            print(f"all {config.run.iterations} iterations are done; set a larger run.iterations to continue")
             build(folder.path)
             _copy_end(config, folder)
         else:
@@ -100,9 +100,9 @@ def train(
 
 
 def concluded(folder: RunFolder) -> bool:
-    """Whether the run has made all that its configuration asks for, and it is there: who resumes it has nothing to do.
+    """Whether the run has done all iterations of its configuration and written its results.
 
-    Raises UserError: a file of the run is damaged, or all its checkpoints are.
+    Raises UserError if a file of the run, or every checkpoint, is damaged.
     """
     if not (folder.lora / LORA_FILE).is_file():
         return False
@@ -111,7 +111,7 @@ def concluded(folder: RunFolder) -> bool:
 
 
 def _copy_end(config: Config, folder: RunFolder) -> None:
-    """Copy what a run has ended with to `checkpoints.upload`, again: the run may have been cut off before it did."""
+    """Copy the run's results to `checkpoints.upload`, again: the run may have been cut off before it did."""
     if config.checkpoints.upload:
         uploader = Uploader(folder.path, config.checkpoints, print)
         uploader.submit(folder.checkpoint(config.run.iterations))
@@ -139,11 +139,11 @@ def _work(
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
-    folder.unlock()  # the controller claims it: the process that writes
+    folder.unlock()  # the controller claims it, as the process that writes
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
-    stack.callback(folder.forget_cluster)  # before that, while nobody else may write
+    stack.callback(folder.forget_cluster)  # runs first, while no other process may write
     follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 
@@ -160,9 +160,9 @@ def resources(config: Config, address: str) -> None:
 
 
 def with_tier(config: Config) -> Config:
-    """The configuration with the tier that the explorers will run: `auto` is settled, others are checked.
+    """The configuration with the explorers' actual tier: `auto` is replaced, any other is checked.
 
-    Raises UserError: an explorer's device lacks the tier.
+    Raises UserError if an explorer's device lacks the tier.
     """
     wanted = pool_sampling(config).tier
     tier, device = _tier_on(config, config.fleet.explorers)
@@ -171,22 +171,22 @@ def with_tier(config: Config) -> Config:
         preview = config.rollout.explore.model_copy(update={"precision": tier})
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
     for other in config.fleet.other_explorers:
-        _tier_on(config, other)  # which has it, or this raises
+        _tier_on(config, other)  # raises if it lacks the tier
     return config
 
 
 def _tier_on(config: Config, explorer: Worker) -> tuple[str, str]:
-    """`settle_tier` where such an explorer would be."""
+    """`settle_tier`, run where such an explorer would be."""
     if not explorer.num_gpus:
         return settle_tier(config, explorer)
     options: dict[str, Any] = {"num_cpus": explorer.num_cpus, "num_gpus": explorer.num_gpus, **where(explorer)}
     probe = ray.remote(**options)(settle_tier)
-    tested, what = probe.remote(config, explorer), "the test of what tiers the explorers' device has"
+    tested, what = probe.remote(config, explorer), "the test of the explorers' tiers"
     return cast(tuple[str, str], wait.get(tested, what=what, seconds=config.fleet.deadlines.start))
 
 
 def _learners_card(config: Config) -> Card:
-    """`devices.card` where a learner would be."""
+    """`devices.card`, run where a learner would be."""
     learner = config.fleet.learners
     options: dict[str, Any] = {"num_cpus": learner.num_cpus, "num_gpus": learner.num_gpus, **where(learner)}
     seen, what = ray.remote(**options)(card).remote(), "a look at the learners' GPU"
@@ -194,9 +194,9 @@ def _learners_card(config: Config) -> Card:
 
 
 def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
-    """Try the user's own rewards where an explorer will be: those that have a GPU, or are on another machine.
+    """Try the user's own rewards where an explorer will run: on a GPU, or on another machine.
 
-    Raises UserError with the user's traceback if one will not do there.
+    Raises UserError with the user's traceback if one fails there.
     """
     explorer = config.fleet.explorers
     own = {f"rewards.{i}.kind": reward for i, reward in enumerate(config.rewards) if ":" in reward.kind}
@@ -209,7 +209,7 @@ def try_own_rewards(config: Config, *, elsewhere: bool) -> None:
 
 
 def located(config: Config) -> Config:
-    """The configuration with local paths made absolute: an actor's working folder is not the user's."""
+    """The configuration with absolute local paths: an actor has another working folder than the user."""
     upload = config.checkpoints.upload
     if upload and "://" not in upload:
         upload = str(Path(upload).expanduser().absolute())
@@ -228,16 +228,17 @@ def _absolute(section: Section, *keys: str) -> Section:
 
 
 def follow(controller: Any, view: LiveView, config: Config, *, again: str) -> None:
-    """Show progress until the run has ended; raises what ended it. `again`: what to do if the controller is gone.
+    """Show progress until the run has ended; raises the error that ended it. `again`: the hint if the controller is
+    gone.
 
-    A question for progress that gets lost is asked again: only the run itself says that the run is over.
+    A lost request for progress is repeated: only the run itself says that it has ended.
     """
     run, unanswered = controller.run.remote(), 0
     while True:
         try:
             ray.get(run, timeout=REFRESH_SECONDS)
             break
-        except RayTaskError as error:  # first: it is also an instance of what it was caused by
+        except RayTaskError as error:  # first: it is also an instance of its cause's class
             raise wait.translated(error, "the run") from error
         except GetTimeoutError:
             pass

@@ -1,4 +1,4 @@
-"""Asking a live run how it is, and for workers more or less, from another process of its cluster."""
+"""Asks a live run for its progress, or for more or fewer workers, from another process of its cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSWER_SECONDS = 30.0
 
 
 def clusters_here() -> list[str]:
-    """Addresses of the Ray clusters that have a node on this machine, or of the one that this process is in."""
+    """Addresses of the Ray clusters with a node on this machine; inside a cluster, only that one."""
     if ray.is_initialized():
         return [ray.get_runtime_context().gcs_address]
     services.find_gcs_addresses.cache_clear()
@@ -28,9 +28,9 @@ def clusters_here() -> list[str]:
 
 
 def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | None:
-    """A snapshot of the run in folder `run`, or of the only one on these clusters; None if it is not running there.
+    """Progress of the run in folder `run`, or of the only run on these clusters; None if it is not running there.
 
-    Raises UserError if no run was named and there are several, RunError if it does not answer, and as `connect.join`.
+    Raises UserError if several run and none was named, RunError if the run does not answer, and as `connect.join`.
     """
     with _asking(run, clusters) as controller:
         if controller is None:
@@ -40,15 +40,15 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
             return cast(Progress, wait.get(asked, what="the controller's progress", seconds=ANSWER_SECONDS))
         except Late as error:
             raise RunError(f"{error}: it is starting, or its machine is very busy; ask again") from None
-        except WorkerGone:  # it ended between being found and being asked
+        except WorkerGone:  # it ended after it was found
             return None
 
 
 def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]) -> str:
-    """Have a live run's pools of other sizes; what will happen, in a sentence a pool. See `Fleet.scale`.
+    """Resize a live run's pools; returns a sentence a pool on what will happen. See `Fleet.scale`.
 
-    Raises UserError for sizes out of bounds, if that run is not live on these clusters, or several are and none was
-    named, and as `connect.join`.
+    Raises UserError if sizes are out of bounds, the run is not live on these clusters, or several are and none was
+    named; and as `connect.join`.
     """
     with _asking(run, clusters) as controller:
         if controller is None:
@@ -61,7 +61,7 @@ def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]
 
 @contextmanager
 def _asking(run: Path | None, clusters: Sequence[str]) -> Iterator[Any | None]:
-    """As `controller_of`, on the one of these clusters that has such a run, of which this process is a driver then."""
+    """`controller_of` on the first of these clusters that has such a run; this process is its driver meanwhile."""
     if len(clusters) > 1:
         clusters = [address for address, runs in {each: _runs_on(run, each) for each in clusters}.items() if runs]
     if len(clusters) > 1:
@@ -74,7 +74,7 @@ def _asking(run: Path | None, clusters: Sequence[str]) -> Iterator[Any | None]:
 
 
 def _runs_on(run: Path | None, address: str) -> list[str]:
-    """Those on one cluster of several; none on one that cannot be joined, which may be another user's."""
+    """Runs on one of several clusters; empty if it cannot be joined, since it may be another user's."""
     try:
         with joined(address):
             return _spaces(run)
@@ -83,9 +83,9 @@ def _runs_on(run: Path | None, address: str) -> list[str]:
 
 
 def controller_of(run: Path | None) -> Any | None:
-    """The controller of the run in folder `run`, or of the only one on the cluster; None if it is not running there.
+    """The controller of the run in folder `run`, or of the only run on the cluster; None if it is not running there.
 
-    Raises UserError if no run was named, and the cluster has several.
+    Raises UserError if the cluster has several and none was named.
     """
     spaces = _spaces(run)
     if len(spaces) > 1:
@@ -99,7 +99,7 @@ def controller_of(run: Path | None) -> Any | None:
 
 
 def _spaces(run: Path | None) -> list[str]:
-    """Namespaces of the runs on the cluster that this process is in; `run`: of this one alone."""
+    """Namespaces of the runs on this process's cluster; with `run`, only that run's."""
     spaces = sorted(
         found["namespace"]
         for found in ray.util.list_named_actors(all_namespaces=True)

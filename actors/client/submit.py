@@ -1,4 +1,4 @@
-"""A run as a Ray job: submitted with the present folder, its log streamed, its end as the command's end."""
+"""Submits a run as a Ray job with the present folder, streams its log and returns its outcome."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ KEPT_HOME = (".venv", "runs", ".git")
 """Never uploaded, whatever ``.gitignore`` and ``.rayignore`` say."""
 STREAM_RETRY_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
-"""The longest that the Job server may not answer before this command gives up on it; the job goes on."""
+"""Seconds after which this command gives up on a silent Job server; the job goes on."""
 SHELLS_OFFSET = 128
-"""What a shell adds to the number of the signal that killed its command, for an exit status."""
+"""A shell's exit status for a command that a signal killed is this plus the signal's number."""
 NO_AGENT = "No available agent to submit job"
-"""What Ray says as long as no node of a cluster that has just begun can start a job; it has not taken the job then."""
+"""Ray's error while no node of a cluster that has just started can start a job. The job is not submitted then."""
 AGENT_SECONDS = 60.0
-"""The longest that this may last."""
+"""Seconds to retry after that error."""
 PENDING_SECONDS = 1800.0
-"""The longest that a job may wait for a place on the cluster before it is said what is wrong; it stays submitted."""
+"""Seconds that a job may wait for resources before this command says what is missing. The job stays submitted."""
 
 
 def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool, again: str) -> int:
     """Submit ``python -m solrl_ray train ARGUMENTS`` with `folder` as its working directory.
 
     Args:
-        run: the run's name; the job is called ``<run>-1``, ``<run>-2``, … by attempt.
+        run: the run's name; its attempts are the jobs ``<run>-1``, ``<run>-2``, ….
         address: of the dashboard, such as ``http://head:8265``.
         follow: stream the log and wait for the end.
-        again: the command that goes on with the run if the job is stopped or killed.
+        again: the command that continues the run if the job is stopped or killed.
 
-    Returns 0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped.
-    Raises RunError: no Job server answers there, or it refuses this user's token or this job.
+    Returns 0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped. Raises
+    RunError: no Job server answers there, or it refuses this user's token or this job.
     """
     logging.getLogger("ray").setLevel(logging.ERROR)  # else a line for each file that is left out
     client = _client(address)

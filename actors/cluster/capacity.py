@@ -1,4 +1,4 @@
-"""Whether the cluster has what a run asks for: said at once, or waited for while nodes join."""
+"""Checks whether the cluster has what a run asks for, at once or while nodes join."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def survey(config: Config) -> list[Fit]:
 
 
 def await_resources(config: Config) -> None:
-    """Return once every actor has room; an autoscaler is asked for nodes meanwhile.
+    """Return once every actor has room; an autoscaler, if there is one, is asked for nodes.
 
-    Raises UserError: `fleet.deadlines.resources` has passed; the sentence names what is missing and which keys to
-    change.
+    Raises UserError after `fleet.deadlines.resources`: it names what is missing and which keys to change.
     """
     patience = config.fleet.deadlines.resources
     deadline, said = time.monotonic() + patience, float("-inf")
@@ -50,11 +49,11 @@ def await_resources(config: Config) -> None:
             time.sleep(POLL_SECONDS)
     finally:
         if asked:
-            request_resources(bundles=[])  # the actors' own demand takes over; this one would last for ever
+            request_resources(bundles=[])  # from now on the actors' own demand counts; this one would never expire
 
 
 def draining() -> set[str]:
-    """Ids of nodes that are about to go: an autoscaler or ``ray drain-node`` said so, or their Ray got SIGTERM."""
+    """Ids of nodes that are leaving: an autoscaler or ``ray drain-node`` said so, or their Ray got SIGTERM."""
     return set(ray._private.state.state.get_draining_nodes())
 
 
@@ -81,7 +80,7 @@ def diagnosis(fits: Sequence[Fit]) -> str:
 
 
 def _ask_autoscaler(wanted: Sequence[Request]) -> None:
-    """Without an autoscaler nobody answers, and nothing happens."""
+    """Without an autoscaler, this does nothing."""
     actors = [request for request in wanted for _ in range(request.count) if any(request.each.values())]
     request_resources(
         bundles=[{name: amount for name, amount in request.each.items() if amount} for request in actors],

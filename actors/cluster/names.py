@@ -1,4 +1,4 @@
-"""Under which names the actors of a run are found on its cluster."""
+"""The names of a run's actors on its cluster."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 CONTROLLER = "controller"
 """The controller's name, in the namespace of its run."""
 EVALUATION = "evaluation"
-"""The name of what evaluates a finished run, in the namespace of the folder that it writes."""
+"""The name of the actor that evaluates a finished run, in the namespace of its output folder."""
 
 
 def namespace(folder: Path) -> str:
     """Ray namespace of the run in `folder`: two runs never share one, even under equal names.
 
-    By whatever way the folder is named: a process that asks how the run is may know it by a link.
+    Links are resolved first.
     """
     place = folder.resolve()
     return f"solrl-{place.name}-{hashlib.sha256(str(place).encode()).hexdigest()[:8]}"

@@ -1,7 +1,7 @@
-"""What an actor does in a call that takes long, told to its controller meanwhile.
+"""Tells the controller what an actor does during a long call.
 
-An actor that loads a model answers no question until it has. A thread beside the call looks now and then at what
-`solrl_ray.common.doing` says, and sends it when it is something else than before. Nobody waits for what is sent.
+An actor that loads a model cannot answer meanwhile. A thread beside the call polls `solrl_ray.common.doing` and sends
+each change. It does not wait for a reply.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ import ray
 from solrl_ray.common import doing
 
 LOOK_SECONDS = 0.5
-"""Between two looks at what the call does."""
+"""Seconds between two polls."""
 REPEAT_SECONDS = 5.0
-"""After which the same is sent again: what was not said for some of these is out of date, as of an actor that died."""
+"""Seconds after which an unchanged note is sent again. A note that is not repeated for some of these is out of date."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
 
 _receiver: tuple[str, str, str] | None = None
-"""This actor's name; name and namespace of the actor that is told."""
+"""This actor's name; name and namespace of the actor that gets its notes."""
 
 
 def send_to(receiver: str, namespace: str, *, name: str) -> None:
-    """From now on tell the actor `receiver`, by its method ``note``, what this one does; it is called `name` there."""
+    """From now on, send this actor's notes to the method ``note`` of the actor `receiver`, under `name`."""
     global _receiver
     _receiver = name, receiver, namespace
 
 
 def noted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Have others told what an actor's method is doing while it does it."""
+    """Decorate an actor's method so that its progress is sent while it runs."""
 
     @functools.wraps(method)
     def call(self: S, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -49,7 +49,7 @@ def noted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
             return method(self, *arguments, **keywords)
         finally:
             ended.set()
-            beside.join(LOOK_SECONDS)  # what is said last is that nothing is done any more
+            beside.join(LOOK_SECONDS)  # the last note says that the call is over
 
     return call
 
@@ -57,7 +57,7 @@ def noted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 def _tell(name: str, receiver: str, namespace: str, ended: threading.Event) -> None:
     try:
         actor: Any = ray.get_actor(receiver, namespace=namespace)
-    except ValueError:  # it is gone, and this actor is about to
+    except ValueError:  # the receiver is gone, and this actor will end too
         return
     told, when = "", 0.0
     while not ended.is_set():

@@ -1,7 +1,7 @@
-"""SIGTERM to a worker: it finishes the unit that it is at, and refuses the next call with `Leaving`.
+"""SIGTERM to a worker: it finishes its unit and refuses the next call with `Leaving`.
 
-Ray's own handler would end the process in the middle of the unit. Who sends it without more (a batch system that takes
-its nodes back, a person) ends the process later anyway; a node that Ray drains is the fleet's business.
+Ray's own handler would end the process in the middle of the unit. The fleet handles nodes that Ray drains; any other
+sender of SIGTERM (a batch system, a person) kills the process later anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _told = threading.Event()
 
 
 def listen() -> None:
-    """From now on SIGTERM is noted. Nothing happens outside of an actor, whose process is not ours."""
+    """From now on, note SIGTERM. Does nothing outside an actor, where the process is not ours."""
     if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
         signal.signal(signal.SIGTERM, _note)
 

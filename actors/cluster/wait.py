@@ -1,4 +1,4 @@
-"""Waits for what actors answer. Every wait has a deadline, a name and a diagnosis (design law 8)."""
+"""Waits for actors' answers. Every wait has a deadline, a name and a diagnosis (design law 8)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ray.exceptions import (
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
 
 _LOST_INPUT = (ObjectLostError, RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
-"""Why a call could not be given an object that it was sent by reference."""
+"""Errors for an argument by reference that was lost before the call."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _REASON_WIDTH = 400
@@ -38,13 +38,13 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
 
     Raises:
         WorkerGone: the deadline passed or the worker died.
-        InputGone: what the worker was given is lost.
+        InputGone: an argument of the worker is lost.
         RunError: the worker failed with an error that is not the user's.
         UserError: the worker found bad input.
     """
     try:
         return ray.get(ref, timeout=seconds)
-    # First: Ray makes a worker's error an instance of its cause as well, whatever that is.
+    # First: Ray makes a worker's error an instance of its cause's class as well.
     except RayTaskError as error:
         raise translated(error, what) from error
     except GetTimeoutError:
@@ -54,7 +54,7 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
 
 
 async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
-    """As `get`, awaited; `seconds` None: no deadline, for somebody else ends the wait."""
+    """As `get`, awaited; `seconds` None: no deadline, because the caller has one."""
     try:
         async with asyncio.timeout(seconds) as limit:
             return await ref
@@ -65,12 +65,12 @@ async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
     except TimeoutError:
         if not limit.expired():
             raise
-        assert seconds is not None  # else it does not expire
+        assert seconds is not None  # without a deadline there is no timeout
         raise Late(what, seconds) from None
 
 
 def translated(error: RayTaskError, what: str) -> Exception:
-    """A remote failure as one of our errors: ours pass through with their one sentence, others get the name."""
+    """A remote failure as one of our errors. Our own pass through; any other gets the wait's name."""
     cause = error.cause
     if isinstance(cause, UserError | RunError):
         return cause
@@ -82,10 +82,10 @@ def translated(error: RayTaskError, what: str) -> Exception:
 
 
 def first_line(error: BaseException) -> str:
-    """What `error` says, in one line without colours.
+    """The reason in `error`, as one line without colours.
 
-    Ray puts the reason of a death last, after a list of ids, and of an object's loss last as well; of a worker that
-    was killed for memory it says so in the middle.
+    Ray puts the reason of a death or of an object's loss last, after a list of ids. If a worker was killed for memory,
+    the reason is in the middle.
     """
     lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()]
     if not lines:

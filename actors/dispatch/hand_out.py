@@ -1,11 +1,11 @@
-"""Hands units to workers, and brings what they answer to whoever asked for it.
+"""Hands units to workers, and passes each answer to the owner of its batch.
 
 ::
 
     add ─► dispatcher ─► worker ─► answer ─► its batch's owner ─► done | refuse | requeue
 
-Who gets which unit is decided by `solrl_ray.scheduling.dispatcher`. Whenever a unit is added, a slot becomes free or a
-worker becomes ready, it is asked once, at the end of what goes on in the event loop then.
+`solrl_ray.scheduling.dispatcher` decides which worker gets which unit. It is asked when a unit is added, a slot becomes
+free or a worker becomes ready, once for all that happens in the same pass of the event loop.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ class Answer:
     worker: str
     unit: WorkUnit
     value: Any
-    """The answer; its small part, if it has two."""
+    """The answer, or its small part if it has two."""
     large: Any = None
-    """Reference of the large part, which stays where it was made."""
+    """Reference of the large part, which stays on the worker's node."""
 
 
 class Owner(ABC):
-    """Asked for a batch of units: an open iteration, an evaluation."""
+    """Requests a batch of units: an open iteration, an evaluation."""
 
     batch: str
 
     @abstractmethod
     def call(self, unit: WorkUnit) -> tuple[str, tuple[Any, ...], int]:
-        """How a worker is asked for a unit, now that it is given out: method, arguments, parts of the answer."""
+        """The call for a unit that is handed out now: method, arguments, parts of the answer."""
 
     @abstractmethod
     def take(self, answer: Answer) -> None:
         """Must lead to `HandOut.done`, `refuse` or `requeue` of the unit, now or later."""
 
     def failed(self, error: RunError | UserError) -> bool:
-        """A unit raised an error of its own. Returns whether the owner bears it; else the run ends with it."""
+        """A unit raised an error of its own. Returns whether the owner handles it; if not, it ends the run."""
         return False
 
     def lost(self, worker: str) -> bool:
-        """A worker is gone that had units of this owner. Returns whether the owner bears it; else the run does."""
+        """A worker with units of this owner is gone. Returns whether the owner pays for it; if not, the run does."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a worker's end means for units."""
+    """The effect of a worker's end on units."""
 
     requeued: int
-    """Units that go to others because of it."""
+    """Units that go to other workers."""
     charged: bool
     """Whether it counts against the run's replacements."""
 
 
 class Recipient(Protocol):
-    """A worker, as the hand-out needs it."""
+    """A worker, as the hand-out sees it."""
 
     name: str
     pool: str
@@ -80,7 +80,7 @@ class Recipient(Protocol):
 
 
 class Watcher(Protocol):
-    """Is told what is answered; `actors.monitoring.telemetry.Telemetry` is one."""
+    """Is told of each answer; `actors.monitoring.telemetry.Telemetry` is one."""
 
     def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None: ...
 
@@ -101,21 +101,21 @@ class HandOut:
     ) -> None:
         """
         Args:
-            retire: replaces a worker that is not to be trusted: its name, and why.
-            given_out: is called after each look for units that can be given out.
+            retire: replaces an untrustworthy worker: its name, and the reason.
+            given_out: called after each attempt to hand out units.
         """
         self._world = world
         self._watcher = watcher
         self._retire, self._given_out = retire, given_out
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
         self._workers: dict[str, Recipient] = {}
-        """Those that may get units, by name."""
+        """Workers that may get units, by name."""
         self._owners: dict[str, Owner] = {}
         """By batch."""
         self._waking = False
         self._hedge_timer: asyncio.TimerHandle | None = None
 
-    # For those who want units done
+    # For owners
 
     def add(
         self, owner: Owner, units: Iterable[WorkUnit], pool: str, *, holds: Held | None = None, priority: int = 0
@@ -131,22 +131,22 @@ class HandOut:
         self.wake()
 
     def withdraw(self, owner: Owner) -> None:
-        """Forget the owner's units that wait for a worker."""
+        """Forget the owner's waiting units."""
         self._dispatcher.withdraw(owner.batch)
         self.wake()
 
     def out(self, owner: Owner) -> int:
-        """How many units of the owner are with workers."""
+        """How many units of the owner workers have."""
         return self._dispatcher.out(owner.batch)
 
     def drop(self, owner: Owner) -> None:
-        """Forget all units of the owner; what is still answered to them means nothing."""
+        """Forget all units of the owner; later answers to them are ignored."""
         self._dispatcher.drop(owner.batch)
         self._owners.pop(owner.batch, None)
         self.wake()
 
     def requeued(self, owner: Owner) -> int:
-        """Units of the owner that were given to another worker because an answer was lost or refused."""
+        """Units of the owner that went to another worker because an answer was lost or refused."""
         return self._dispatcher.requeued[owner.batch]
 
     def done(self, unit: WorkUnit) -> None:
@@ -154,12 +154,12 @@ class HandOut:
         self._dispatcher.done(unit)
 
     def requeue(self, answer: Answer) -> None:
-        """Have a unit done again, whose answer was lost on its way."""
+        """Repeat a unit whose answer was lost on its way."""
         self._dispatcher.requeue(answer.unit, answer.worker)
         self.wake()
 
     def refuse(self, answer: Answer, reason: str) -> None:
-        """Have a unit done again whose answer cannot be right; too many of them, and its worker is replaced.
+        """Repeat a unit whose answer cannot be right. Too many of them, and the worker is replaced.
 
         Raises RunError if the run is at fault.
         """
@@ -190,7 +190,7 @@ class HandOut:
         return Loss(len(units), charged=not any([owner.lost(worker) for owner in owners]))
 
     def units_of(self, worker: str) -> list[WorkUnit]:
-        """What a worker has, in the order in which it does it."""
+        """A worker's units, in the order in which it does them."""
         return self._dispatcher.units_of(worker)
 
     def answered(self, worker: Recipient, unit: WorkUnit, batch: str, value: Any, large: Any) -> None:
@@ -203,26 +203,27 @@ class HandOut:
         self.wake()
 
     def failed(self, worker: Recipient, unit: WorkUnit, batch: str, error: RunError | UserError) -> bool:
-        """A unit raised an error of its own; whether that is no matter of the run's: whoever asked for it bears it, or
-        nobody wants it any more."""
+        """A unit raised an error of its own. Returns whether the run goes on: the owner handles it, or the unit is no
+        longer wanted.
+        """
         owner = self._owners.get(batch)
         if owner is not None and not owner.failed(error):
             return False
         self._dispatcher.answered(worker.name, unit, now=self._world.now(), seconds=0.0)
-        if owner is not None:  # else somebody else may want the same unit now
+        if owner is not None:  # else another owner may want the same unit now
             self.done(unit)
         self.wake()
         return True
 
     def nonsense(self, worker: Recipient, unit: WorkUnit, batch: str, error: NonsenseError) -> None:
-        """A worker came upon something that cannot be right, and has no answer to a unit."""
+        """A worker met a value that cannot be right, and has no answer to a unit."""
         if not self.failed(worker, unit, batch, error):
             self._refuse(worker.name, unit, str(error))
 
     # The decision
 
     def wake(self) -> None:
-        """Look soon whether a unit can be given to a worker."""
+        """Soon check whether a worker can get a unit."""
         if not self._waking:
             self._waking = True
             asyncio.get_running_loop().call_soon(self._assign)
@@ -234,12 +235,12 @@ class HandOut:
             owner, worker = self._owners[each.batch], self._workers[each.worker]
             worker.give(each.unit, each.batch, *owner.call(each.unit))
             if each.hedge:
-                self._watcher.message(f"{each.unit.id} takes long; {each.worker} does it as well")
+                self._watcher.message(f"{each.unit.id} is late; {each.worker} repeats it")
         self._look_again(now)
         self._given_out()
 
     def _look_again(self, now: float) -> None:
-        """Look for late units when that is due, also if nothing happens until then."""
+        """Check for late units when that is due, even if nothing happens until then."""
         if self._hedge_timer is not None:
             self._hedge_timer.cancel()
             self._hedge_timer = None
@@ -253,7 +254,7 @@ class HandOut:
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
         limit = self._dispatcher.strike_limit
         self._watcher.struck(name)
-        self._watcher.message(f"{unit.id} is done again; strike {strikes} of {limit} for {name}: {reason}")
+        self._watcher.message(f"{unit.id} is repeated; strike {strikes} of {limit} for {name}: {reason}")
         if strikes >= limit:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()

@@ -1,4 +1,4 @@
-"""An iteration under way: its units go out, answers go to the selector, and what that wants goes out in turn.
+"""An open iteration: its units go out, answers go to the selector, and the units that the selector then wants go out.
 
 ::
 
@@ -26,7 +26,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
 Regenerating = Callable[[], AbstractAsyncContextManager[None]]
 """Enters a block in which regenerators hold the newest revision."""
 _PARTS = {"sample": 2, "regenerate": 2}
-"""Stages whose answers have a large part, which stays where it was made."""
+"""Stages whose answers have a large part, which stays on the worker's node."""
 _EXPLORING = ("explore", "sample")
 _PRIORITY = {"explore": 0, "sample": 0, "regenerate": 0, "audit": 1}
 """Within an iteration; audits go last."""
@@ -35,7 +35,7 @@ _PRIORITIES = 2
 
 @dataclass(slots=True)
 class StageClock:
-    """Wall time from the first hand-out of a stage to its last result, and the sum of its workers' seconds."""
+    """Wall time from a stage's first unit handed out to its last result, and the sum of its workers' seconds."""
 
     first: float | None = None
     last: float = 0.0
@@ -65,17 +65,17 @@ class RolloutResult:
     """Rewards of each group's samples, in prompt order and selection order."""
     clocks: dict[str, StageClock] = field(default_factory=dict)
     publication: dict[str, float] = field(default_factory=dict)
-    """Of the revision that was explored with: see `IterationMetrics.publication`."""
+    """Of the revision that explored: see `IterationMetrics.publication`."""
     staleness: int = 0
-    """How many revisions behind its own it was explored."""
+    """Revisions that the explorers were behind."""
     requeued: int = 0
-    """Units that were given to another worker because an answer was lost or refused."""
+    """Units that went to another worker because an answer was lost or refused."""
     reward_costs: dict[str, int] = field(default_factory=dict)
-    """What reward servers and judges were asked: see `IterationMetrics.reward_costs`."""
+    """Use of reward servers and judges: see `IterationMetrics.reward_costs`."""
 
     @property
     def walls(self) -> dict[str, float]:
-        """Wall seconds by stage. What was explored ahead, before regenerators had its revision, is ``ahead``."""
+        """Wall seconds by stage. ``ahead`` is the exploring before regenerators had the iteration's revision."""
         walls = {name: clock.wall for name, clock in self.clocks.items()}
         explore = self.clocks["explore"]
         if self.staleness and explore.first is not None:
@@ -86,7 +86,7 @@ class RolloutResult:
 
 
 class OpenIteration(Owner):
-    """Asks for an iteration's units, and has the selector judge what comes."""
+    """Requests an iteration's units, and passes answers to the selector."""
 
     def __init__(
         self,
@@ -106,10 +106,10 @@ class OpenIteration(Owner):
         """
         Args:
             embeddings: prompt id → reference of its embedding.
-            opened: what the selector knows already; None: nothing, all pools of the plan are asked for.
-            publication: what became of the revision that the explorers hold: see `IterationMetrics.publication`.
+            opened: what the selector knows already; None: nothing, so all pools of the plan are requested.
+            publication: state of the explorers' revision: see `IterationMetrics.publication`.
             tell: is given a sentence for the user.
-            changed: is called when there is progress to show.
+            changed: called when there is progress to show.
         """
         self.plan = plan
         self.batch = f"iteration {plan.iteration}"
@@ -123,18 +123,18 @@ class OpenIteration(Owner):
         self.audits: set[str] = set()
         self.audited = len(plan.audited_prompts)
         self.explored = asyncio.Event()
-        """Whether the rewards of all candidates are in."""
+        """Set when the rewards of all candidates are there."""
         self.completed = asyncio.Event()
-        """Whether every prompt has its group, and every audited one its audit."""
+        """Set when every prompt has its group, and every audited one its audit."""
         self.grown = asyncio.Event()
-        """Set when a group comes in; whoever waits for that clears it."""
+        """Set when a group arrives; the waiting task clears it."""
         self._world, self._tasks, self._hand_out, self._selector = world, tasks, hand_out, selector
         self._explored_with, self._tell, self._changed = publication, tell, changed
         self._publication: dict[str, float] = {}
         units = plan.pool_units() if opened is None else opened.units
         self._unexplored = {unit.id for unit in units if unit.stage in _EXPLORING}
         self._kept: dict[str, dict[WorkUnit, Any]] = {prompt.id: {} for prompt in prompts}
-        """Of one stage: prompt id → unit → reference of its samples."""
+        """In one stage: prompt id → unit → reference of its samples."""
         self._learned = False
         self._reward_costs: Counter[str] = Counter()
         self._kinds = dict(zip(plan.prompt_ids, plan.kinds, strict=True)) if plan.kinds else {}
@@ -144,10 +144,10 @@ class OpenIteration(Owner):
             self.add(opened)
 
     def opened(self, plan: IterationPlan, opened: Opened) -> None:
-        """Note what the selector knows of an iteration whose pools were asked for before it was opened.
+        """Take the selector's state of an iteration whose pools were requested before it was opened.
 
         Args:
-            plan: as it was opened: of the same units.
+            plan: the plan it was opened with; it has the same units.
         """
         self.plan = plan
         if not opened.as_planned:
@@ -155,7 +155,7 @@ class OpenIteration(Owner):
             self.reopened(opened)
 
     def add(self, opened: Opened) -> None:
-        """Take over groups and audits that need not be made again, and the units that are wanted."""
+        """Take over groups and audits that exist already, and request the wanted units."""
         for group in opened.groups:
             if group.prompt_id not in self.groups:
                 self.groups[group.prompt_id] = self._world.put(group)
@@ -165,13 +165,13 @@ class OpenIteration(Owner):
         self._look()
 
     def reopened(self, opened: Opened) -> None:
-        """As `add`, for a new selector; units that it does not want any more are forgotten."""
+        """As `add`, for a new selector; units that it no longer wants are forgotten."""
         self._hand_out.keep_only(self, opened.units)
         self.add(opened)
 
     @property
     def candidates(self) -> int:
-        """Whose rewards are in."""
+        """How many have rewards."""
         return self.pool_size - self.plan.unit * len(self._unexplored)
 
     @property
@@ -179,7 +179,7 @@ class OpenIteration(Owner):
         return self.plan.pool * len(self.prompts)
 
     async def in_order(self) -> AsyncIterator[tuple[int, list[Any], list[Any]]]:
-        """Groups as they come in, in prompt order: the first one's place, references of groups and of embeddings."""
+        """Groups as they arrive, in prompt order: index of the first, references of groups and of embeddings."""
         first, order = 0, self.plan.prompt_ids
         while first < len(order):
             self.grown.clear()
@@ -193,7 +193,7 @@ class OpenIteration(Owner):
             await self.grown.wait()
 
     def result(self) -> RolloutResult:
-        """What is learned from, once it is complete."""
+        """What the update learns from; only when complete."""
         order = self.plan.prompt_ids
         return RolloutResult(
             groups=[self.groups[p] for p in order],
@@ -207,8 +207,9 @@ class OpenIteration(Owner):
         )
 
     async def stored(self, regenerating: Regenerating) -> list[Any]:
-        """The groups once more, from the run folder, by reference in prompt order; what it does not hold any more is
-        made again."""
+        """References of the groups in prompt order, from the run folder; groups that it no longer holds are made
+        again.
+        """
         stored: dict[str, Any] = {}
         missing: list[WorkUnit] = []
         for prompt_id in self.plan.prompt_ids:
@@ -220,7 +221,7 @@ class OpenIteration(Owner):
         return [stored[prompt_id] or self.groups[prompt_id] for prompt_id in self.plan.prompt_ids]
 
     async def again(self, units: Sequence[WorkUnit], regenerating: Regenerating) -> None:
-        """Have what is lost made again; return once it is there."""
+        """Make lost units again; return when they are there."""
         for unit in units:
             if unit.stage == "audit":
                 self.audits.discard(unit.prompt_id)
@@ -233,7 +234,7 @@ class OpenIteration(Owner):
                 await self.completed.wait()  # each unit has its deadline
 
     def learned(self) -> None:
-        """Note that its update is done: nothing of it is made again."""
+        """Note that the update is done: nothing is made again."""
         self._learned = True
         self._hand_out.drop(self)
 
@@ -294,12 +295,12 @@ class OpenIteration(Owner):
         self._hand_out.requeue(answer)
 
     async def _assemble(self, unit: WorkUnit) -> None:
-        """Have the selector make a group out of kept samples, by reference; all others of its prompt are let go."""
+        """Have the selector make a group of the kept samples, by reference; the prompt's other samples are freed."""
         kept, self._kept[unit.prompt_id] = self._kept[unit.prompt_id], {}
         parts = [samples for source, samples in kept.items() if set(source.indices) & set(unit.indices)]
         try:
             rewards, group = await self._selector.assemble(unit, *parts)
-        except InputGone as error:  # some went down with their node
+        except InputGone as error:  # some were lost with their node
             self._tell(f"chosen samples of prompt {unit.prompt_id} are made again ({error.reason})")
             self._want(await self._selector.lose(unit))
         else:
@@ -313,7 +314,7 @@ class OpenIteration(Owner):
 
     def _want(self, units: Sequence[WorkUnit]) -> None:
         alike: defaultdict[tuple[str, int], list[WorkUnit]] = defaultdict(list)
-        """By pool and priority: an iteration's opening brings tens of thousands at once."""
+        """By pool and priority: opening an iteration brings tens of thousands at once."""
         for unit in () if self._learned else units:
             kind = self._kinds.get(unit.prompt_id, "")
             explorers = f"explorers_{kind}" if kind else "explorers"
@@ -323,7 +324,7 @@ class OpenIteration(Owner):
             self._hand_out.add(self, same, pool, priority=priority)
 
     def _look(self) -> None:
-        """Note what is complete now."""
+        """Update the events."""
         if not self._unexplored and not self.explored.is_set():
             self._publication = self._explored_with()  # the next revision may be sent from now on
             self.explored.set()

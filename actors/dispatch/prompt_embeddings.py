@@ -1,4 +1,4 @@
-"""Prompt embeddings by reference: encoded when first needed or asked for ahead, one copy a node."""
+"""Prompt embeddings by reference: encoded when first needed or ahead of time, one copy a node."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.records import Prompt
 
 TOGETHER = 64
-"""Prompts that the encoder is given in one message, and whose embeddings it holds in memory at a time."""
+"""Prompts in one message to the encoder; it holds their embeddings in memory together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Embedding:
     call: Sent
-    """What made it, together with others."""
+    """The call that made it, together with others."""
     reference: Any
 
 
@@ -29,9 +29,9 @@ class PromptEmbeddings:
         self._encoder = world.text_encoder()
         self._starting = world.send(self._encoder, "start")
         self._held: dict[str, _Embedding] = {}
-        """Those that `of` was asked for last."""
+        """Embeddings that `of` returned last."""
         self._ahead: dict[str, _Embedding] = {}
-        """Those that were asked for ahead, until `of` is asked for them."""
+        """Embeddings asked for ahead, until `of` takes them."""
 
     async def await_encoder(self) -> None:
         """Return once the text encoder has started."""
@@ -39,11 +39,11 @@ class PromptEmbeddings:
         await self._world.answer(self._starting, what="the start of the text encoder", seconds=seconds)
 
     def ask_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Have prompts encoded that `of` will be asked for later, whatever it is asked for before; nobody waits."""
+        """Start encoding prompts for later calls of `of`, without waiting. They survive calls in between."""
         self._ahead = self._calls(prompts)
 
     async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Prompt id → reference of its embedding, which is there. Others are let go, but for those asked for ahead."""
+        """Prompt id → reference of its finished embedding. All others are freed, except those asked for ahead."""
         found = self._calls(prompts)
         missing = [each for key, each in found.items() if key not in self._held]
         what, seconds = f"encoding {len(missing)} prompts", self._deadlines.encode * max(1, len(missing))
@@ -54,13 +54,13 @@ class PromptEmbeddings:
         return {key: each.reference for key, each in found.items()}
 
     async def one(self, prompt: Prompt) -> Any:
-        """Reference of one embedding, which is there. Only whoever asks keeps it."""
+        """Reference of one finished embedding. Only the caller keeps it."""
         found = self._calls([prompt])[prompt.id]
         await self._world.answer(found.call, what=f"encoding prompt {prompt.id}", seconds=self._deadlines.encode)
         return found.reference
 
     def _calls(self, prompts: Sequence[Prompt]) -> dict[str, _Embedding]:
-        """Those that are here already, and of the others those that the encoder will make."""
+        """Embeddings that exist already, and calls for the others."""
         found = self._held | self._ahead
         wanted = {prompt.id: prompt for prompt in prompts}
         missing = [prompt for key, prompt in wanted.items() if key not in found]

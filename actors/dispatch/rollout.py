@@ -1,6 +1,6 @@
 """The rollouts of the open iterations: one, or two where exploring runs ahead (`scheduling.staleness`).
 
-The older one is regenerated and learned from, the younger one is explored with the revision before its own.
+The older one is regenerated and learned from. The younger one is explored with the revision before its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan, IterationSummary
 from solrl_ray.scheduling.replacements import Replacements
 
 SHOW_SECONDS = 0.2
-"""Between two tellings of how far the open iterations are."""
+"""Seconds between two updates of the shown progress."""
 
 
 class Rollouts:
@@ -38,8 +38,8 @@ class Rollouts:
     ) -> None:
         """
         Args:
-            replacements: from which each restart of the selector takes one.
-            publication: what became of the revision that the explorers hold: see `IterationMetrics.publication`.
+            replacements: the budget that pays for restarts of the selector.
+            publication: state of the explorers' revision: see `IterationMetrics.publication`.
         """
         self._world, self._tasks, self._hand_out, self._telemetry = world, tasks, hand_out, telemetry
         self._publication = publication
@@ -54,16 +54,16 @@ class Rollouts:
         self._open: dict[int, OpenIteration] = {}
         """By number, the oldest first."""
         self._asked: dict[int, OpenIteration] = {}
-        """Those whose pools were asked for, and that are not open yet."""
+        """Iterations whose pools are requested but that are not open yet."""
         self._newest = -1
-        """Which was opened last."""
+        """The last one opened."""
         self._shows = False
 
     def ask(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
-        """Ask for the pools of an iteration that will be opened: its units wait until explorers hold its revision.
+        """Request the pools of an iteration before it is opened: its units wait until explorers hold its revision.
 
         Args:
-            plan: may lack what is known only when it is opened: who explores, and with which policy.
+            plan: may lack what is known only at opening: the kinds of explorers, and the policy.
             embeddings: prompt id → reference of its embedding.
         """
         if plan.iteration > self._newest:
@@ -73,10 +73,10 @@ class Rollouts:
         return iteration in self._asked
 
     async def open(self, plan: IterationPlan, prompts: Sequence[Prompt], embeddings: Mapping[str, Any]) -> None:
-        """Begin an iteration: from now on explorers that hold its revision are given its units.
+        """Open an iteration: from now on its units go to explorers that hold its revision.
 
         Args:
-            embeddings: as for `ask`; of no use if that was called.
+            embeddings: as for `ask`; ignored after it.
         """
         self._newest = plan.iteration
         this = self._asked.pop(plan.iteration, None)
@@ -114,7 +114,7 @@ class Rollouts:
         return self._open[iteration]
 
     async def revise(self, iteration: int, policy_digest: str) -> None:
-        """Say which policy an iteration that was explored ahead is regenerated with, before regenerators are sent it.
+        """Set the policy that regenerates an iteration which was explored ahead, before regenerators get it.
 
         Args:
             policy_digest: LoRA digest of the iteration's own revision.
@@ -131,7 +131,7 @@ class Rollouts:
         return this.result()
 
     async def close(self, iteration: int, regenerating: Regenerating) -> IterationSummary:
-        """What an iteration of which every prompt has its group came to. A group that the selector lost is made again.
+        """The summary of an iteration whose groups are complete. A group that the selector lost is made again.
 
         Args:
             regenerating: enters a block in which regenerators hold the newest revision.
@@ -143,7 +143,7 @@ class Rollouts:
         return summary
 
     async def drop_before(self, iteration: int) -> None:
-        """Let go of the iterations before, which a checkpoint contains."""
+        """Forget earlier iterations, which a checkpoint contains."""
         for done in [number for number in self._open if number < iteration]:
             self._open.pop(done).learned()
             await self._selector.drop(done)
@@ -153,13 +153,13 @@ class Rollouts:
             self._open[iteration].reopened(opened)
 
     def _changed(self) -> None:
-        """Show progress soon: once for all that is answered meanwhile, for its metrics cost as much as an answer."""
+        """Show progress soon, once for many answers: computing its metrics costs as much as an answer."""
         if not self._shows:
             self._shows = True
             asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)
 
     def _show(self) -> None:
-        """Progress of the oldest open iteration, and of the one that is explored ahead."""
+        """Show the oldest open iteration, and the one explored ahead."""
         self._shows = False
         if not self._open:
             return

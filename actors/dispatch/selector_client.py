@@ -1,12 +1,11 @@
-"""The controller's line to the selector, which is restarted in place when it dies or hangs.
+"""The controller's connection to the selector, which is restarted when it dies or hangs.
 
 ::
 
-    answers ─► inbox ─► accept (all that came while it answered before) ─► acknowledgements, to whoever brought each
+    answers ─► inbox ─► accept (all that came while it answered before) ─► acknowledgements, to the senders
 
-A new selector replays the journals of the open iterations, and is brought the groups once more, which the old one may
-not have written yet. What the old one did not acknowledge is sent again; had it been journaled already, it is a
-duplicate that changes nothing.
+A new selector replays the journals of the open iterations and gets all groups again, because the old one may not have
+written them. Results without acknowledgement are sent again; one that was journaled already is a harmless duplicate.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Brought:
     iteration: int
     acknowledged: Callable[[Ack], None]
     lost: Callable[[str], None]
-    """Is told why a group cannot be brought."""
+    """Called with the reason if a group cannot be delivered."""
 
 
 class SelectorClient:
@@ -53,9 +52,9 @@ class SelectorClient:
         """
         Args:
             seconds: deadline of one call.
-            replacements: from which each restart takes one.
+            replacements: the budget that pays for restarts.
             tell: is given a sentence for the user.
-            reopened: is told what a new selector knows of an open iteration, after what the old one had acknowledged.
+            reopened: is given a new selector's state of an open iteration, after the old one's acknowledgements.
         """
         self._world, self._seconds, self._replacements = world, seconds, replacements
         self._tell, self._reopened = tell, reopened
@@ -64,23 +63,25 @@ class SelectorClient:
         self._plans: dict[int, IterationPlan] = {}
         self._revised: dict[int, str] = {}
         self._groups: dict[int, list[Any]] = {}
-        """By iteration: references of the groups that were taken."""
+        """By iteration: references of accepted groups."""
         self._first = 0
-        """Iterations before it were dropped."""
+        """Earlier iterations were dropped."""
         self._inbox: list[_Brought] = []
         self._filled = asyncio.Event()
         self._restarting = asyncio.Lock()
         tasks.start(self._bring(), "bringing answers to the selector")
 
     async def open(self, plan: IterationPlan, *, asked: bool = False) -> Opened:
-        """`Selector.open`; from now on, until `drop`, a new selector goes on with it. What came before is brought."""
+        """`Selector.open`. Results that came before are delivered; until `drop`, a new selector reopens the
+        iteration.
+        """
         opened: Opened = await self._ask("open", plan, asked)
         self._plans[plan.iteration] = plan
         self._filled.set()
         return opened
 
     async def revise(self, iteration: int, policy_digest: str) -> Opened:
-        """`Selector.revise`, from now on of a new selector too."""
+        """`Selector.revise`, also for a new selector."""
         opened: Opened = await self._ask("revise", iteration, policy_digest)
         self._revised[iteration] = policy_digest
         return opened
@@ -90,7 +91,7 @@ class SelectorClient:
         return await self._ask("close", iteration)
 
     async def drop(self, iteration: int) -> None:
-        """Forget an iteration: a checkpoint holds what was learned from it. What is still answered to it, too."""
+        """Forget an iteration that a checkpoint contains; its later results are ignored."""
         self._first = max(self._first, iteration + 1)
         self._plans.pop(iteration, None)
         self._revised.pop(iteration, None)
@@ -98,19 +99,19 @@ class SelectorClient:
         await self._ask("drop", iteration)
 
     def accept(self, result: UnitResult, acknowledged: Callable[[Ack], None]) -> None:
-        """Have a result taken; `acknowledged` is called once it counts, or is refused."""
+        """Deliver a result; `acknowledged` is called when it is accepted or refused."""
         self._put(_Brought(result, None, result.unit.iteration, acknowledged, lambda _: None))
 
     def accept_group(
         self, iteration: int, group: Any, acknowledged: Callable[[Ack], None], lost: Callable[[str], None]
     ) -> None:
-        """As `accept`, of a group by reference; `lost` is called instead, with the reason, if it is gone."""
+        """As `accept`, for a group by reference; `lost` is called instead, with the reason, if it is gone."""
         self._put(_Brought(None, group, iteration, acknowledged, lost))
 
     async def assemble(self, unit: WorkUnit, *parts: Any) -> tuple[tuple[float, ...], Any]:
-        """`Selector.assemble` of parts given by reference: rewards, and the reference of the group.
+        """`Selector.assemble` of parts by reference: rewards, and the reference of the group.
 
-        Raises InputGone if some of them are lost.
+        Raises InputGone if some are lost.
         """
         what = f"putting the group of prompt {unit.prompt_id} together"
         rewards, group = await self._repeat("assemble", unit, *parts, what=what, parts=2)
@@ -118,7 +119,7 @@ class SelectorClient:
         return rewards, group
 
     async def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], Any]:
-        """A finished group as the run folder holds it, by reference; or the units that make it again, and None."""
+        """A finished group from the run folder, by reference; or the units that make it again, and None."""
         what = f"reading the group of prompt {prompt_id}"
         units, group = await self._repeat("stored", iteration, prompt_id, what=what, parts=2)
         return units, None if units else group
@@ -127,7 +128,7 @@ class SelectorClient:
         """`Selector.lose`."""
         return await self._ask("lose", unit)
 
-    # What comes while the selector answers goes in its next call
+    # Results that come while the selector answers go in its next call
 
     def _put(self, brought: _Brought) -> None:
         self._inbox.append(brought)
@@ -144,7 +145,7 @@ class SelectorClient:
                     for each, ack in zip(results, acks, strict=True):
                         self._acknowledge(each, ack)
                 await self._bring_groups([each for each in together if each.result is None])
-            self._inbox = [each for each in self._inbox if each.iteration >= self._first]  # else it was dropped
+            self._inbox = [each for each in self._inbox if each.iteration >= self._first]  # others were dropped
             await self._filled.wait()
 
     async def _bring_groups(self, groups: list[_Brought]) -> None:
@@ -152,10 +153,10 @@ class SelectorClient:
             return
         try:
             acks = await self._ask("accept_groups", *[each.group for each in groups])
-        except InputGone as error:  # one went down with its node between the report and this
+        except InputGone as error:  # a group was lost with its node on its way
             if len(groups) == 1:
                 groups[0].lost(error.reason)
-            else:  # which of them only tells if they are brought one by one
+            else:  # bring them one by one to find out which
                 for each in groups:
                     await self._bring_groups([each])
             return
@@ -171,20 +172,20 @@ class SelectorClient:
     # Calls, and the restart
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        """The selector's answer. Raises as `World.answer`, but for the loss of the selector."""
+        """The selector's answer. Raises as `World.answer`, except for the loss of the selector."""
         answer, _ = await self._repeat(method, *arguments, what=f"the selector's answer to {method}", parts=1)
         return answer
 
     async def _repeat(self, method: str, *arguments: Any, what: str, parts: int) -> tuple[Any, Any]:
         while True:
-            async with self._restarting:  # which ends before anything else is asked
+            async with self._restarting:  # wait for the restart
                 actor = self._actor
                 sent = self._world.send(actor, method, *arguments, parts=parts)
             try:
                 return await self._answer(sent, what), sent.large
             except WorkerGone as error:
                 async with self._restarting:
-                    if self._actor is actor:  # else somebody else has restarted it meanwhile
+                    if self._actor is actor:  # else another task has restarted it
                         await self._restart(error)
 
     async def _restart(self, error: WorkerGone) -> None:
@@ -208,7 +209,7 @@ class SelectorClient:
         if plan.iteration in self._revised:
             opened = await self._call("revise", plan.iteration, self._revised[plan.iteration])
         for group in self._groups.get(plan.iteration, []):
-            with suppress(InputGone):  # it went down with its node, and is made again
+            with suppress(InputGone):  # it was lost with its node and is made again
                 await self._call("accept_again", group)
         return replace(opened, units=await self._call("wanted", plan.iteration))
 

@@ -1,4 +1,4 @@
-"""Evaluation on the regenerators: fixed prompts, fixed addresses, whatever policy they hold."""
+"""Evaluation on the regenerators: fixed prompts, fixed addresses, any policy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from solrl_ray.scheduling.ledger import Ledger, Outcome
 from solrl_ray.storage.run_folder import RunFolder
 
 Call = Callable[[WorkUnit], tuple[str, tuple[Any, ...]]]
-"""A unit → the regenerator's method, and its arguments."""
+"""Unit → the regenerator's method, and its arguments."""
 
 
 class Evaluation(Owner):
-    """Asks for units that regenerators evaluate, and collects what comes."""
+    """Requests units that regenerators evaluate, and collects the answers."""
 
     def __init__(
         self,
@@ -45,25 +45,24 @@ class Evaluation(Owner):
     ) -> None:
         """
         Args:
-            strict: whether other rewards for a unit than the first ones are an error (`fleet.strict`).
-            reproducible: whether rewards come out the same again. If not, others than the first ones are no error.
+            strict: whether a second answer with other rewards is an error (`fleet.strict`).
+            reproducible: whether rewards are the same each time. If not, other rewards are no error.
             tell: is given a sentence for the user.
-            changed: is called after each answer.
+            changed: called after each answer.
         """
         self.batch = batch
         self.answers: dict[str, Evaluated] = {}
-        """By prompt id; of several to a unit the first one."""
+        """By prompt id; the first answer counts."""
         self.units = tuple(units)
         self.completed = asyncio.Event()
         self.answered = asyncio.Event()
-        """Set after each answer; whoever waits for one clears it."""
+        """Set after each answer; the waiting task clears it."""
         self._method, self._hand_out, self._strict, self._tell, self._changed = call, hand_out, strict, tell, changed
         self._reproducible = reproducible
         self.ledger = Ledger(units)
 
     def begin(self, holds: Held | None = None) -> None:
-        """From now on regenerators that hold the policy (default: the units' own) are given its units, those that are
-        not done."""
+        """Hand out the remaining units to regenerators that hold the policy (default: the units' own)."""
         self._hand_out.add(self, self.ledger.wanted(), REGENERATORS, holds=holds)
 
     async def finish(self) -> None:
@@ -77,7 +76,7 @@ class Evaluation(Owner):
         return (*self._method(unit), 1)
 
     def take(self, answer: Answer) -> None:
-        """Raises RunError if the rewards differ from the first ones to the unit, and the run is strict."""
+        """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
         if value.unit != unit:
             self._hand_out.refuse(answer, f"{answer.worker} was given {unit.id} and answered {value.unit}")
@@ -99,7 +98,7 @@ class Evaluation(Owner):
 
 
 class Evaluator:
-    """Evaluates what the regenerators hold, and keeps what is found in the run folder."""
+    """Evaluates what the regenerators hold, and writes the results to the run folder."""
 
     def __init__(
         self, config: Config, world: World, hand_out: HandOut, folder: RunFolder, telemetry: Telemetry
@@ -123,7 +122,7 @@ class Evaluator:
             updates: updates done so far; also the revision that the regenerators hold.
             embeddings: prompt id → reference of its embedding.
             holder: the policy that the regenerators were given, if not that of `UNIT_POLICY`.
-            overlaps: whether learners are at work meanwhile, whose stage it is then.
+            overlaps: whether an update runs meanwhile; the shown stage is the update's then.
         """
         started = self._world.now()
         if not overlaps:
@@ -169,7 +168,7 @@ class Evaluator:
     async def _keep(
         self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
     ) -> None:
-        """Write the pictures first: metrics that are there have their pictures."""
+        """Write the pictures first, so that metrics on the disk always have theirs."""
         folder = self._folder.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}"
         pictures = {(p.id, sample): image for p in pictured for sample, image in enumerate(images[p.id])}
 

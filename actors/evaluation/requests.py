@@ -1,13 +1,13 @@
-"""Evaluations that others ask of a live run (`solrl eval`): beside its updates, within `evaluation.share`.
+"""Evaluations requested from a live run (`solrl eval`): beside its updates, within `evaluation.share`.
 
 ::
 
     submit ─► waiting ─► [ beside an update: load ─► units ─► it ends: units that are out end too ]* ─► found
-                 └── nobody has asked for 30 s: forgotten
+                 └── no poll for 30 s: forgotten
 
-Regenerators have nothing else to do beside an update. What an evaluation holds the run up for, after the update has
-ended, is a debt: it is earned back at `evaluation.share` seconds a second before the next one begins. An error or a
-loss in somebody else's evaluation ends that evaluation, not the run (docs/decisions/evaluations-of-a-live-run.md).
+Regenerators are idle during an update. If an evaluation delays the run after the update, the delay is a debt. It is
+paid back at `evaluation.share` seconds a second before the next evaluation begins. An error or a lost worker in such an
+evaluation ends the evaluation, not the run (docs/decisions/evaluations-of-a-live-run.md).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.weight_sync.publication import Publication
 
 PATIENCE = 30.0
-"""How long a request counts whose sender does not ask for it, seconds."""
+"""Seconds after the last poll until a request is forgotten."""
 LOSSES = 3
-"""Workers that may be lost under one evaluation before it ends."""
+"""Workers that may be lost during one evaluation before it ends."""
 
 Found = dict[str, dict[str, Evaluated]]
 """Policy → prompt id → scores."""
@@ -41,12 +41,12 @@ Found = dict[str, dict[str, Evaluated]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """What is asked for."""
+    """A requested evaluation."""
 
     name: str
-    """Differs between any two requests."""
+    """Unique."""
     config: Config
-    """Prompts, samples, steps, solver and rewards; all else is the run's own."""
+    """Prompts, samples, steps, solver and rewards; the rest is the run's own."""
     prompts: tuple[Prompt, ...]
     updates: int
     publications: Mapping[str, Publication]
@@ -55,18 +55,16 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestProgress:
-    """How far it is."""
-
     done: int
     total: int
     error: RunError | UserError | None = None
-    """What ended it."""
+    """The error that ended it."""
     found: Found | None = None
-    """All of it, when it is done."""
+    """All scores, when it is done."""
 
 
 class _OutsideEvaluation(Evaluation):
-    """Bears its own errors and losses."""
+    """Handles its own errors and losses."""
 
     error: RunError | UserError | None = None
     losses = 0
@@ -81,7 +79,7 @@ class _OutsideEvaluation(Evaluation):
         self.losses += 1
         self.answered.set()
         if self.losses == LOSSES:
-            self.failed(RunError(f"{LOSSES} workers were lost under {self.batch}; the last one was {worker}"))
+            self.failed(RunError(f"{LOSSES} workers were lost during {self.batch}; the last one was {worker}"))
         return True
 
 
@@ -91,7 +89,7 @@ class _Open:
     polled: float
     evaluations: dict[str, _OutsideEvaluation]
     embeddings: dict[str, Any]
-    """By prompt id: references of those that are there."""
+    """By prompt id: references of finished embeddings."""
 
     @property
     def error(self) -> RunError | UserError | None:
@@ -112,23 +110,23 @@ class EvaluationRequests:
         self._config, self._world, self._hand_out = config, world, hand_out
         self._publisher, self._embeddings, self._tell = publisher, embeddings, tell
         self._open: dict[str, _Open] = {}
-        """By name, in the order in which they came."""
+        """By name, in the order of arrival."""
         self._submitted = asyncio.Event()
         self._debt, self._accounted = 0.0, world.now()
 
-    # What others call
+    # Called from outside
 
     def submit(self, request: EvaluationRequest) -> None:
-        """Ask for an evaluation. Asking again changes nothing."""
+        """Request an evaluation. A repeated request changes nothing."""
         if request.name not in self._open:
-            self._tell(f"an evaluation is asked for: {request.name}")
+            self._tell(f"an evaluation was requested: {request.name}")
             embeddings: dict[str, Any] = {}
             evaluations = {policy: self._evaluation(request, policy, embeddings) for policy in request.publications}
             self._open[request.name] = _Open(request, self._world.now(), evaluations, embeddings)
             self._submitted.set()
 
     def poll(self, name: str) -> RequestProgress | None:
-        """How far a request is; None if it is not known, or was forgotten."""
+        """Progress of a request; None if it is unknown or forgotten."""
         this = self._open.get(name)
         if this is None:
             return None
@@ -140,34 +138,34 @@ class EvaluationRequests:
         return RequestProgress(done=done, total=total, error=this.error, found=found)
 
     def forget(self, name: str) -> None:
-        """Its sender has what it wanted, or gives up."""
+        """The sender has the result, or gives up."""
         this = self._open.pop(name, None)
         for evaluation in this.evaluations.values() if this else ():
             self._hand_out.drop(evaluation)
             evaluation.completed.set()
 
-    # What the run does
+    # Called by the run
 
     @property
     def wait(self) -> bool:
-        """Whether there is something to evaluate in the next window."""
+        """Whether the next window has something to evaluate."""
         open_ = self._open.values()
         return any(not (this.error or each.completed.is_set()) for this in open_ for each in this.evaluations.values())
 
     async def window(self, ended: asyncio.Event, *, free: bool) -> None:
-        """Evaluate until `ended` is set, if there is no debt, also what is asked for meanwhile.
+        """Unless there is a debt, evaluate until `ended` is set, including requests that arrive meanwhile.
 
         Args:
-            free: whether nobody waits for regenerators until then; else all of the time is a debt, and this ends when
-                there is nothing to do.
+            free: whether regenerators are idle until then. If not, all of the time is a debt, and this returns when
+                nothing is left to do.
         """
         now = self._world.now()
         self._debt -= self._config.evaluation.share * (now - self._accounted)
         self._debt, self._accounted = max(0.0, self._debt), now
         for this in [this for this in self._open.values() if now - this.polled > PATIENCE]:
-            self._tell(f"the evaluation {this.request.name} is forgotten: nobody has asked for it for {PATIENCE:g} s")
+            self._tell(f"the evaluation {this.request.name} is dropped: its sender has not polled for {PATIENCE:g} s")
             self.forget(this.request.name)
-        waited = [] if free else [now]  # since when the run waits: the first of them
+        waited = [] if free else [now]  # since when the run waits, as its first element
         over = asyncio.ensure_future(ended.wait())
         over.add_done_callback(lambda _: waited.append(self._world.now()))
         try:
@@ -185,30 +183,30 @@ class EvaluationRequests:
         self._debt += self._world.now() - waited[0] if waited else 0.0
 
     async def _evaluate(self, this: _Open, policy: str, evaluation: _OutsideEvaluation, ended: asyncio.Event) -> None:
-        """Until it is complete, or `ended` is set and no worker is at a unit of it."""
-        for prompt in this.request.prompts:  # one by one: others' prompts are not to wait for all of them
+        """Run until it is complete, or `ended` is set and no worker has a unit of it."""
+        for prompt in this.request.prompts:  # one by one, so that the run's own prompts need not wait for all of them
             if ended.is_set() or evaluation.completed.is_set():
                 return
             if prompt.id not in this.embeddings:
                 this.embeddings[prompt.id] = await self._embeddings.one(prompt)
         async with self._publisher.evaluating(this.request.publications[policy]):
-            if evaluation.completed.is_set() or ended.is_set():  # it was forgotten; or the turn came too late
+            if evaluation.completed.is_set() or ended.is_set():  # it was forgotten, or the turn came too late
                 return
             evaluation.begin()
             await _first_of(ended, evaluation.completed)
             await self._rest(evaluation)
 
     async def _rest(self, evaluation: _OutsideEvaluation) -> None:
-        """Return once no worker is at a unit of it; what waits is taken up in the next window."""
+        """Return once no worker has a unit of it; the rest waits for the next window."""
         while True:
-            self._hand_out.withdraw(evaluation)  # also what waits again, because its worker was lost
+            self._hand_out.withdraw(evaluation)  # includes units that wait again because their worker was lost
             if not self._hand_out.out(evaluation):
                 return
             evaluation.answered.clear()
             await evaluation.answered.wait()  # each unit has its deadline
 
     def _evaluation(self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]) -> _OutsideEvaluation:
-        """`embeddings`: by prompt id, of every prompt before it begins."""
+        """`embeddings`: by prompt id, of all prompts before it begins."""
         config, by_id = request.config, {prompt.id: prompt for prompt in request.prompts}
         units = evaluation_units(config, request.prompts, updates=request.updates, policy=EVAL_POLICIES[policy])
         pictured = request.prompts[: config.evaluation.pictures]

@@ -1,13 +1,13 @@
-"""When which policy is evaluated on held-out prompts: before the first iteration, on the way, after the last.
+"""When which policy is evaluated on held-out prompts: before the first iteration, between iterations, after the last.
 
 ::
 
     iteration t   explore ─► regenerate ─► learn ─────────────────────────► publish …
                                           └► evaluate what t updates made
 
-On the way the regenerators do it beside the next update, in which they have nothing else to do: the iteration takes
-longer only by what the update does not cover. Learners that take turns with others on a GPU would have to wait for it,
-so there it comes before the iteration, and everybody waits.
+Between iterations, regenerators evaluate beside the next update, when they are idle. The iteration takes longer only if
+the evaluation outlasts the update. Learners that share GPUs by turns would have to wait for it. There it comes before
+the iteration, and all workers wait.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EvaluationSchedule:
         self._prepared: tuple[int, Publication] | None = None
 
     async def before_training(self) -> None:
-        """What there is before the first update.
+        """Evaluate what exists before the first update.
 
         Revision 0 is the base model (LoRA's B is zero), unless the run was warm-started: then both are measured.
         """
@@ -57,7 +57,7 @@ class EvaluationSchedule:
             await self.of_ema(0)
 
     async def before_iteration(self, updates: int) -> bool:
-        """If an evaluation of so many updates is due: make it, or what it needs to go on beside the next update.
+        """If an evaluation of `updates` is due, make it, or prepare it to run beside the next update.
 
         Returns whether it was made now.
         """
@@ -70,17 +70,17 @@ class EvaluationSchedule:
         return self._turns
 
     def holds_up(self, updates: int) -> bool:
-        """Whether the iteration after so many updates waits for an evaluation."""
+        """Whether the iteration after `updates` waits for an evaluation."""
         return self._turns and self._is_due(updates)
 
     async def beside_update(self) -> None:
-        """Evaluate what `before_iteration` prepared; nothing to do if it did not."""
+        """Evaluate what `before_iteration` prepared, if anything."""
         if self._prepared is not None:
             (updates, publication), self._prepared = self._prepared, None
             await self._evaluate(updates, publication, overlaps=True)
 
     async def of_ema(self, updates: int) -> None:
-        """Evaluate the EMA of so many updates and wait for it, unless that was done."""
+        """Evaluate the EMA after `updates` and wait for it, unless that was done."""
         if not self._done("ema", updates):
             await self._evaluate(updates, await self._publisher.policy("ema"), overlaps=False)
 

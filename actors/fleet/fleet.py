@@ -1,4 +1,4 @@
-"""All pools together: their sizes, the proofs that workers hold what they should, and nodes that are about to go."""
+"""All pools: their sizes, the proofs that workers hold the right weights, and nodes that are leaving."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
 from solrl_ray.weight_sync.receipts import ReceiptBook
 
 NODES_SECONDS = 2.0
-"""Between two looks at which nodes are about to go."""
+"""Seconds between two checks for leaving nodes."""
 SHOW_SECONDS = 0.2
-"""Between two tellings of which worker does what: it takes a look at every worker."""
+"""Seconds between two updates of the shown worker states; one takes a look at every worker."""
 _NO_COUNTS = dict.fromkeys(("bytes", "snapshot", "bumped", "resyncs", "load_seconds"), 0.0)
-"""Of a publication of which nobody has said anything yet: see `IterationMetrics.publication`."""
+"""A publication without reports yet: see `IterationMetrics.publication`."""
 
 
 class Fleet:
@@ -70,7 +70,7 @@ class Fleet:
             name: make(name, world.explorer, unit_seconds=unit_seconds, turn=self.turns.turn_of(name))
             for name in explorer_pools(config.fleet)
         }
-        """By name, as in `config.pools`: within one of them everybody answers with the same bits."""
+        """By name, as in `config.pools`: the workers of a pool answer with the same bits."""
         self.regenerators = make(
             REGENERATORS,
             world.regenerator,
@@ -80,16 +80,16 @@ class Fleet:
         self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
         if self.turns.alternate:
             tasks.start(self.turns.keep_passing_on(), "the turns of explorers and regenerators")
-        tasks.start(self._watch_nodes(), "the watch of nodes that are about to go")
+        tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 
-    # What the controller asks of it
+    # Called by the controller
 
     def open(self) -> None:
-        """Spawn every worker; nobody is waited for."""
+        """Spawn every worker, without waiting."""
         self._resize()
 
     async def scale(self, sizes: Mapping[str, int]) -> str:
-        """Have pools of other sizes; their names: `config.pools`. Returns what will happen, in sentences.
+        """Resize pools, named as in `config.pools`. Returns what will happen, in sentences.
 
         Raises UserError for sizes out of bounds.
         """
@@ -115,19 +115,19 @@ class Fleet:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        await self.turns.open()  # the learners have made what they publish, and rest
+        await self.turns.open()  # the learners have finished what they publish, and rest
         weights = Weights(publication, payloads, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
 
     def explore_as(self, config: Config) -> None:
-        """Have explorers be those of `config`, which may be another fallback level.
+        """Configure explorers as in `config`, which may be another fallback level.
 
-        For another tier all of them start anew, in other score classes. No unit of theirs may be at work then.
+        For another tier all of them are replaced, in other score classes. They must have no units then.
         """
         tier = pool_sampling(config).tier
         if tier == self._tier:
-            return  # more steps are said with each unit
+            return  # each unit states its steps
         self._world.explore_with(config)
         self._tier = tier
         for name, pool in self.explorers.items():
@@ -136,24 +136,25 @@ class Fleet:
             pool.renew()
 
     async def score_class(self) -> str:
-        """What fixes the bits that all pools answer with; waits until a worker of each has started."""
+        """What fixes the bits of all pools' answers; waits until a worker of each has started."""
         await self._attested.wait()  # each start has its deadline
         return "/".join(self._first[name].score_class for name in self._pools)
 
     def publication_counts(self) -> dict[str, float]:
-        """What became of the explorers' newest revision so far: see `IterationMetrics.publication`."""
+        """State of the explorers' newest revision: see `IterationMetrics.publication`."""
         return dict(self._counts)
 
     def waited_for_weights(self, began: float) -> float:
-        """Share of the explorers' time since `began` in which they waited for weights."""
+        """Share of the explorers' time since `began` that they spent waiting for weights."""
         workers = sum(len(pool.workers) for pool in self.explorers.values())
         return self._waits.share(began=began, ended=self._world.now(), workers=workers)
 
-    # What is told to it of workers
+    # Called about workers
 
     def started(self, worker: Worker, attestation: Attestation) -> None:
-        """Take a worker that has started. Raises RunError if it would answer a unit with other bits than its pool:
-        else a unit's result would depend on who takes it."""
+        """Accept a started worker. Raises RunError if its answers would have other bits than its pool's: a unit's
+        result would depend on its worker.
+        """
         if attestation.warm_ups and worker.pool not in self._first:
             self._telemetry.message(
                 f"{role_of(worker.name)}s compile their forward for {attestation.warm_ups} shapes before "
@@ -172,7 +173,8 @@ class Fleet:
         self.changed()
 
     def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
-        self._receipts.expect(publication.revision.manifest)  # not when it was published: many more may have been since
+        # Not at publishing: many more may have been published since.
+        self._receipts.expect(publication.revision.manifest)
         self._receipts.check(receipt)
         self._telemetry.proved(receipt, waited=waited)
         if receipt.role == EXPLORER:
@@ -198,8 +200,8 @@ class Fleet:
         name = pool_of(worker)
         left = self._targets.give_up(name)
         self._telemetry.message(
-            f"{worker} cannot work with the others and has gone ({reason}); {left} {name} go on, and "
-            f"`solrl pool scale {option(name, left + 1)}` tries once more"
+            f"{worker} cannot work with the others and was removed ({reason}); {left} {name} go on, and "
+            f"`solrl pool scale {option(name, left + 1)}` tries again"
         )
         self.changed()
 
@@ -208,7 +210,7 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Tell soon which worker does what, and look whose turn it is."""
+        """Soon show the workers' states, and check whose turn it is."""
         self.turns.look()
         if not self._shows:
             self._shows = True
@@ -219,29 +221,25 @@ class Fleet:
     def _resize(self) -> None:
         for name, pool in self._pools.items():
             for worker in pool.resize(self._targets.wanted(name)):
-                self._telemetry.message(f"{worker} leaves after what it holds")
+                self._telemetry.message(f"{worker} leaves after its present units")
 
     def _retire(self, worker: str, reason: str) -> None:
         self._pools[pool_of(worker)].retire(worker, reason)
 
     async def _watch_nodes(self) -> None:
-        """Have workers leave nodes that are about to go, before they are lost."""
+        """Have workers leave nodes that are going, before they are lost."""
         warned, seconds = False, self._config.fleet.deadlines.fetch
         while True:
-            nodes = await self._world.blocking(
-                self._world.draining_nodes, "a look at nodes that are about to go", seconds
-            )
+            nodes = await self._world.blocking(self._world.draining_nodes, "reading which nodes are leaving", seconds)
             if self._world.node in nodes and not warned:
                 warned = True
                 self._telemetry.message(
-                    "the node of the run folder is about to go, and with it controller, selector and text encoder: "
+                    "the node of the run folder is leaving, and with it controller, selector and text encoder: "
                     "go on with --resume"
                 )
             for pool in self._pools.values():
                 for name, successor in pool.leave_nodes(nodes):
-                    self._telemetry.message(
-                        f"the node of {name} is about to go: it leaves, {successor} takes its place"
-                    )
+                    self._telemetry.message(f"the node of {name} is leaving: {successor} replaces it")
             await asyncio.sleep(NODES_SECONDS)
 
     def _show(self) -> None:
@@ -260,7 +258,6 @@ class Fleet:
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts of several pools together."""
     total: Counter[str] = Counter()
     for each in counts:
         total.update(each)

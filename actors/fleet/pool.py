@@ -1,12 +1,12 @@
-"""A pool: workers of one role that answer with the same bits; which of them are there, and who replaces whom.
+"""A pool: workers of one role that answer with the same bits. It replaces workers that are lost.
 
 ::
 
     lost ──► replaced (one of `fleet.max_replacements`)        a crash, a hang, too many refused answers
-         ──► replaced at no charge                             SIGTERM; its node is about to go
+         ──► replaced at no charge                             SIGTERM; its node is leaving
          ──► ended, the pool goes on with one less             it cannot start, or is unlike the others at work
-         ──► the run ends                                      the same, and nobody else has ever worked
-no place ──► it waits; the run ends if nobody of the pool has one for as long
+         ──► the run ends                                      the same, and no worker has ever worked
+no place ──► it waits; the run ends if no worker of the pool has a place for that long
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _STARTING = (State.WAITING, State.STARTING)
 
 
 class PoolObserver(Observer, Protocol):
-    """Is also told which workers go, and which have no place."""
+    """Is also told which workers leave, and which have no place."""
 
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
-        """It has found no place for so long, and waits while others of its pool are at work; told once."""
+        """It has waited so long for a place while others of its pool are at work; called once."""
 
     def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
-        """`replacement`: empty if it was leaving."""
+        """`replacement`: empty if the worker was leaving."""
 
     def unfit(self, worker: str, reason: str) -> None:
-        """It came to others at work and could not start, or would work otherwise than they do."""
+        """It joined others at work but could not start, or would work otherwise than they do."""
 
     def left(self, worker: str) -> None: ...
 
@@ -63,30 +63,30 @@ class Pool:
             name: as in `config.pools`.
             spawn: makes the actor of a given name, without waiting for it.
             unit_seconds: deadline of one unit.
-            turn: whether workers may load their models.
+            turn: set while workers may load their models.
         """
         self.name = name
         self.workers: dict[str, Worker] = {}
-        """By name: those that live."""
+        """Live workers, by name."""
         self.weights: Weights | None = None
         self._spawn, self._unit_seconds = spawn, unit_seconds
         self._world, self._tasks, self._hand_out, self._deadlines = world, tasks, hand_out, deadlines
         self._replacements, self._turn, self._observer = replacements, turn, observer
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
-        """Workers that were ended from here, and why: None without a word."""
+        """Workers that were ended from here, and the reason; None: without a message."""
         self._second_tries: set[str] = set()
-        """Those that took the place of one that was lost in its start."""
+        """Replacements of workers that were lost while they started."""
         self._next_slot = 0
         self._homeless: set[str] = set()
-        """Those of which it was said that they have no place."""
+        """Workers already reported as without a place."""
         self._vacated = -math.inf
-        """When a worker that had a place went last."""
+        """When a worker with a place last went."""
 
-    # Who is there
+    # Membership
 
     def resize(self, count: int) -> list[str]:
-        """Have so many workers stay; returns those that leave because of it."""
+        """Change the number of staying workers; returns the names of those that leave."""
         states = {worker.name: worker.state for worker in self._staying()}
         for _ in range(count - len(states)):
             self._open(worker_name(self.name, self._next_slot))
@@ -97,7 +97,7 @@ class Pool:
         return leaving
 
     def leave_nodes(self, nodes: Collection[str]) -> list[tuple[str, str]]:
-        """Have workers leave nodes that are about to go; returns their names and those who take their places."""
+        """Have workers leave nodes that are going; returns their names and those of their replacements."""
         leaving = [worker for worker in self._staying() if worker.node in nodes]
         for worker in leaving:
             self._drain(worker)
@@ -105,7 +105,7 @@ class Pool:
         return [(worker.name, replacement_name(worker.name)) for worker in leaving]
 
     def renew(self) -> None:
-        """Have everybody end at once, and others take their places. For when no unit is at work; at no charge."""
+        """Replace all workers at once, at no charge. No unit may be at work."""
         self.weights = None
         for worker in list(self.workers.values()):
             self._end(worker, None)
@@ -113,12 +113,12 @@ class Pool:
                 self._open(replacement_name(worker.name))
 
     def retire(self, worker: str, reason: str) -> None:
-        """Replace a worker that is not to be trusted; nothing to do if it is gone."""
+        """Replace an untrustworthy worker; does nothing if it is gone."""
         if worker in self.workers:
             self._end(self.workers[worker], WorkerGone(worker, reason))
 
     def publish(self, weights: Weights) -> None:
-        """Have everybody load these weights after the units that they hold."""
+        """Have all workers load these weights after the units that they hold."""
         self.weights = weights
         for worker in self.workers.values():
             worker.outdated()
@@ -128,16 +128,16 @@ class Pool:
         await asyncio.gather(*[worker.release_gpu_memory() for worker in self.workers.values()])
 
     def wake(self) -> None:
-        """It is its workers' turn on GPUs that others share."""
+        """It is the turn of its workers on shared GPUs."""
         for worker in self.workers.values():
             worker.wake()
 
     def _staying(self) -> list[Worker]:
-        """Those that do not leave; of one that is renewed, its successor alone."""
+        """Workers that do not leave; of one that is renewed, only its successor."""
         there = self.workers.values()
         return [w for w in there if w.state is not State.DRAINING and self._ended.get(w.name, w) is not None]
 
-    # What is told of it
+    # State
 
     @property
     def at_work(self) -> int:
@@ -146,35 +146,36 @@ class Pool:
 
     @property
     def wants_turn(self) -> bool:
-        """Whether a worker waits to start, or a unit waits that its workers could do if it was their turn. Weights
-        alone are no reason: they are loaded when there are units for them."""
+        """Whether a worker waits to start, or a unit waits that its workers could do in their turn. Loading weights is
+        no reason: that happens when units come.
+        """
         units = self.weights is not None and self._hand_out.waits(self.name, self.weights.holds)
         return any(w.is_to_start or (units and w.state is not State.WAITING) for w in self._staying())
 
     @property
     def is_quiet(self) -> bool:
-        """Whether its workers have nothing to do on their GPUs and nothing waits for them."""
+        """Whether its workers do nothing on their GPUs and no unit waits for them."""
         return not self.wants_turn and not any(worker.is_busy for worker in self.workers.values())
 
     def has_proved(self, but: str) -> bool:
-        """Whether a worker other than `but` has held a revision and stays."""
+        """Whether a staying worker other than `but` has held a revision."""
         return any(w.proved and w.state is not State.DRAINING for name, w in self.workers.items() if name != but)
 
     def census(self) -> dict[str, int]:
-        """State → workers in it; every state but that of the dead."""
+        """State → number of workers, for every state but dead."""
         counts = Counter(worker.state for worker in self.workers.values())
         return {state.value: counts[state] for state in State if state is not State.DEAD}
 
     def tiers(self) -> dict[str, int]:
-        """Tier → workers that attested it."""
+        """Tier → number of workers that attested it."""
         return dict(Counter(worker.tier for worker in self.workers.values() if worker.tier))
 
     def warmed(self) -> tuple[int, int]:
-        """Shapes for which the workers' forwards are compiled, and for which they will be; 0 of 0 if none is."""
+        """Forward shapes compiled so far, and all that will be; (0, 0) without compilation."""
         workers = self.workers.values()
         return sum(worker.warmed for worker in workers), sum(worker.warm_ups for worker in workers)
 
-    # Beginnings and ends
+    # Start and end of workers
 
     def _open(self, name: str) -> None:
         if self._tasks.over:
@@ -198,7 +199,7 @@ class Pool:
         life.add_done_callback(lambda _: self._clear_away(worker))
 
     def _clear_away(self, worker: Worker) -> None:
-        """A life that is cancelled before it has begun, as where the run ends then, does not do so itself."""
+        """For a life that is cancelled before it began and so cannot clean up, for example when the run ends then."""
         if self.workers.pop(worker.name, None) is not None:
             self._world.kill(worker.actor)
 
@@ -209,7 +210,7 @@ class Pool:
 
     def _end(self, worker: Worker, error: BaseException | None) -> None:
         self._ended[worker.name] = error
-        # Not at once: a task that has not begun would not come to know of its end.
+        # Not at once: a task that has not begun would not notice its end.
         asyncio.get_running_loop().call_soon(self._lives[worker.name].cancel)
 
     async def _employ(self, worker: Worker) -> None:
@@ -234,7 +235,7 @@ class Pool:
         self._say_end(worker, error, loss=self._hand_out.lost(worker.name))
 
     def _unplaced(self, worker: Worker, seconds: float, since: float) -> None:
-        """Raises RunError if nobody of the pool has had a place since then."""
+        """Raises RunError if no worker of the pool has had a place since then."""
         if self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "
@@ -246,7 +247,7 @@ class Pool:
             self._observer.unplaced(worker.name, seconds, self.at_work)
 
     def _say_end(self, worker: Worker, error: BaseException | None, loss: Loss) -> None:
-        """What follows of a life's end. Raises it if it is the run's."""
+        """Report the end of a worker's life. Raises the error if it ends the run."""
         name, starting, leaving = worker.name, worker.state in _STARTING, worker.state is State.DRAINING
         if worker.state is not State.DEAD:
             worker.state = advance(worker.state, "lost")

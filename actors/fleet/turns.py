@@ -1,4 +1,4 @@
-"""Whose turn it is on GPUs that workers share (docs/decisions/turns-on-a-shared-gpu.md).
+"""Whose turn it is on shared GPUs (docs/decisions/turns-on-a-shared-gpu.md).
 
 ::
 
@@ -6,10 +6,10 @@
        ▲                             │   ▲                                                                    │
        └───────────take──────────────┘   └────────────────────────────────────────────────────────────────────┘
 
-A stage is pools that have weights on the GPUs at the same time: explorers and regenerators together with
-`fleet.sharing: lay_down`, each for itself with ``one_at_a_time``. It is quiet when none of its workers has a unit,
-starts or loads weights, and no unit waits that they could do. Nobody gets the turn before those who had it have given
-their memory back. With ``keep`` everybody has the turn always.
+A stage is the pools that have weights on the GPUs at the same time: explorers and regenerators together with
+`fleet.sharing: lay_down`, each alone with ``one_at_a_time``. It is quiet when none of its workers has a unit, starts or
+loads weights, and no unit waits that they could do. A turn begins after the workers of the last one have given their
+memory back. With ``keep`` every pool has the turn always.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ class _Stage:
 
 class Turns:
     def __init__(self, fleet: FleetConfig, pools: Mapping[str, SharingPool]) -> None:
-        """`pools`: all by name; they may be put there later, for they need `turn_of`."""
+        """`pools`: all by name; may be filled later, because pools need `turn_of`."""
         self.lays_down = lays_down(fleet)
-        """Whether workers leave others their weights' memory as well."""
+        """Whether workers also give up their weights' memory between turns."""
         self._stages = [_Stage(names, pools) for names in stages(fleet)]
         self.alternate = len(self._stages) > 1
-        """Whether they have turns of their own, which `keep_passing_on` must give."""
+        """Whether stages have separate turns, which `keep_passing_on` must give."""
         self._holder: _Stage | None = None
-        """Whose turn it is; None: the learners', or nobody's yet."""
+        """The stage that has the turn; None: the learners have it, or no stage yet."""
         self._learners = self.lays_down
-        """Whether it is the learners' turn: they have the first one."""
+        """Whether it is the learners' turn; they have the first one."""
         self._always = asyncio.Event()
         self._always.set()
         if not self.lays_down:
@@ -69,17 +69,17 @@ class Turns:
                 stage.turn.set()
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
-        """Held while a turn ends: else learners could take theirs while it goes from one stage to the other."""
+        """Held while a turn ends, so that learners cannot take theirs while it passes between stages."""
 
     def turn_of(self, pool: str) -> asyncio.Event:
         """Set while workers of a pool may have weights on their GPUs."""
         return next((stage.turn for stage in self._stages if pool in stage.names), self._always)
 
     async def take(self) -> None:
-        """The learners' turn: return once those who share GPUs with them gave back what they keep. Where weights are
-        laid down, nobody takes memory or units until `open`.
+        """Begin the learners' turn: return when the workers on their GPUs have given back memory. If they lay down
+        weights, they take no memory or units until `open`.
 
-        A worker that does not answer in time is replaced, so its memory is free as well.
+        A worker that does not answer in time is replaced, which frees its memory.
         """
         if not self.lays_down:
             await asyncio.gather(*[stage.release_gpu_memory() for stage in self._stages])
@@ -89,20 +89,20 @@ class Turns:
             await self._end()
 
     async def open(self) -> None:
-        """The learners rest: others may have their turn."""
+        """End the learners' turn."""
         async with self._lock:
             if self._learners:
                 self._learners = False
-                if not self.alternate:  # nobody else could want it
+                if not self.alternate:  # no other stage could want it
                     self._begin(self._stages[0])
         self.look()
 
     def look(self) -> None:
-        """Look soon who is to have the turn: something about a worker or a unit is other than before."""
+        """Soon check which stage should have the turn, because a worker or a unit has changed."""
         self._changed.set()
 
     async def keep_passing_on(self) -> None:
-        """Give the turn from stage to stage for as long as the run lasts."""
+        """Pass the turn between stages until the run ends."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -113,14 +113,14 @@ class Turns:
                     self._begin(following)
 
     def _next(self) -> _Stage | None:
-        """The stage that is to have the turn now; None: all stays as it is."""
+        """The stage that should get the turn now; None: no change."""
         if self._learners or (self._holder and not all(pool.is_quiet for pool in self._holder.pools)):
             return None
         others = (stage for stage in self._stages if stage is not self._holder)
         return next((stage for stage in others if any(pool.wants_turn for pool in stage.pools)), None)
 
     async def _end(self) -> None:
-        """Return once those whose turn it was have given their memory back."""
+        """Return once the stage with the turn has given its memory back."""
         if self._holder is not None:
             ended, self._holder = self._holder, None
             ended.turn.clear()

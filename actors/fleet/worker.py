@@ -6,9 +6,8 @@
                              ▲         │
                              └─ new weights
 
-Each wait has a deadline, and the first one that fails ends the life: its pool says what follows (`actors.fleet.pool`).
-A worker's calls are done in the order in which they are sent, so weights that are sent while units are at work are
-loaded after them.
+Each wait has a deadline. The first wait that fails ends the life, and the pool decides what follows
+(`actors.fleet.pool`). A worker does its calls in the order they were sent, so weights are loaded after earlier units.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from solrl_ray.scheduling.worker_state import State, advance, role_of
 from solrl_ray.weight_sync.publication import EXPLORER, Publication
 
 PING_SECONDS = 2.0
-"""How often a worker that has nothing to do is asked whether it is there: a death is noticed before there is work."""
+"""Seconds between two pings of an idle worker, which reveal a death before there is work."""
 
 WAITS_FOR_TURN = "waiting for its turn on the GPU"
 
 
 class PayloadRefs:
-    """A publication's payloads for one role, each put into the object store once, when it is first asked for."""
+    """A publication's payloads for one role, each put into the object store once, when first needed."""
 
     def __init__(self, publication: Publication, role: str, world: World, seconds: float) -> None:
         """`seconds`: the deadline of making one."""
@@ -47,7 +46,7 @@ class PayloadRefs:
         self._made: dict[bool, asyncio.Task[tuple[Any, int]]] = {}
 
     async def ref(self, *, full: bool) -> Any:
-        """Reference of the payload; `full`: of the one that asks nothing of what a worker holds."""
+        """Reference of the payload; `full`: of the one that does not depend on what a worker holds."""
         return (await self._payload(full and self._publication.has_whole(self._role)))[0]
 
     async def size(self) -> int:
@@ -64,13 +63,13 @@ class PayloadRefs:
 
     def _make(self, full: bool) -> tuple[Any, int]:
         content = self._publication.payload(self._role, full=full)
-        # An array is read where it lies in the object store; bytes would be copied into each worker.
+        # An array is read in place from the object store; bytes would be copied into each worker.
         return self._world.put(np.frombuffer(content, np.uint8)), len(content)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """What the workers of a pool are to hold."""
+    """What the workers of a pool should hold."""
 
     publication: Publication
     payloads: PayloadRefs
@@ -84,18 +83,18 @@ class Weights:
 
 
 class Observer(Protocol):
-    """Is told what happens to a pool's workers; `actors.fleet.fleet.Fleet` is one."""
+    """Is told of events of a pool's workers; `actors.fleet.fleet.Fleet` is one."""
 
     def started(self, worker: Worker, attestation: Attestation) -> None:
-        """Raises RunError if it would answer a unit with other bits than its pool."""
+        """Raises RunError if its answers would have other bits than its pool's."""
 
     def loaded(self, receipt: Receipt, publication: Publication, waited: float) -> None:
-        """It was sent a publication, for which it had waited. Raises RunError if its receipt is not what it must be."""
+        """It loaded a publication after waiting `waited` seconds. Raises RunError if the receipt is wrong."""
 
     def resynced(self, worker: str, reason: str) -> None: ...
 
     def changed(self) -> None:
-        """Something about a worker is other than before."""
+        """Something about a worker has changed."""
 
 
 class Worker:
@@ -119,11 +118,11 @@ class Worker:
         Args:
             pool: its pool's name, as in `config.pools`.
             unit_seconds: deadline of one unit.
-            weights: what it is to hold now.
+            weights: what it should hold now.
             alone: whether no other worker of its pool is placed and stays.
-            turn: whether it may load its model and weights; not set while others on the same GPU need the memory.
-            unplaced: is told again and again that this worker has no place: after how many seconds more, and since when
-                those were. Raises RunError if there is none to wait for.
+            turn: set while it may load its model and weights; not set while others on the same GPU need the memory.
+            unplaced: called repeatedly while this worker has no place, with the seconds since the last call and the
+                time of that call. Raises RunError if there is no place to wait for.
         """
         self.name = name
         self.pool = pool
@@ -132,23 +131,21 @@ class Worker:
         self.node = ""
         """Id of the node that it was placed on."""
         self.tier = ""
-        """What it attested."""
+        """The tier that it attested."""
         self.proved = False
-        """Whether it ever held a revision, which a delta may be against."""
+        """Whether it ever held a revision, which a delta needs."""
         self.warm_ups = self.warmed = 0
-        """Shapes of its forward for which it compiles before anything else, and those that are done."""
+        """Shapes of its forward to compile before anything else, and those done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
         self._weights, self._alone, self._turn, self._unplaced = weights, alone, turn, unplaced
         self._observer, self._hand_out = observer, hand_out
         self._step = "waiting for a place"
-        """What it does or waits for, where its state alone does not say it."""
+        """What it does or waits for, where its state does not say it."""
         self._loaded: Weights | None = None
         self._began = False
-        """Whether it has begun to load its model."""
         self._attested = False
-        """Whether it has built its model."""
         self._rests = False
-        """Whether it gets no unit because it is others' turn."""
+        """Whether it gets no units because it is another's turn."""
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
         self._releases: list[asyncio.Future[None]] = []
@@ -160,32 +157,32 @@ class Worker:
 
     @property
     def units(self) -> list[WorkUnit]:
-        """What it has, in the order in which it does it."""
+        """Its units, in the order in which it does them."""
         return self._hand_out.units_of(self.name)
 
     @property
     def is_to_start(self) -> bool:
-        """Whether it has a place and has not built its model."""
+        """Whether it has a place but has not built its model."""
         return self.state is State.STARTING and not self._attested
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has units, starts, compiles, or is to load weights."""
+        """Whether it has units, starts, compiles, or must load weights."""
         weights = self._weights()
         loads = self._attested and weights is not None and weights is not self._loaded
         return bool(self.units) or self.is_to_start or (loads and self.state is not State.DRAINING)
 
     def words(self) -> str:
-        """What it does."""
+        """What it does, for the user."""
         if not self.units:
             return self._step or (WAITS_FOR_TURN if self._rests else self.state.value)
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
-    # What its pool and the dispatcher ask of it
+    # Called by its pool and the dispatcher
 
     def outdated(self) -> None:
-        """It is to hold other weights: from now on it gets no unit until it has proved them."""
+        """It must load other weights: from now on it gets no unit until it has proved them."""
         self._advance("outdated")
         self._hand_out.not_ready(self)
         if not self.units:
@@ -193,7 +190,7 @@ class Worker:
         self._changed.set()
 
     def leave(self) -> None:
-        """Finish what it holds, get no more, and end."""
+        """Finish its units, get no more, and end."""
         self._advance("leave")
         self._hand_out.not_ready(self)
         self._changed.set()
@@ -203,8 +200,9 @@ class Worker:
         self._changed.set()
 
     def release_gpu_memory(self) -> asyncio.Future[None]:
-        """Give back GPU memory after the units that it holds; the future is done then, or when its life ends. One that
-        starts is waited for only where models may not be loaded in others' turn."""
+        """Give back GPU memory after its units; the future is done then, or when its life ends. A worker that is
+        starting is waited for only where models may not be loaded outside its turn.
+        """
         done = asyncio.get_running_loop().create_future()
         starts = self.state in (State.WAITING, State.STARTING)
         if starts and (self._turn.is_set() or not self._began):
@@ -215,9 +213,9 @@ class Worker:
         return done
 
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
-        """Send a unit: call `method`, which answers in so many parts."""
+        """Send a unit: call `method`, which answers in `parts` parts."""
         sent = self._world.send(self.actor, method, *arguments, parts=parts)
-        up_to_it = len(self.units) - self.units[::-1].index(unit)  # several may be given at once
+        up_to_it = len(self.units) - self.units[::-1].index(unit)  # it may have several
         seconds = self._unit_seconds * up_to_it
         self._answers.create_task(self._unit(unit, batch, sent, seconds), name=f"{unit.id} on {self.name}")
         self._observer.changed()
@@ -225,7 +223,7 @@ class Worker:
     # Its life
 
     async def live(self) -> None:
-        """Until it has left. Raises what ends it before: WorkerGone, Leaving, or an error of its own."""
+        """Run until it has left. Raises what ends it earlier: WorkerGone, Leaving, or an error of its own."""
         try:
             await self._take_place()
             await self._start()
@@ -240,7 +238,7 @@ class Worker:
             _tell(self._releases)
 
     async def _take_place(self) -> None:
-        """Wait for room in the cluster, as long as it takes."""
+        """Wait for room in the cluster, without a limit."""
         place = asyncio.ensure_future(
             self._world.answer(self._world.send(self.actor, "node"), what=f"a place for {self.name}", seconds=None)
         )
@@ -258,10 +256,10 @@ class Worker:
         self._advance("placed")
 
     async def _start(self) -> None:
-        """Have it build its model and attest what it computes with; then compile, and wait for weights to load."""
+        """Have it build its model and attest its arithmetic; then compile, and wait for weights to load."""
         if not self._turn.is_set():
             self._now(WAITS_FOR_TURN)
-        while not self._turn.is_set():  # all that others do in theirs has deadlines
+        while not self._turn.is_set():  # everything in another's turn has deadlines
             await self._wait_for_change()
         self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
@@ -295,7 +293,7 @@ class Worker:
             await self._wait_for_change()
 
     async def _await_turn(self) -> None:
-        """Give back GPU memory as often as it is asked for, until it may be taken again."""
+        """Give back GPU memory whenever asked, until it may be taken again."""
         while self._releases or not self._turn.is_set():
             if not self._turn.is_set():
                 self._rests = True
@@ -311,13 +309,13 @@ class Worker:
                 _tell(releases)
 
     def _ready(self, weights: Weights) -> None:
-        """From now on it gets units, if it stays."""
+        """From now on it gets units, unless it leaves."""
         self._rests = False
         if self.state is State.READY:
             self._hand_out.ready(self, weights.holds)
 
     async def _load(self, weights: Weights) -> None:
-        # A delta builds on the revision before; a worker that never held one is sent the whole.
+        # A delta needs the revision before; a worker that never held one gets a snapshot.
         full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:
             self._now(f"waiting for {weights.publication.name}")
@@ -353,7 +351,7 @@ class Worker:
         except BaseException as error:
             own = error if isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving) else None
             if own is None or not self._hand_out.failed(self, unit, batch, own):
-                self._hand_out.not_ready(self)  # its life ends, and nothing more may be given to it
+                self._hand_out.not_ready(self)  # its life ends, so it must not get more units
                 raise
         else:
             self._hand_out.answered(self, unit, batch, value, sent.large)
@@ -362,7 +360,7 @@ class Worker:
         self._observer.changed()
 
     async def _wait_for_change(self) -> None:
-        """Until there is something to do; one that has nothing to do is asked now and then whether it is there."""
+        """Return when there is something to do; meanwhile, ping the idle worker."""
         try:
             async with asyncio.timeout(PING_SECONDS):
                 await self._changed.wait()
@@ -385,7 +383,7 @@ class Worker:
 
 
 def _tell(releases: Iterable[asyncio.Future[None]]) -> None:
-    """Those who wait that the memory is free; whoever was cancelled, as where the run ends, does not wait any more."""
+    """Tell the waiting tasks that the memory is free. Cancelled ones, as at the end of the run, no longer wait."""
     for release in releases:
         if not release.done():
             release.set_result(None)

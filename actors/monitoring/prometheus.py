@@ -1,4 +1,4 @@
-"""The instruments of `solrl_ray.metrics.instruments` on `ray.util.metrics`; one process of a run exports them all."""
+"""The instruments of `solrl_ray.metrics.instruments` on `ray.util.metrics`; one process of a run exports all."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from solrl_ray.metrics.instruments import INSTRUMENTS, SECONDS, Instrument
 
 REFRESH_SECONDS = 5.0
-"""Between two times that all gauges are set again: Ray forgets those that have not been set for some 20 s."""
+"""Seconds between two refreshes of all gauges: Ray forgets a gauge that was not set for about 20 s."""
 
 
 class PrometheusExporter:
-    """Sets, adds and observes by name. Ray's agent of the node shows changes about ten seconds later."""
+    """Sets, adds and observes by name. Ray's agent on the node shows changes about ten seconds later."""
 
     def __init__(self, run: str) -> None:
         self._run = run
@@ -31,7 +31,7 @@ class PrometheusExporter:
             asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)
 
     def add(self, name: str, value: float, **tags: str) -> None:
-        """Nothing happens for a value of 0, which Ray's counters refuse."""
+        """A value of 0 is skipped: Ray's counters refuse it."""
         if value > 0:
             self._metrics[name].inc(value, tags=self._tags(name, tags))
 
@@ -39,7 +39,7 @@ class PrometheusExporter:
         self._metrics[name].observe(value, tags=self._tags(name, tags))
 
     def _refresh(self) -> None:
-        """Set every gauge again, from now on regularly, until the event loop ends."""
+        """Set every gauge again, regularly until the event loop ends."""
         for (name, tags), value in self._gauges.items():
             self._metrics[name].set(value, tags=self._tags(name, dict(tags)))
         asyncio.get_running_loop().call_later(REFRESH_SECONDS, self._refresh)

@@ -1,7 +1,7 @@
-"""What is known of a run while it goes on: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
+"""What is known of a live run: progress for the terminal, metrics.jsonl, TensorBoard, attestations.
 
-Also what others watch it by: the metrics of `solrl_ray.metrics.instruments`, the spans of its timeline, and trackers.
-What goes into files is written by one task, in order, beside whatever the run does.
+Also the metrics of `solrl_ray.metrics.instruments`, the spans of the timeline, and trackers. One task writes the files,
+in order, beside the run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
 
 EXPORTED = ("reward_mean", "proxy_reward_mean", "fallback_level", "loss", "policy_loss", "kl", "gradient_norm")
-"""Fields of an iteration's record that are gauges of the same name."""
+"""Fields of an iteration's record that are exported as gauges of the same name."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 """Of `IterationMetrics.reward_costs`."""
 MESSAGES = 8
-"""Notable events that the live view can show."""
+"""Events that the live view can show."""
 NOTE_SECONDS = 15.0
-"""How long what an actor says that it does holds, if it does not say it again."""
+"""Seconds that an actor's note is valid, unless repeated."""
 
 
 class Telemetry:
@@ -44,17 +44,17 @@ class Telemetry:
         self._folder = folder
         self._world = world
         self._writes: deque[tuple[Callable[[], None], str]] = deque()
-        """What is to be written, and its name."""
+        """Pending writes and their names."""
         self._asked, self._idle = asyncio.Event(), asyncio.Event()
         self._started = world.now()
         self._before = 0.0
-        """Wall seconds that the run had taken before this process."""
+        """Wall seconds of the run before this process."""
         self._state = "starting"
         self._iteration = 0
         self._stages: dict[str, tuple[int, int]] = {}
         self._workers: dict[str, str] = {}
         self._notes: dict[str, tuple[str, float]] = {}
-        """Actor → what it says that it does, and until when that holds."""
+        """Actor → its note, and until when that is valid."""
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
@@ -64,16 +64,18 @@ class Telemetry:
         self._measured_here = self._evaluated_before = 0
         self._spans: SpanWriter | None = None
         self._stage: tuple[str, str, float, float] | None = None
-        """Words, stage and start (since 1970, and by the monotonic clock) of what goes on, if the timeline shows it."""
+        """Words, stage and start (since 1970, and by the monotonic clock) of the current work, if the timeline shows
+        it.
+        """
         self._lost: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
         self._tiers: set[tuple[str, str]] = set()
-        """Roles with the tiers that were attested so far."""
+        """Roles with the tiers attested so far."""
         self._exporter = world.exporter(config.run.name)
         self._tracking = Tracking(config, folder.path, world, self.message)
 
     async def resume(self, iterations: list[IterationMetrics], evaluations: list[EvaluationMetrics]) -> None:
-        """Take over what the run measured and which workers it had before; opens the TensorBoard events."""
+        """Take over the run's earlier measurements and workers; opens the TensorBoard events."""
         self.iterations, self.evaluations = list(iterations), list(evaluations)
         self._evaluated_before = len(evaluations)
         self._before = measured_seconds(iterations, evaluations)
@@ -88,7 +90,7 @@ class Telemetry:
             self._keep(attestation)
 
     def state(self, words: str, *, stage: str = "") -> None:
-        """What is going on now, and as which stage the timeline shows it; that of before has ended."""
+        """Set what is going on now, and its stage in the timeline; the stage before ends."""
         now = self._world.now()
         if self._stage is not None:
             said, name, started, began = self._stage
@@ -101,13 +103,13 @@ class Telemetry:
         self._state = words
 
     def waits_for(self, what: str) -> None:
-        """What `state` waits for now."""
+        """Set what the current state waits for."""
         self._state = f"{self._state.partition(': ')[0]}: waiting for {what}"
 
     def begin_iteration(self, iteration: int) -> None:
         self._iteration = iteration
         self._stages = {}
-        # Each time, and not once at the start: what is set in a process's first moments Ray never exports.
+        # Each time, not once at the start: Ray never exports what is set in a process's first moments.
         self._exporter.set("solrl_iteration", iteration)
         self._exporter.set("solrl_iterations_planned", self._config.run.iterations)
 
@@ -117,7 +119,7 @@ class Telemetry:
         self._exporter.set("solrl_stage_planned", total, stage=name)
 
     def unit(self, worker: str, unit: WorkUnit, started: float, seconds: float) -> None:
-        """A worker has answered a unit, on which it computed from `started` (since 1970) for `seconds`."""
+        """A worker has answered a unit; it computed from `started` (since 1970) for `seconds`."""
         span = Span(
             kind="unit",
             name=unit.id,
@@ -138,7 +140,7 @@ class Telemetry:
         tiers: dict[str, dict[str, int]],
         replacements_left: int,
     ) -> None:
-        """Who does what.
+        """Take the workers' states.
 
         Args:
             states: worker → its unit or state, in words.
@@ -153,11 +155,11 @@ class Telemetry:
             for state, count in counts.items():
                 self._exporter.set("solrl_workers", count, role=role, state=state)
         self._tiers |= {(role, tier) for role, counts in tiers.items() for tier in counts}
-        for role, tier in self._tiers:  # also those that nobody runs any more
+        for role, tier in self._tiers:  # includes tiers that no worker has any more
             self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
 
     def note(self, actor: str, words: str) -> None:
-        """What an actor says that it does while it answers nothing else; empty: nothing any more."""
+        """Take an actor's note about a long call; empty: the call is over."""
         self._notes.pop(actor, None)
         if words:
             self._notes[actor] = words, self._world.now() + NOTE_SECONDS
@@ -170,13 +172,13 @@ class Telemetry:
         self._struck[role_of(worker)] += 1
 
     def proved(self, receipt: Receipt, *, waited: float) -> None:
-        """A worker's receipt was accepted, after it had waited for the weights for `waited` seconds."""
+        """A worker's receipt was accepted; it had waited `waited` seconds for the weights."""
         self._exporter.add("solrl_receipts", 1, role=receipt.role)
         self._exporter.set("solrl_revision", receipt.revision, role=receipt.role)
         self._exporter.observe("solrl_weights_wait_seconds", waited, role=receipt.role)
 
     def message(self, text: str) -> None:
-        """A notable event: a lost worker, a replacement, a requeued unit."""
+        """An event: a lost worker, a replacement, a requeued unit."""
         self._messages.append(text)
 
     def attested(self, attestation: Attestation) -> None:
@@ -186,7 +188,7 @@ class Telemetry:
         self._write(lambda: replace_file(self._attestations_file, content.encode()), "writing attestations.json")
 
     def _keep(self, attestation: Attestation) -> None:
-        """A name may come again, as after a resume; what it ran before stays, unless it was the same."""
+        """A name may come again, as after a resume; its earlier attestation stays, unless it was the same."""
         self._attestations[attestation.worker, attestation.device, attestation.score_class] = attestation
 
     @property
@@ -194,7 +196,7 @@ class Telemetry:
         return self._folder.path / "attestations.json"
 
     def iteration(self, metrics: IterationMetrics) -> None:
-        """An iteration is over: bring its metrics to all who read them."""
+        """An iteration is over: pass on its metrics."""
         self.iterations.append(metrics)
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
@@ -226,7 +228,7 @@ class Telemetry:
         )
 
     def _remaining(self) -> float | None:
-        """By the pace of this process's iterations, plus a last evaluation as long as the first one."""
+        """From the pace of this process's iterations, plus a last evaluation as long as the first."""
         if not self._measured_here:
             return None
         recent = [m.seconds["total"] for m in self.iterations[-min(5, self._measured_here) :]]
@@ -235,13 +237,13 @@ class Telemetry:
         return left * sum(recent) / len(recent) + last
 
     async def written(self) -> None:
-        """Return once all that was to be written is on the disk."""
+        """Return once all pending writes are on the disk."""
         while self._writes:
             self._idle.clear()
             await self._idle.wait()  # each write has its deadline
 
     async def close(self) -> None:
-        """Bring what is left to all who read it. Only then is the run said to be done."""
+        """Pass on the rest, then say that the run is done."""
         self.state("writing the last metrics")
         await self.written()
         if open_trackers := self._tracking.open:
@@ -276,7 +278,7 @@ class Telemetry:
         self._asked.set()
 
     async def keep_writing(self) -> None:
-        """Write what comes; for a task of its own."""
+        """Write what comes; runs as a task."""
         while True:
             self._asked.clear()
             while self._writes:
@@ -289,7 +291,7 @@ class Telemetry:
             await self._asked.wait()
 
     async def keep_tracking(self) -> None:
-        """Bring what comes to `tracking.trackers`; for a task of its own."""
+        """Pass what comes to `tracking.trackers`; runs as a task."""
         await self._tracking.keep()
 
     def _export(self, metrics: IterationMetrics) -> None:
@@ -311,7 +313,7 @@ class Telemetry:
         self._export_sums()
 
     def _export_sums(self) -> None:
-        """What this process's iterations and evaluations come to: results that came again, what judges were asked."""
+        """Export sums over this process's iterations and evaluations: repeated results, use of judges."""
         first, evaluated = len(self.iterations) - self._measured_here, self._evaluated_before
         here: list[IterationMetrics | EvaluationMetrics] = [*self.iterations[first:], *self.evaluations[evaluated:]]
         self._exporter.set("solrl_duplicate_results", sum(m.duplicate_results for m in here))

@@ -1,4 +1,4 @@
-"""Trackers beside the run: each has a queue and a task, and what fails or hangs there is one message."""
+"""Trackers beside the run. Each has a queue and a task; a tracker that fails or hangs causes one message."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Tracking:
         self._seconds = config.fleet.deadlines.tracking
 
     async def keep(self) -> None:
-        """Bring what comes to the trackers, until they are closed; for a task of its own."""
+        """Pass what comes to the trackers, until they are closed; runs as a task."""
         await asyncio.gather(*(tracker.follow() for tracker in self._trackers))
 
     def bring(self, work: Work) -> None:
-        """Have `work` done with each tracker that has not failed, in order."""
+        """Do `work` with each tracker that has not failed, in order."""
         for tracker in self._trackers:
             tracker.put(work)
 
     @property
     def open(self) -> list[str]:
-        """Names of the trackers that still get something."""
+        """Names of the trackers that still work."""
         return [tracker.name for tracker in self._trackers if not tracker.is_over]
 
     async def close(self) -> None:
-        """Return when the trackers have all that they were to get, at the latest after the deadline."""
+        """Return when the trackers have everything, at the latest after the deadline."""
         await asyncio.gather(*(tracker.close(self._seconds) for tracker in self._trackers))
 
 
@@ -64,7 +64,7 @@ class _Tracker:
             while (work := await self._queue.get()) is not None:
                 await self._blocking(lambda: work(writer), "writing to")
             await self._blocking(writer.close, "closing")
-        except Exception as error:  # whatever it is: the run does without
+        except Exception as error:  # any error: the run continues without this tracker
             self._give_up(first_line(error))
         self._over.set()
 
@@ -79,13 +79,13 @@ class _Tracker:
         except TimeoutError:
             if not limit.expired():
                 raise
-            self._give_up(f"it was not done {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
+            self._give_up(f"it had not finished {seconds:g} s (fleet.deadlines.tracking) after the end of the run")
 
     def _give_up(self, reason: str) -> None:
         if not self.is_over:
             self._over.set()
             self._queue = asyncio.Queue()  # pictures are large
-            self._tell(f"warning: {self.name} gets nothing any more, and the run goes on without it: {reason}")
+            self._tell(f"warning: {self.name} failed, and the run goes on without it: {reason}")
 
     async def _blocking(self, work: Callable[[], T], what: str) -> T:
         seconds = self._config.fleet.deadlines.tracking

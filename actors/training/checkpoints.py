@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and what it leaves at its end."""
+"""A run's checkpoints and results."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ class CheckpointWriter:
         return newest_state(self._folder.checkpoints(), self._folder.path)[1]
 
     async def save(self, state: LearnerState, updates: int) -> float:
-        """Write what a resumed run begins with, which makes an iteration count; returns the seconds that it took."""
+        """Write the checkpoint from which a run resumes; from then on the iteration counts. Returns the seconds
+        taken.
+        """
         began, seconds = self._world.now(), self._config.fleet.deadlines.checkpoint
-        await self._telemetry.written()  # metrics of every iteration that a checkpoint contains are there
+        await self._telemetry.written()  # so that the metrics of all iterations in a checkpoint are on the disk
         what = f"the checkpoint after {updates} updates in {self._folder.path} (fleet.deadlines.checkpoint)"
         await self._world.blocking(lambda: self._write(state, updates), what, seconds)
         self._learners.saved()
@@ -46,13 +48,13 @@ class CheckpointWriter:
             self._uploader.submit(self._folder.checkpoint(updates))
         saved = self._world.now() - began
         nodes = await self._world.blocking(
-            self._world.draining_nodes, "a look at nodes that are about to go", self._config.fleet.deadlines.fetch
+            self._world.draining_nodes, "reading which nodes are leaving", self._config.fleet.deadlines.fetch
         )
         await self._learners.leave(nodes)
         return saved
 
     async def finish(self, seconds: float) -> None:
-        """Write LoRA file, summary and report, after which the run is done. `seconds`: its wall time."""
+        """Write LoRA file, summary and report; then the run is done. `seconds`: its wall time."""
         model, deadlines = self._config.model, self._config.fleet.deadlines
         self._telemetry.state("writing the report", stage="report")
         what = "reading the last checkpoint"
@@ -76,7 +78,7 @@ class CheckpointWriter:
         await self._telemetry.close()
 
     def _complete(self) -> LearnerState:
-        """The state after the last update. On a shared GPU it may be others' turn, so the learners are not asked.
+        """The state after the last update, from the disk: on a shared GPU it may not be the learners' turn.
 
         Raises RunError if it does not verify.
         """
@@ -88,6 +90,6 @@ class CheckpointWriter:
     def _write(self, state: LearnerState, updates: int) -> None:
         state.save(self._folder.checkpoint(updates))
         self._publisher.store()
-        # With staleness a checkpoint needs the one before, so one more is kept for when the newest is damaged.
+        # With staleness, resuming needs the checkpoint before as well; keep one more in case the newest is damaged.
         checkpoints, staleness = self._config.checkpoints, self._config.rollout.max_staleness
         self._folder.prune(checkpoints.model_copy(update={"keep": checkpoints.keep + staleness}))

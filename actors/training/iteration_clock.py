@@ -1,6 +1,6 @@
-"""When the parts of an iteration happened, and the metrics record that this makes of it.
+"""Times the parts of an iteration, and makes its metrics record.
 
-An iteration's record begins where the one before ended, with the publication of its revision.
+A record begins where the one before ended, with the publication of its revision.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class IterationClock:
         return self._world.now() - self._started
 
     def restart(self) -> None:
-        """An iteration begins now: what came before it has a record of its own."""
+        """An iteration begins now; the time before it belongs to another record."""
         self._began = self._world.now()
 
     def learn(self) -> None:
-        """Its update begins now."""
+        """The update begins now."""
         self._learning = self._world.now()
 
     def publish(self) -> None:
-        """The making of a revision begins now."""
+        """Making a revision begins now."""
         self._published = self._world.now()
 
     def record(

@@ -1,11 +1,11 @@
-"""The learner group, the controller's side: every rank is called, all are waited for, and all are rebuilt for one.
+"""The learner group, seen from the controller: every call goes to all ranks, and the loss of one rebuilds all.
 
 ::
 
     last checkpoint ─► start ─► update ─► state ─► checkpoint ─► saved
            ▲                      │         │                   │
            ├──── rebuild ◄────────┴─────────┘   a rank died or hung: new ranks, fed the same samples again
-           └──── leave   ◄──────────────────────────────────────┘   the node of a rank is about to go
+           └──── leave   ◄──────────────────────────────────────┘   the node of a rank is leaving
 
 An update is a function of state and samples, so a rebuilt group arrives at the same bytes.
 """
@@ -33,7 +33,7 @@ from solrl_ray.weight_sync.payload import Revision
 from solrl_ray.weight_sync.publish import assemble
 
 MOVE_SECONDS = 5.0
-"""How long room elsewhere is looked for before the next update begins on a node that is about to go."""
+"""Seconds to look for room elsewhere before the next update begins on a node that is leaving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """An update, and the state that it leads to."""
+    """An update, and the state after it."""
 
     update: UpdateMetrics
     state: LearnerState
@@ -56,7 +56,7 @@ class UpdateResult:
 
 
 Beginning = Callable[[], Awaitable[LearnerState | None]]
-"""Gives the state that a rebuilt group begins with; None for revision 0."""
+"""Gives the state from which a rebuilt group starts; None for revision 0."""
 
 
 class LearnerGroup:
@@ -73,7 +73,7 @@ class LearnerGroup:
         """
         Args:
             last_state: the newest checkpoint.
-            replacements: from which each rebuilding takes one.
+            replacements: the budget that pays for each rebuilding.
             tell: is given a sentence for the user.
             supply: an iteration's groups once more, by reference, if some are lost with a node.
         """
@@ -82,24 +82,24 @@ class LearnerGroup:
         self._begin_with("the last checkpoint", last_state)
         self._replacements, self._tell, self._supply = replacements, tell, supply
         self.tier = pool_sampling(config).tier
-        """Of the explorers that the next revision is for."""
+        """The tier of the explorers that the next revision is for."""
         self._rebuilt = 0
         self._nodes: frozenset[str] = frozenset()
-        """Ids of those that the ranks are on."""
+        """Ids of the ranks' nodes."""
         self._inputs: UpdateInputs | None = None
         """Of the update that no checkpoint holds yet."""
         self._offers: list[Sent] = []
-        """Calls that offered samples to the ranks, for which nobody has waited."""
+        """Calls that offered samples to the ranks, not yet awaited."""
         self._metrics: UpdateMetrics | None = None
         self._passes = passes(config) if compiled_learner.is_compiled(config) else ()
         """Kinds of passes that the ranks compile."""
         self._warm = False
-        """Whether they have."""
+        """Whether they are compiled."""
         self._ranks: list[Any] = []
         self._turn = asyncio.Lock()
-        """One thing after another: ranks take part in every call together."""
+        """Every call needs all ranks, so calls run one at a time."""
 
-    # Beginnings
+    # Start
 
     async def spawn(self) -> None:
         """Reserve places for all ranks together, and make them.
@@ -116,7 +116,7 @@ class LearnerGroup:
         self._ranks = self._spawn_all()
 
     async def start(self, state: LearnerState | None) -> None:
-        """Bring the ranks together, at `state` of a checkpoint or at revision 0."""
+        """Connect the ranks, at `state` of a checkpoint or at revision 0."""
         self._begin_with(_checkpoint(state), _fixed(state))
         try:
             await self._join(state)
@@ -130,12 +130,11 @@ class LearnerGroup:
 
     @property
     def compiles(self) -> bool:
-        """Whether its ranks compile their passes."""
         return bool(self._passes)
 
     async def warm_up(self, embedding: Any) -> None:
-        """Have the ranks compile before samples come, if they compile and have not yet; otherwise they do so before
-        their first update. For ranks that share no GPU: a pass takes an update's memory.
+        """Compile before samples come, unless it is done; otherwise ranks compile before their first update. Only for
+        ranks that share no GPU: a pass takes an update's memory.
 
         Args:
             embedding: reference of any prompt's embedding.
@@ -146,14 +145,14 @@ class LearnerGroup:
             except WorkerGone as error:
                 await self._rebuild(error)
 
-    # An update
+    # Update
 
     def offer(
         self, iteration: int, sizes: Sequence[int], first: int, groups: Sequence[Any], embeddings: Sequence[Any]
     ) -> None:
-        """Let the ranks begin with samples of an iteration that is not complete; nobody waits.
+        """Let the ranks start with samples of an incomplete iteration, without waiting.
 
-        While something else is done with the group nothing is offered: its ranks may be new. `update` brings the whole.
+        Ignored while another call runs, because its ranks may be new: `update` brings all samples.
 
         Args:
             sizes: samples of each of the iteration's prompts.
@@ -166,7 +165,7 @@ class LearnerGroup:
         self._offers += [self._world.send(rank, "offer", *arguments) for rank in self._ranks]
 
     async def learn(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateResult:
-        """`update`, then `state`. Raises RunError if that is not finite."""
+        """`update`, then `state`. Raises RunError if the state is not finite."""
         update = await self.update(iteration, groups, embeddings)
         ended = self._world.now()
         state = await self.state()
@@ -191,31 +190,32 @@ class LearnerGroup:
         return self._metrics
 
     async def state(self) -> LearnerState:
-        """The whole state after an update. A group that is rebuilt from now on begins with it: done again, the update
-        might differ on a GPU from what is saved and from what was published."""
+        """The whole state after an update. From now on a rebuilt group starts from it: on a GPU, a repeated update
+        might differ from what is saved and published.
+        """
         state: LearnerState = (await self._all("state", seconds=self._config.fleet.deadlines.update))[0]
         self._inputs = None
         self._begin_with("its last state, which no checkpoint holds yet", _fixed(state))
         return state
 
     def saved(self) -> None:
-        """Note that `last_state` is what the group holds now, which need not be kept in memory."""
+        """Note that `last_state` is the group's state, so that it need not be kept in memory."""
         self._begin_with("the last checkpoint", self._last_state)
 
     async def leave(self, nodes: Collection[str]) -> None:
-        """If a rank is on one of these nodes, which are about to go, go elsewhere with all of them, if there is room.
+        """If a rank is on one of these nodes, which are leaving, move all ranks elsewhere, if there is room.
 
-        To be called when `saved` was: new ranks begin with that state. No replacement is spent.
+        Call after `saved`: new ranks start from that state. It costs no replacement.
         """
         if not self._nodes & set(nodes) or lays_down(self._config.fleet):
-            return  # new ranks would load beside workers whose turn it is: lost ones are replaced in their own turn
+            return  # new ranks would load outside their turn: lost ones are replaced in it
         async with self._turn:
             if not await self._seat(MOVE_SECONDS):
-                self._tell(
-                    f"a node of the learner group is about to go, and {self._wanted()} find no room elsewhere yet"
-                )
+                self._tell(f"a node of the learner group is leaving, and {self._wanted()} find no room elsewhere yet")
                 return
-            self._tell("a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint")
+            self._tell(
+                "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
+            )
             self._renew()
             try:
                 await self._join(await self._beginning())
@@ -224,7 +224,7 @@ class LearnerGroup:
                 await self._rebuild(error)
 
     async def rest(self) -> None:
-        """Leave the others on a shared GPU their turn."""
+        """Give up the turn on shared GPUs."""
         async with self._turn:
             while True:
                 try:
@@ -233,13 +233,13 @@ class LearnerGroup:
                 except WorkerGone as error:  # new ranks have their weights on the GPU again
                     await self._rebuild(error)
 
-    # What others want of it
+    # Called for publishing
 
     async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        """The policy as it is now, ready to be published; the ranks share the work, and rest afterwards.
+        """The present policy, ready to be published; the ranks share the work, and rest afterwards.
 
         Args:
-            parent: the revision before, if what is the same in it need not come here.
+            parent: the revision before, if its unchanged parts need not come here.
         """
         seconds = self._config.fleet.deadlines.publish
         number = None if parent is None else parent.manifest.revision
@@ -254,7 +254,7 @@ class LearnerGroup:
             await asyncio.wait([resting])
         return revision
 
-    # Its own
+    # Internals
 
     async def _join(self, state: LearnerState | None) -> None:
         seconds = self._config.fleet.deadlines.start
@@ -276,7 +276,7 @@ class LearnerGroup:
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
-            await self._release_gpu_memory()  # regenerators may have to make some of them again
+            await self._release_gpu_memory()  # regenerators may have to make some again
             inputs = self._inputs = replace(inputs, groups=await self._supply(inputs.iteration))
             await self._feed(inputs)
         metrics: UpdateMetrics = (await self._ask("update", inputs.iteration, seconds=deadlines.update))[0]
@@ -284,8 +284,9 @@ class LearnerGroup:
         return metrics
 
     async def _compile(self, embeddings: Sequence[Any]) -> None:
-        """One kind of passes after the other, with the first embedding; told before and after, for it takes minutes
-        without a cache."""
+        """Compile one kind of passes after the other, with the first embedding. Say so, because it takes minutes
+        without a cache.
+        """
         if self._warm or not self._passes:
             return
         kinds = f"{', '.join(self._passes[:-1])}{' and ' * (len(self._passes) > 1)}{self._passes[-1]} with gradient"
@@ -300,12 +301,12 @@ class LearnerGroup:
         self._warm = True
 
     async def _feed(self, inputs: UpdateInputs) -> None:
-        # Twice the deadline of each of its two fetches, which names what does not arrive.
+        # Twice the deadline of each of its two fetches, whose errors name what is missing.
         seconds = 4 * self._config.fleet.deadlines.fetch
         await self._ask("feed", inputs.iteration, inputs.groups, inputs.embeddings, seconds=seconds)
 
     async def _rebuild(self, error: WorkerGone) -> None:
-        """New ranks at the state to begin with or the last one, and the open update done again.
+        """Start new ranks from the stored or last state, and repeat the open update.
 
         Raises RunError if no replacement is left.
         """
@@ -322,7 +323,7 @@ class LearnerGroup:
                 error = again
 
     def _begin_with(self, origin: str, state: Beginning) -> None:
-        """Note what a group that is rebuilt from now on begins with; `origin` is what the user is told of it."""
+        """Set the state from which a rebuilt group starts; `origin` names it for the user."""
         self._origin, self._beginning = origin, state
 
     def _renew(self) -> None:
@@ -333,7 +334,7 @@ class LearnerGroup:
         self._ranks = self._spawn_all()
 
     async def _release_gpu_memory(self) -> None:
-        """Leave the others on a shared GPU their turn."""
+        """Free memory on shared GPUs."""
         if takes_turns(self._config.fleet):
             await self._ask("release_gpu_memory", seconds=self._config.fleet.deadlines.release_gpu_memory)
 
@@ -354,7 +355,7 @@ class LearnerGroup:
         return [self._world.learner(rank, self._rebuilt) for rank in range(self._config.learner.world_size)]
 
     async def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
-        """As `_ask`, of a group that is rebuilt if it is lost."""
+        """As `_ask`, for a group that is rebuilt if it is lost."""
         async with self._turn:
             while True:
                 try:

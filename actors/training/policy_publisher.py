@@ -1,4 +1,4 @@
-"""The revisions of the sampling policy: made of what the learners hold, sent to the pools, kept in the run folder."""
+"""The revisions of the sampling policy: made from the learners' state, sent to the pools, kept in the run folder."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ REVISIONS_KEPT = 2
 
 @dataclass(frozen=True, slots=True)
 class PublishedRevision:
-    """A revision that is ready to be sent."""
+    """A revision, ready to be sent."""
 
     publication: Publication
     digest: str
     """`lora_digest` of its factors."""
     fallback_level: int
-    """Whose explorers it is packed for."""
+    """The level of the explorers that it is packed for."""
 
 
 class PolicyPublisher:
     newest: PublishedRevision
-    """Made last; the sampling policy as it is now."""
+    """The last one made: the present sampling policy."""
     explored: PublishedRevision
-    """What the explorers were sent last."""
+    """The last one sent to explorers."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class PolicyPublisher:
         self._publications = Publications(config.publish)
         self._seconds = config.fleet.deadlines.publish
         self._regenerated: PublishedRevision | None = None
-        """What the regenerators were sent last, if it is none that is only evaluated."""
+        """The last one sent to regenerators, None if they hold a policy that is only evaluated."""
         self._turn = asyncio.Lock()
-        """Who says what the regenerators hold: an update that needs groups once more does so beside an evaluation."""
+        """Held while the regenerators' policy is set: an update may need groups again during an evaluation."""
 
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
@@ -78,7 +78,7 @@ class PolicyPublisher:
         self.newest = await self._world.blocking(pack, f"packing {revision.name}", self._seconds)
 
     def store(self) -> None:
-        """Keep the newest revision in the run folder, and the whole of it at hand. Blocks."""
+        """Keep the newest revision in the run folder, and its whole content in memory. Blocks."""
         publication = self.newest.publication
         self._store.save(publication)
         self._store.prune(keep=REVISIONS_KEPT)
@@ -91,16 +91,16 @@ class PolicyPublisher:
         await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
     async def regenerate(self) -> None:
-        """Send the regenerators the newest revision; nothing to do if they were."""
+        """Send the regenerators the newest revision, unless they have it."""
         async with self.regenerating():
             pass
 
     @asynccontextmanager
     async def regenerating(self, *, after: asyncio.Event | None = None) -> AsyncIterator[None]:
-        """Regenerators hold the newest revision for as long as the block lasts: nothing is evaluated meanwhile.
+        """A block in which regenerators hold the newest revision and nothing is evaluated.
 
         Args:
-            after: what is waited for first, such as the turn of learners on a shared GPU.
+            after: awaited first, such as the turn of learners on a shared GPU.
         """
         if after is not None:
             await after.wait()
@@ -114,21 +114,22 @@ class PolicyPublisher:
             yield
 
     async def policy(self, policy: Policy) -> Publication:
-        """Another policy of the learners', to be evaluated."""
+        """The publication of another policy of the learners, for evaluation."""
         revision = await self._merged(policy)
         return await self._world.blocking(
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
 
     async def _merged(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        if self._fleet.turns.lays_down:  # learners take their weights up to merge
+        if self._fleet.turns.lays_down:  # learners load their weights to merge
             await self._fleet.turns.take()
         return await self._learners.revision(policy, parent)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:
-        """Regenerators hold a policy that is only evaluated for as long as the block lasts. Before they go on they need
-        `regenerate`."""
+        """A block in which regenerators hold a policy that is only evaluated. Call `regenerate` before they
+        continue.
+        """
         async with self._turn:
             self._regenerated = None
             await self._fleet.publish(REGENERATOR, publication, self._probe)

@@ -1,4 +1,4 @@
-"""Which device an actor computes on, and with how many threads."""
+"""An actor's device and number of threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIB = 2**20
 
 
 def device_of(num_gpus: float) -> torch.device:
-    """The first GPU that Ray granted to this actor if it asked for a share of one, else the CPU."""
+    """The first GPU that Ray granted if the actor asked for a share of one, else the CPU."""
     return torch.device("cuda", 0) if num_gpus > 0 else torch.device("cpu")
 
 
@@ -38,21 +38,21 @@ def prepare(worker: Worker, *, deterministic: bool) -> torch.device:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep up to 256 MiB that this process frees, where it would give them back to the system.
+    """Have glibc keep up to 256 MiB of freed memory instead of returning it to the system.
 
-    Every activation of a forward would otherwise come as new pages, zeroed one by one: a tenth to a fifth of a
-    sampler's time. Elsewhere than on glibc nothing happens.
+    Otherwise every activation of a forward comes as new pages, zeroed one by one: a tenth to a fifth of a sampler's
+    time. Does nothing without glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the highest that every glibc takes
+        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the highest value that every glibc takes
         mallopt(_M_TRIM_THRESHOLD, 256 * _MIB)
 
 
 def use_deterministic_kernels() -> None:
-    """Have this process use kernels that give the same bits every time, and an error where there is none.
+    """Use only kernels that give the same bits every time; an operation without one raises an error.
 
-    Compiled reductions are then not chosen by timing them either (`torch._inductor`). To be called before CUDA is used.
+    `torch._inductor` then does not choose reductions by timing either. Call before CUDA is used.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -61,7 +61,7 @@ def use_deterministic_kernels() -> None:
 
 
 def free_cache() -> int:
-    """Give the GPU memory that PyTorch keeps for later back to the device; returns how many bytes. 0 on a CPU."""
+    """Return PyTorch's cached GPU memory to the device; returns the number of bytes, 0 on a CPU."""
     if not torch.cuda.is_initialized():
         return 0
     gc.collect()
@@ -78,7 +78,7 @@ def card() -> Card:
 
 
 def settle_tier(config: Config, explorer: Worker) -> tuple[str, str]:
-    """What the tier of the pools means on the device of such an explorer, which this process must have.
+    """The actual tier of the pools on such an explorer's device, which must be this process's.
 
     Returns:
         The tier, and the device's name.

@@ -1,7 +1,7 @@
 """An explorer samples the candidates of a pool and scores them.
 
-Of a preview only the rewards leave it, and they only rank. In a strategy of one stage its samples are kept, where they
-were made, until their prompt's selection: the chosen ones are learned from.
+Only the rewards of a preview leave the explorer, and they only rank. In a one-stage strategy, its samples stay here
+until their prompt's selection; the chosen ones are learned from.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class Explorer(SamplingWorker):
     role = "explorer"
 
     def __init__(self, name: str, config: Config, pack: Buffer | None = None) -> None:
-        """`pack`: the base pack, if this explorer is not to load the checkpoint's transformer."""
+        """`pack`: the base pack, if this explorer does not load the checkpoint's transformer."""
         super().__init__(name, config)
         self._pack = pack
         self._repeats = not unreproducible_rewards(config)
-        """Whether its scores come out the same again."""
+        """Whether its scores are reproducible."""
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
 
     @noted
     def start(self) -> Attestation:
-        """Build the quantised model and prove what it computes with."""
+        """Build the quantised model and attest its arithmetic."""
         config = self._config
         worker = pools(config.fleet)[pool_of(self._name)]
         device = prepare(worker, deterministic=config.run.deterministic)
@@ -62,32 +62,33 @@ class Explorer(SamplingWorker):
         )
 
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
-        """The quantised model, what was quantised, and what `Receiver` must remember of the base."""
+        """The quantised model, what was quantised, and what `Receiver` must keep of the base."""
         config = self._config
-        decoder = "vae" if is_one_stage(config) else "preview_decoder"  # what is learned from is decoded in full
+        # Samples that are learned from are decoded in full.
+        decoder = "vae" if is_one_stage(config) else "preview_decoder"
         if self._pack is None:
             model = models.load(config.model, device, components={"transformer", decoder})
             tier = pool_sampling(config).tier
             with doing(f"quantising the transformer to {tier}"):
                 kept = base_to_keep(model.transformer, config)
                 report = quantize_(model.transformer, tier, config.model.quantization)
-            free_cache()  # of what was quantised, which others may need the memory of
+            free_cache()  # frees what was quantised, for other workers on the GPU
             return model, report, kept
         transformer = models.family(config.model).skeleton(config.model)
         with doing("building the transformer from the base pack"):
             report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
-        self._pack = None  # its memory may be given back
+        self._pack = None  # frees its memory
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)
         return model, report, {}
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        """Score a unit's candidates with exactly its revision; of a pruned one, twice."""
+        """Score a unit's candidates with exactly its revision; twice if the unit is pruned."""
         result, previewed = self._scored(self._sampler.preview, unit, prompt, embedding)
         return replace(result, early=tuple(previewed.early.tolist()))
 
     def sample(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        """As `explore`, with the samples as a second part, which stays on this node until somebody asks for it."""
+        """As `explore`, with the samples as a second part, which stays on this node until fetched."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         group = group_of(result, sampled)
         return replace(result, samples_digest=group_digest(group, scores=self._repeats)), group

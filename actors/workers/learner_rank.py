@@ -38,7 +38,7 @@ class LearnerRank(Callee):
         self._resting = RestingWeights()
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"learner-{self._rank} of {self._config.learner.world_size}"
 
     @noted
@@ -53,7 +53,7 @@ class LearnerRank(Callee):
         return socket.gethostname()
 
     def address(self) -> tuple[str, int]:
-        """Where rank 0 can be met: this node's IP and a free port."""
+        """This node's IP and a free port, for the process group of rank 0."""
         return ray.util.get_node_ip_address(), free_port()
 
     @noted
@@ -81,16 +81,15 @@ class LearnerRank(Callee):
 
     @noted
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
-        """Have one kind of passes compiled: a call of its own, so that all can see how far it is. Returns seconds. Not
-        collective."""
+        """Compile one kind of passes, in a separate call so that progress shows. Returns seconds. Not collective."""
         kinds = passes(self._config)
         with doing(f"compiling {kinds.index(policy) + 1} of {len(kinds)}, the passes of {policy}"):
             return self._awake.warm_up(policy, embedding)
 
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None:
-        """Take the next sample groups of an iteration that is not complete, given by reference. Not collective.
+        """Take the next sample groups of an incomplete iteration, given by reference. Not collective.
 
-        What cannot be fetched, and what comes after it, is left: `feed` brings the whole.
+        If a fetch fails, it and the rest are skipped: `feed` brings all.
 
         Args:
             sizes: samples of each of the iteration's prompts.
@@ -103,11 +102,11 @@ class LearnerRank(Callee):
             self._joined.take(*self._fetch(iteration, groups, embeddings))
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        """Take an iteration's sample groups and their embeddings, by reference in prompt order, but for those that were
-        offered. Not collective.
+        """Take an iteration's sample groups and embeddings, by reference in prompt order; offered ones are not fetched
+        again. Not collective.
 
         Raises:
-            InputGone: some of them are lost, or do not arrive in time.
+            InputGone: some are lost, or do not arrive in time.
         """
         missing = slice(self._awake.taken, None)
         fetched, found = self._fetch(iteration, groups[missing], embeddings[missing])
@@ -123,12 +122,12 @@ class LearnerRank(Callee):
         try:
             fetched: list[SampleGroup] = wait.get(groups, what=what, seconds=seconds)
             found = wait.get(embeddings, what=what, seconds=seconds)
-        except WorkerGone as error:  # this rank is well; what it asked for is gone
+        except WorkerGone as error:  # this rank is well; its input is gone
             raise InputGone(error.what, error.reason) from error
         return fetched, {embedding.prompt_id: embedding for embedding in found}
 
     def update(self, iteration: int) -> UpdateMetrics:
-        """The update of an iteration that was fed, whose samples are let go; collective."""
+        """Make the update of the iteration that was fed, and free its samples; collective."""
         return self._awake.finish(iteration)
 
     def state(self) -> LearnerState | None:
@@ -137,9 +136,9 @@ class LearnerRank(Callee):
         return state if self._rank == 0 else None
 
     def release_gpu_memory(self) -> int:
-        """Leave the GPU's memory to others until the next call that computes; returns the bytes given back.
+        """Free GPU memory until the next call that computes; returns the bytes freed.
 
-        LoRA factors and the optimizer's moments stay: they are small, and a state is asked for at any time.
+        LoRA factors and the optimizer's moments stay: they are small, and the state may be asked for at any time.
         """
         laid_down = 0
         if lays_down(self._config.fleet):
@@ -147,10 +146,11 @@ class LearnerRank(Callee):
         return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
-        """This rank's share of the policy as it is now, merged and, for explorers of `tier`, quantised; as deltas
-        against revision `parent` where it has made that."""
+        """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; as deltas against
+        revision `parent` where it has made that.
+        """
         self._resting.take_up()
-        if tier != self._tier:  # explorers are on another level of the fallback ladder
+        if tier != self._tier:  # explorers have changed level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
         return self._publisher.shard(
@@ -165,7 +165,7 @@ class LearnerRank(Callee):
 
     @property
     def _awake(self) -> Learner:
-        """With its weights on the GPU."""
+        """The learner, with its weights on the GPU."""
         self._resting.take_up()
         return self._joined
 

@@ -1,4 +1,4 @@
-"""A regenerator: replays chosen seeds in full precision and scores them again. Only its samples are learned from."""
+"""A regenerator samples chosen seeds again in full precision and scores them. Only its samples are learned from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Evaluated:
     reward_costs: Mapping[str, int] = field(default_factory=dict)
     """As `UnitResult.reward_costs`."""
     columns: tuple[tuple[float, ...], ...] = ()
-    """Scores by each of several rewards, if the worker has them apart."""
+    """Scores by each of several rewards, if the worker has them separately."""
 
 
 class Regenerator(SamplingWorker):
@@ -46,12 +46,12 @@ class Regenerator(SamplingWorker):
     _outside: _Outside | None = None
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"{self._name} samples in {self._config.model.dtype}"
 
     @noted
     def start(self) -> Attestation:
-        """Build the model and say what really runs."""
+        """Build the model and attest its arithmetic."""
         config, tier = self._config, full_tier(self._config.model)
         worker, stage = config.fleet.regenerators, config.rollout.regenerate
         self._device = prepare(worker, deterministic=config.run.deterministic)
@@ -82,12 +82,12 @@ class Regenerator(SamplingWorker):
         return receipt
 
     def regenerate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> tuple[UnitResult, SampleGroup]:
-        """Replay a selection's seeds with the current revision, which must be the unit's."""
+        """Sample a selection's seeds with the current revision, which must be the unit's."""
         result, sampled = self._scored(self._sampler, unit, prompt, embedding)
         return result, group_of(result, sampled)
 
     def audit(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
-        """Score seeds that were not selected as if they had been; their samples do not leave this method."""
+        """Score seeds that were not selected as if they had been; their samples are discarded."""
         return self._scored(self._sampler, unit, prompt, embedding)[0]
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
@@ -126,7 +126,7 @@ class Regenerator(SamplingWorker):
     def score(
         self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool
     ) -> Evaluated:
-        """As `evaluate`, by the rewards and settings of an evaluation that was asked for from outside.
+        """As `evaluate`, with the rewards and settings of a requested evaluation.
 
         They are kept until the next revision of the sampling policy is loaded.
         """
@@ -137,7 +137,7 @@ class Regenerator(SamplingWorker):
                 columns = Columns(rewards.load(config.rewards, self._device))
                 self._outside = _Outside(config, columns, evaluating(config, self._model, columns))
             evaluated = self._evaluated(self._outside.sampler, unit, prompt, embedding, pictures)
-        except BaseException:  # as where there was no memory for them: the run's own work needs what there is
+        except BaseException:  # also if they do not fit in memory, which the run's own work needs
             self._outside = None
             free_cache()
             raise
@@ -146,7 +146,7 @@ class Regenerator(SamplingWorker):
 
 @dataclass(frozen=True, slots=True)
 class _Outside:
-    """What a regenerator keeps for an evaluation from outside, beside the model."""
+    """What a regenerator keeps, beside the model, for a requested evaluation."""
 
     config: Config
     columns: Columns
@@ -154,19 +154,19 @@ class _Outside:
 
 
 class Scorer(Regenerator):
-    """A regenerator of ``solrl eval`` alone: it scores with several rewards at once."""
+    """A regenerator of a separate ``solrl eval``: it scores with several rewards at once."""
 
     def _load_reward(self) -> Reward:
         self._columns = Columns(rewards.load(self._config.rewards, self._device))
         return self._columns
 
     def evaluate(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictures: bool) -> Evaluated:
-        """As a regenerator's, with every reward's column. A unit is one micro-batch, so nothing is padded."""
+        """As a regenerator's, with a column for every reward. A unit is one micro-batch, so nothing is padded."""
         evaluated = super().evaluate(unit, prompt, embedding, pictures)
         return replace(evaluated, columns=self._columns.last)
 
 
 def evaluating(config: Config, model: DiffusionModel, reward: Reward) -> Sampler:
-    """Samples as every evaluation does: by the ODE, a prompt's addresses in one micro-batch."""
+    """A sampler for evaluations: the ODE, a prompt's addresses in one micro-batch."""
     evaluation = config.evaluation
     return Sampler(config, model, reward, steps=evaluation.steps, micro_batch=evaluation.samples, sampler=Ode())

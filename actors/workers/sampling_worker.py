@@ -1,4 +1,4 @@
-"""What explorers and regenerators share: a model whose arithmetic is attested, and that holds one proved revision.
+"""What explorers and regenerators share: a model with attested arithmetic that holds one proved revision.
 
 A revision is loaded in place, proved by a receipt, and checked before every unit.
 """
@@ -42,9 +42,9 @@ S = TypeVar("S", Sampled, Previewed)
 
 
 class SamplingWorker(Callee):
-    """Made without loading anything: subclasses do that in `start`, whose errors arrive as themselves.
+    """The constructor loads nothing; subclasses load in `start`, so that errors reach the caller.
 
-    An error in the constructor Ray would report as the actor's death, without its cause.
+    Ray reports an error in a constructor as the actor's death, without its cause.
     """
 
     role: ClassVar[str]
@@ -66,7 +66,7 @@ class SamplingWorker(Callee):
         record: bool,
         quantized_base: dict[str, torch.Tensor] | None = None,
     ) -> Attestation:
-        """Take the loaded model over and say what really runs (design law 5): the last of `start`.
+        """Take over the loaded model and attest what really runs (design law 5): the end of `start`.
 
         Args:
             record: keep the transitions that can be trained on.
@@ -105,12 +105,12 @@ class SamplingWorker(Callee):
         return self._probe, self._sampler.warm_up
 
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
-        """Have code compiled for one shape of the forward: a call of its own, so that all can see how far it is."""
+        """Compile one shape of the forward, in a separate call so that progress shows."""
         self._resting.take_up()
         self._shapes()[shape](embedding)
 
     def release_gpu_memory(self) -> int:
-        """Leave the GPU's memory to others until the next call that computes; returns the bytes given back."""
+        """Free GPU memory until the next call that computes; returns the bytes freed."""
         laid_down = 0
         if lays_down(self._config.fleet):
             scoring = [tensor for module in self._scoring.modules() for tensor in tensors_of(module)]
@@ -123,15 +123,15 @@ class SamplingWorker(Callee):
         """Verify a payload, swap it in, and run one forward on fixed inputs.
 
         Args:
-            full: the payload asks nothing of what this worker holds, so there is no other one to ask for.
+            full: the payload does not depend on what this worker holds, so no other one can help.
 
         Raises:
-            RunError: the payload binds no module or does not fit this model; or it is damaged although it is full.
+            RunError: the payload binds no module or does not fit this model; or it is full and damaged.
         """
         termination.check(self._name)
         started = time.perf_counter()
         self._resting.take_up()
-        self._holds = None  # until it is proved, this worker holds nothing that may be used
+        self._holds = None  # until the proof, this worker holds nothing usable
         try:
             received = payload.read(content)
             bound, digest = self._receiver.apply(received)
@@ -169,7 +169,7 @@ class SamplingWorker(Callee):
         prompt: Prompt,
         embedding: PromptEmbedding,
     ) -> tuple[UnitResult, S]:
-        """A unit's rewards as they are reported, with the seconds that they took, and all that `sampler` made.
+        """A unit's rewards as reported, the seconds taken, and the result of `sampler`.
 
         Raises NonsenseError unless this worker holds exactly the unit's revision, Leaving after SIGTERM.
         """
@@ -193,7 +193,7 @@ class SamplingWorker(Callee):
 
 
 def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tensor]:
-    """What an explorer must remember of its base before it is quantised, to take factors alone."""
+    """What an explorer must keep of its base before quantisation, to take LoRA factors alone."""
     if config.publish.mode != "lora":
         return {}
     linears = touched_linears(transformer, config.model.lora.targets)
@@ -202,6 +202,6 @@ def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tens
 
 
 def make_room(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
-    """Put live branches beside an explorer's quantised layers, if that is how revisions reach it."""
+    """Put live branches beside an explorer's quantised layers, if revisions come that way."""
     if config.publish.mode == "branch":
         add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)

@@ -1,13 +1,14 @@
-"""The selector: results, selection and journals of the open iterations. One truth, one failure domain.
+"""The selector: results, selection and journals of the open iterations, in one actor.
 
 ::
 
     open ─► accept, accept_groups, assemble … ─► close ─► drop
      ▲ the journal is replayed: an iteration goes on where it ends
 
-What it acknowledges is in the journal, on the disk; groups are written meanwhile, and `close` waits for them. Bringing
-the same twice changes nothing. What is brought together is waited for once (docs/decisions/pushed-units.md). It answers
-with the units that are wanted from then on; who does them is the dispatcher's business (`scheduling.dispatcher`).
+A result that it acknowledges is in the journal, on the disk. Groups are written in the background, and `close` waits
+for them. A repeated call changes nothing. Results of one call are synced to the disk once
+(docs/decisions/pushed-units.md). It answers with the units wanted next; the dispatcher decides who does them
+(`scheduling.dispatcher`).
 """
 
 from __future__ import annotations
@@ -44,70 +45,70 @@ WRITERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """What became of one of the results that were brought together."""
+    """The outcome of one of the results of a call."""
 
     units: tuple[WorkUnit, ...] = ()
     """Units that are wanted now because of it."""
     assemble: WorkUnit | None = None
-    """Of one stage: the unit whose group can be made of kept samples from now on."""
+    """In one stage: the unit whose group can now be made of kept samples."""
     refused: str = ""
-    """What is wrong with it, if it is no answer."""
+    """Why it was refused, if it is no answer."""
 
 
 _COUNTED = Ack()
-"""Most are like this; of many in one answer, the same one is pickled once."""
+"""The most frequent answer; pickle stores the same object only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """An iteration's start. On resume, what the journal already holds."""
+    """An iteration's state when it is opened. On resume, what the journal holds."""
 
     groups: tuple[SampleGroup, ...]
-    """Groups that need not be made again."""
+    """Finished groups."""
     candidates: int
-    """Candidates whose rewards are known already."""
+    """Candidates whose rewards are known."""
     units: tuple[WorkUnit, ...]
-    """All that workers are to do now; empty if they are `as_planned`."""
+    """All units that workers should do now; empty if they are `as_planned`."""
     as_planned: bool = False
-    """Whether the units are those of the plan's pools, which whoever asks has already."""
+    """Whether the units are those of the plan's pools, which the caller has."""
     audits: tuple[str, ...] = ()
-    """Prompts whose audits are done already."""
+    """Prompts whose audits are done."""
     message: str = ""
-    """What a user should know: that the journal was set aside, and why."""
+    """For the user: that the journal was set aside, and why."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """An iteration under way."""
+    """An open iteration."""
 
     state: IterationState
     journal: Journal
     later: list[dict[str, Any]]
-    """Of an iteration that is explored ahead: its journal's last ``revision``, and what was made with it until then."""
+    """For an iteration explored ahead: the entries after the journal's last ``revision``, made with that revision."""
     save: Callable[[SampleGroup], Future[None]]
-    """Has a group written."""
+    """Starts writing a group."""
     taken: list[tuple[SampleGroup, dict[str, Any] | None]] = field(default_factory=list)
-    """Groups that are to be written, and their lines in the journal, if they get one."""
+    """Groups to be written, with their lines for the journal, if any."""
     writing: deque[tuple[Future[None], dict[str, Any] | None]] = field(default_factory=deque)
-    """The same on their way to the disk."""
+    """Groups being written, likewise."""
     revised: bool = False
-    """Of an iteration that is explored ahead: whether it is known what it is regenerated with."""
+    """For an iteration explored ahead: whether the policy that regenerates it is known."""
 
     def wanted(self) -> tuple[WorkUnit, ...]:
-        """All units that workers are to do now: before it is known with what, nothing is regenerated or audited."""
+        """All units that workers should do now. Nothing is regenerated or audited before the policy for it is known."""
         units = self.state.all_wanted()
         if self.state.plan.staleness and not self.revised:
             units = tuple(unit for unit in units if unit.stage == "explore")
         return units
 
     def write(self) -> None:
-        """Send the groups that were taken on their way."""
+        """Start writing the accepted groups."""
         for group, entry in self.taken:
             self.writing.append((self.save(group), entry))
         self.taken.clear()
 
     def settle(self, *, wait: bool) -> None:
-        """Journal the groups that are written; those that are not yet, too, if `wait`."""
+        """Journal the written groups; with `wait`, also those still being written."""
         if wait:
             self.write()
         while self.writing and (wait or self.writing[0][0].done()):
@@ -119,27 +120,27 @@ class _Open:
 
 class Selector(Callee):
     def __init__(self, folder: Path, strict: bool = False) -> None:
-        """`strict`: a result that comes again with other bytes ends the run."""
+        """`strict`: a repeated result with other bytes ends the run."""
         self._folder = RunFolder(folder)
         self._strict = strict
         self._open: dict[int, _Open] = {}
-        """By iteration. Two where exploring runs ahead of learning."""
+        """By iteration; two where exploring runs ahead of learning."""
         self._writers = ThreadPoolExecutor(WRITERS, "writer")
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"selector of {self._folder.path.name}"
 
     def open(self, plan: IterationPlan, asked: bool = False) -> Opened:
-        """Begin an iteration, or go on with it where its journal ends.
+        """Begin an iteration, or continue it where its journal ends.
 
-        A journal that was made with another policy under the same revision number, or by workers of other score
-        classes, is set aside, and the iteration is done anew. Of an iteration that is explored ahead, `revise` brings
-        back what was regenerated.
+        A journal made with another policy under the same revision number, or by workers of other score classes, is set
+        aside, and the iteration is done again. For an iteration explored ahead, `revise` brings back what was
+        regenerated.
 
         Args:
-            asked: whether workers have been asked for the plan's pools already: tens of thousands of units need not
-                travel once more.
+            asked: whether workers have the plan's pools already, so that tens of thousands of units need not be sent
+                again.
 
         Raises:
             RunError: the journal was begun with another plan.
@@ -148,19 +149,19 @@ class Selector(Callee):
         journal = self._folder.journal(plan.iteration)
         state = IterationState(plan)
         self._folder.sync_folders()
-        damaged, entries = journal.damaged(), journal.recover()  # which drops what does not hold
+        damaged, entries = journal.damaged(), journal.recover()  # drops damaged entries
         header = {"kind": "open", "plan": plan_entry(plan)}
         message = ""
         if damaged:
             message = (
-                f"line {damaged[0]} of {journal.path.name} is damaged; what it and the {damaged[1]} after it say of "
-                f"iteration {plan.iteration} is computed again"
+                f"line {damaged[0]} of {journal.path.name} is damaged; it and the {damaged[1]} after it, of "
+                f"iteration {plan.iteration}, are computed again"
             )
         if entries and entries[0] != header:
             if not same_work(entries[0], header):
                 raise RunError(f"{journal.path} was begun with another plan: {entries[0]}, now {header}")
             stale = journal.set_aside()
-            message = f"iteration {plan.iteration} is done anew: {stale.name} was made by {maker(entries[0], header)}"
+            message = f"iteration {plan.iteration} is done again: {stale.name} was made by {maker(entries[0], header)}"
             entries = []
         if not entries:
             journal.append(header)
@@ -179,10 +180,10 @@ class Selector(Callee):
         )
 
     def revise(self, iteration: int, policy_digest: str) -> Opened:
-        """Say which policy an iteration that was explored ahead is regenerated with, now that it is there.
+        """Set the policy that regenerates an iteration which was explored ahead.
 
         Args:
-            policy_digest: its LoRA digest. What the journal holds of another one is left out.
+            policy_digest: its LoRA digest. The journal's entries of other policies are ignored.
         """
         opened = self._of(iteration)
         entry = {"kind": "revision", "policy_digest": policy_digest}
@@ -199,35 +200,35 @@ class Selector(Callee):
         )
 
     def drop(self, iteration: int) -> None:
-        """Forget an iteration: a checkpoint holds what was learned from it."""
+        """Forget an iteration that a checkpoint contains."""
         dropped = self._open.pop(iteration, None)
         if dropped is not None:
             dropped.settle(wait=True)
             dropped.journal.close()
 
     def accept(self, results: Sequence[UnitResult]) -> list[Ack]:
-        """Take results of pools' units and of audits; those that are none are refused, each by itself.
+        """Take results of pools' units and of audits; invalid ones are refused one by one.
 
         Raises:
-            RunError: a duplicate has other bytes than the accepted result, and the run is strict; or those are needed
-                again and were not to be had. What came before is taken then.
+            RunError: a duplicate differs from the accepted result, and the run is strict or the accepted data is lost.
+                Earlier results of the call are accepted then.
         """
         with self._together():
             return [self._acknowledged(result) for result in results]
 
     def accept_groups(self, *groups: SampleGroup) -> list[Ack]:
-        """Take groups, which are given by reference. As `accept` otherwise; they are on the disk after `close`."""
+        """Take groups, given by reference. As `accept`; they are on the disk after `close`."""
         with self._together():
             return [self._acknowledged(group) for group in groups]
 
     def accept_again(self, *groups: SampleGroup) -> None:
-        """After a restart: take groups that were taken before; those that are in the journal change nothing."""
+        """After a restart: take groups accepted before; those in the journal change nothing."""
         self.accept_groups(
             *[group for group in groups if not self._of(group.iteration).state.has_group(group.prompt_id)]
         )
 
     def wanted(self, iteration: int) -> tuple[WorkUnit, ...]:
-        """All units of an iteration that workers are to do now."""
+        """All units of an iteration that workers should do now."""
         return self._of(iteration).wanted()
 
     def _acknowledged(self, brought: UnitResult | SampleGroup) -> Ack:
@@ -243,7 +244,7 @@ class Selector(Callee):
         return _COUNTED
 
     def record(self, result: UnitResult) -> Ack:
-        """Take a result of a pool's unit. Raises NonsenseError if it is none, RunError as `accept`."""
+        """Take a result of a pool's unit. Raises NonsenseError if it is invalid, RunError as `accept`."""
         opened = self._answered(result)
         state, prompt_id = opened.state, result.unit.prompt_id
         try:
@@ -261,7 +262,7 @@ class Selector(Callee):
         return Ack(units=state.wanted(prompt_id), assemble=ready if state.plan.one_stage else None)
 
     def record_audit(self, result: UnitResult) -> Outcome:
-        """Take the rewards of seeds that were not selected: measured, never learned from. Raises as `record` does."""
+        """Take the rewards of seeds that were not selected, which are only measured. Raises as `record`."""
         opened = self._answered(result)
         try:
             outcome = opened.state.record_audit(result)
@@ -273,7 +274,7 @@ class Selector(Callee):
         return outcome
 
     def record_group(self, group: SampleGroup) -> Outcome:
-        """Take a group, which is written to the run folder aside. Raises as `record` does."""
+        """Take a group, which is written in the background. Raises as `record`."""
         if group.iteration not in self._open:
             raise NonsenseError(f"{group.worker} made a group of iteration {group.iteration}, which is not open")
         opened = self._of(group.iteration)
@@ -290,7 +291,7 @@ class Selector(Callee):
         return outcome
 
     def assemble(self, unit: WorkUnit, *parts: SampleGroup) -> tuple[tuple[float, ...], SampleGroup]:
-        """Make the group of a prompt out of the samples that were kept, and take it; returns rewards and group.
+        """Make a prompt's group of the kept samples, and take it; returns rewards and group.
 
         Raises RunError as `accept`.
         """
@@ -298,14 +299,14 @@ class Selector(Callee):
             group = self._of(unit.iteration).state.with_first_scores(assemble(unit, parts))
             with self._together():
                 self.record_group(group)
-        except (ValueError, NonsenseError) as error:  # their units were accepted: nobody is asked again
+        except (ValueError, NonsenseError) as error:  # their units were accepted and are not repeated
             raise RunError(f"refused the samples of prompt {unit.prompt_id}: {error}") from error
         return group.rewards, group
 
     def stored(self, iteration: int, prompt_id: str) -> tuple[tuple[WorkUnit, ...], SampleGroup | None]:
-        """An acknowledged group, read from the run folder: no unit is wanted, and the group.
+        """An acknowledged group, read from the run folder, and no units.
 
-        If the folder does not hold its bytes any more: the units that make it again, and None.
+        If the folder no longer holds its bytes: the units that make it again, and None.
         """
         opened = self._of(iteration)
         opened.settle(wait=True)
@@ -325,8 +326,9 @@ class Selector(Callee):
         return state.wanted(unit.prompt_id)
 
     def close(self, iteration: int) -> IterationSummary | tuple[WorkUnit, ...]:
-        """What an iteration came to, all of which is on the disk then; the units that it lacks, if it is not complete:
-        groups that a selector which died had not written may have gone with their node."""
+        """The summary of an iteration, once all of it is on the disk; or the missing units, if it is not complete:
+        groups that a lost selector had not written may be lost with their node.
+        """
         opened = self._of(iteration)
         with opened.journal.together():
             opened.settle(wait=True)
@@ -337,9 +339,9 @@ class Selector(Callee):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """What is journaled inside is waited for once, at the end; groups are written from then on.
+        """Sync the journal once, at the end of the block; then start writing groups.
 
-        Not before: writers and whoever judges the next group would wait for each other.
+        Not before: the writers and the next group's check would wait for each other.
         """
         with ExitStack() as stack:
             for opened in self._open.values():
@@ -359,26 +361,28 @@ class Selector(Callee):
         return self._of(result.unit.iteration)
 
     def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:
-        """Raises RunError for a violation that the run cannot or may not go on with.
+        """Raises RunError for a violation that ends the run.
 
         Args:
-            lost: what the first result had made is gone, so that this one was to take its place.
+            lost: the first result's data is gone, so this one was to replace it.
         """
         if outcome is Outcome.VIOLATION and (self._strict or lost):
             why = "whose samples are lost" if lost else "and fleet.strict is true"
             raise RunError(f"{state.violation}, {why}")
 
     def _replay_all(self, state: IterationState, entries: list[dict[str, Any]]) -> tuple[SampleGroup, ...]:
-        """Record journal entries; returns the groups that need not be made again."""
+        """Record journal entries; returns the finished groups."""
         return tuple(group for entry in entries if (group := self._replay(state, entry)) is not None)
 
     def _replay(self, state: IterationState, entry: dict[str, Any]) -> SampleGroup | None:
-        """Record one journal entry; returns the group that a ``regenerate`` entry speaks of if its file still holds."""
+        """Record one journal entry; returns the group of a ``regenerate`` entry if its file is intact."""
         if entry["kind"] in ("explore", "sample"):
             state.record(unit_result(entry, state.plan))
         elif entry["kind"] == "audit":
             state.record_audit(unit_result(entry, state.plan))
-        elif entry["kind"] == "regenerate" and not state.has_group(entry["prompt"]):  # twice, if it was made again
+        elif entry["kind"] == "regenerate" and not state.has_group(
+            entry["prompt"]
+        ):  # a group that was made again has two entries
             try:
                 group = self._folder.load_group(state.plan.iteration, entry["prompt"])
                 if state.digest(group) == entry["digest"]:

@@ -1,4 +1,4 @@
-"""The encoder: one process with the text encoders. Everybody else gets embeddings, by reference."""
+"""The process with the text encoders. All others get embeddings, by reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from solrl_ray.records import Prompt, PromptEmbedding
 
 
 class TextEncoder(Callee):
-    """Made without loading anything: what goes wrong in `start` arrives as itself, not as a death."""
+    """The constructor loads nothing, so that errors in `start` reach the caller."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
@@ -25,13 +25,12 @@ class TextEncoder(Callee):
         self._cache: EmbeddingCache | None = None
 
     def __repr__(self) -> str:
-        """What Ray shows in its dashboard and before each line that this process logs."""
+        """Shown in Ray's dashboard and before each line that this process logs."""
         return f"encoder of {self._config.model.family} prompts"
 
     @noted
     def start(self) -> None:
-        """Load the text encoders."""
-        torch.set_num_threads(1)  # an embedding must not depend on how many cores this node has
+        torch.set_num_threads(1)  # an embedding must not depend on the node's number of cores
         model = models.load(self._config.model, "cpu", components={"text"})
         with doing("taking the digest of the text encoders"):
             self._cache = EmbeddingCache(self._folder, model)

@@ -1,7 +1,6 @@
 """The command line: ``solrl train``, ``plan``, ``list``, ``submit``, ``status``, ``pool``, ``trace``, ``report`` …
 
-Exit status: 0 done; 1 the run could not go on; 2 the input must be mended first; 130 interrupted; 141 nobody
-reads what is printed any more.
+Exit status: 0 done; 1 the run could not go on; 2 bad input; 130 interrupted; 141 the reader of the output closed it.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _REFUSALS = {
     errno.ELOOP,
     errno.EIO,
 }
-"""What is wrong with a disk, a permission or a path, and said in a sentence."""
+"""Errors of a disk, a permission or a path, as a sentence."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; errors of the user's are printed as one sentence."""
-    # Without it transformers tells everybody, at each import, which optional packages it would like.
+    """Run one command and return its exit status; user errors are printed as one sentence."""
+    # Without it, every import of transformers lists missing optional packages.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     arguments = argparse.Namespace()
     try:
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if given := getattr(arguments, option, None):
                 setattr(arguments, option, named.resolve(given, several=option == "rewards"))
         status = int(arguments.run_verb(arguments))
-        sys.stdout.flush()  # not later, when nobody would catch what it raises
+        sys.stdout.flush()  # not later, when nothing would catch its errors
         return status
     except UserError as error:
         return _failed(error, BAD_INPUT)
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unread() -> bool:
-    """Whether nobody reads what this command prints any more, as in ``solrl list | head``; the rest is dropped then."""
+    """Whether the reader closed the output, as in ``solrl list | head``; the rest is then dropped."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -74,9 +73,9 @@ def _unread() -> bool:
 
 
 def _refused(error: OSError, arguments: argparse.Namespace) -> bool:
-    """Whether the system refused what the user asked for; else the error is ours or a library's, and needs its place.
+    """Whether the system refused what the user asked for; any other error is a bug and needs its traceback.
 
-    A file that is not there is the user's if the command named it.
+    A missing file is the user's error if the command named it.
     """
     if error.errno != errno.ENOENT:
         return error.errno in _REFUSALS

@@ -1,4 +1,4 @@
-"""What can be told in a second, before anything is imported, printed or started.
+"""Checks that take a second, before anything is imported, printed or started.
 
 Prompt files that are missing or too short, places that must be there or be writable, an address at which nobody
 answers, a token that is refused, GPUs that this machine lacks, packages that are not installed, files that a submitted
@@ -33,10 +33,10 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
     """Refuse a run that cannot begin here.
 
     Args:
-        address: of the Ray cluster to join; None: a local Ray is to be started.
-        resumes: the run folder is there, and is to be.
+        address: of the Ray cluster to join; None: a local Ray will be started.
+        resumes: the run folder exists and is continued.
 
-    Raises UserError, or RunError if nobody answers at `address` or the disk hangs.
+    Raises UserError, or RunError if nothing answers at `address` or the disk hangs.
     """
     if address:
         cluster(address)
@@ -80,14 +80,14 @@ def job_server(url: str) -> None:
 
 
 def upload(loaded: LoadedConfig, folder: Path) -> None:
-    """Raise UserError for a file that a job that is given `folder` would not have."""
+    """Raise UserError for a file that a job would not have if it gets only `folder`."""
     for key, path in _files(loaded):
         place = Path(path).expanduser()
         inside = (folder / place).resolve()
         named = f"{key} is {path!r} ({loaded.sources.of(key)})"
         if place.is_absolute():
             if key.startswith("prompts."):
-                continue  # a disk that the cluster has
+                continue  # on a disk of the cluster
             raise UserError(f"{named}; a submitted job has {folder} and not this machine: name it relative to that.")
         if not inside.is_relative_to(folder) or inside.relative_to(folder).parts[0] in NOT_UPLOADED:
             raise UserError(f"{named}, which is not in what a submitted job is given: {folder} without runs and .venv.")
@@ -132,7 +132,7 @@ def _trackers(loaded: LoadedConfig) -> None:
 
 
 def _gpus(loaded: LoadedConfig) -> None:
-    """Refuse workers with GPUs where a local Ray would find none."""
+    """Refuse workers with GPUs if a local Ray would find none."""
     ray, config = sys.modules.get("ray"), loaded.config
     if _has_gpus() or (ray is not None and ray.is_initialized()):
         return

@@ -1,6 +1,6 @@
-"""The parts that a run is put together from: one model, one rollout strategy, one method, one reward, and its machines.
+"""The parts of a run: one model, one rollout strategy, one method, one reward, and its machines.
 
-Those of the package are listed by the names that a command line takes; of a user's own folder, by their files.
+The package's parts are listed by the names that the command line takes, those of a user's folder by their files.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MODELS = "models"
 KINDS = (MODELS, "strategies", "methods", "rewards")
 """Folders of the parts that every run has one of, in the order in which a command names them: later files win."""
 CLUSTERS = "clusters"
-"""Folder of the files that give workers their GPUs, each for every run; a command names one last."""
+"""Folder of the parts that give all workers their GPUs; a command names one last."""
 EVALUATIONS = "evaluations"
-"""Folder of what a run is measured by; a run need not name one."""
+"""Folder of the optional parts that say how a run is evaluated."""
 WORDS = {CLUSTERS: " (without one everything computes on CPUs)", named.RUNS: " (whole, with a part of each kind)"}
 EXAMPLE = "one_gpu"
-"""The one in the command that `table` shows."""
+"""The cluster in the example command of `table`."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")
-"""What no part can know."""
+"""Settings that no part contains."""
 INDENT = " " * 6
 _DOWNLOAD = "hf download "
 
@@ -46,7 +46,7 @@ class CatalogueEntry:
     checkpoints: tuple[str, ...]
     """Folders and Hugging Face ids that it names."""
     whole: bool
-    """Whether it includes other parts, as one that names rollout and objective together."""
+    """Whether it includes other parts, such as rollout and objective together."""
 
 
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
@@ -79,7 +79,7 @@ def presence(checkpoint: str) -> str:
 
 
 def table(folder: Path | None = None, width: int = 110) -> str:
-    """What `solrl list` prints: the parts, what they need, and how they compose. None: this package's."""
+    """The output of `solrl list`: the parts, what they need, and how they compose. None: this package's."""
     parts = read(folder or named.folder())
 
     def shown(part: CatalogueEntry) -> str:
@@ -97,7 +97,7 @@ def table(folder: Path | None = None, width: int = 110) -> str:
         lines += [""] if listed else []
     example = [next(part for part in parts[kind] if not part.whole) for kind in KINDS]
     example += [part for part in parts[CLUSTERS] if part.path.stem == EXAMPLE]
-    order = "in this order; what follows wins" if folder else "in any order; files of your own after them"
+    order = "in this order; later ones win" if folder else "in any order; files of your own after them"
     lines.append(f"One of each kind, {order}:")
     lines.append(f"  solrl train {' '.join(map(shown, example))} \\")
     lines.append(f"    {' '.join(f'--set {setting}' for setting in PROMPTS)}")

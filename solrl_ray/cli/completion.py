@@ -1,4 +1,4 @@
-"""``solrl completion``: what a shell reads to complete commands, options, configurations, keys and files."""
+"""``solrl completion``: shell completion of commands, options, configurations, keys and files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _solrl_keys() {{
 
 
 def complete(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    """Print the script for a shell, of the commands that `parser` has."""
+    """Print the completion script for the commands of `parser`."""
     print(script(parser, arguments.shell), end="")
     return 0
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Shell code with the configurations and keys that there are now."""
+    """Shell code with the present configurations and keys."""
     for action in _actions(parser):
         if action.dest in ("config", "rewards"):
             _by(action, "_solrl_names_or_files")

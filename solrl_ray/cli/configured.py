@@ -1,4 +1,4 @@
-"""The configuration that a command was given: checked, and printed as the arithmetic of its run."""
+"""A command's configuration: checked, and printed as the arithmetic of its run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def fresh(arguments: argparse.Namespace, options: Mapping[str, tuple[str, Any]] | None = None) -> LoadedConfig:
-    """The checked configuration of a run that begins: CONFIG, --set and --from, or `options` as `load_with_sources`."""
+    """The checked configuration of a new run: CONFIG, --set and --from, or `options` as `load_with_sources`."""
     loaded = _given(arguments, options or {})
     if loaded is None:
         raise UserError("No configuration was given; name at least one, such as demo; `solrl list` shows them.")
@@ -57,7 +57,7 @@ def _configuration_of(init: Path) -> Path:
 
 
 def begun(arguments: argparse.Namespace) -> bool:
-    """Whether the folder that the configuration names holds a run."""
+    """Whether the configuration's folder holds a run."""
     run = fresh(arguments).config.run
     from solrl_ray.storage.run_folder import RunFolder
 
@@ -66,12 +66,12 @@ def begun(arguments: argparse.Namespace) -> bool:
 
 
 def resumed(arguments: argparse.Namespace) -> LoadedConfig:
-    """The configuration to resume with: the run folder's, or the given one if it agrees with that."""
+    """The configuration to resume with: the run folder's, or the given one if both agree."""
     if arguments.resume:
         if getattr(arguments, "init", ""):
             raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
         folder = Path(arguments.resume)
-        # The folder may have been moved: where it is now counts, not where it was begun.
+        # The folder may have been moved: its present path counts.
         here = folder.absolute()
         place = {"run.root": ("--resume", str(here.parent)), "run.name": ("--resume", here.name)}
         continuation.stored(folder)
@@ -95,10 +95,10 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
 def print_plan(
     loaded: LoadedConfig, *, planning: bool = False, timed: bool = False, card: Card | None = None
 ) -> Arithmetic:
-    """Check what the run needs from outside, print its arithmetic, notes and warnings; the arithmetic.
+    """Check the run's inputs, print and return its arithmetic, with notes and warnings.
 
-    `planning` as `preflight.check` has it; `timed`: how long it takes will be printed after it; `card`: its GPUs are
-    such. Raises `UserError` as `fitting.check` if it does not fit them.
+    `planning` as in `preflight.check`; `timed`: the duration will be printed after it; `card`: the type of its GPUs.
+    Raises `UserError` as `fitting.check` if it does not fit them.
     """
     inputs = _outlined(loaded) if planning else None
     if inputs is None:
@@ -124,7 +124,9 @@ def print_plan(
 
 
 def on_card(config: Config, fastest: str) -> Config:
-    """The configuration with what ``rollout.explore.precision: auto`` means on a card whose fastest tier that is."""
+    """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose fastest tier is
+    `fastest`.
+    """
     explore = config.rollout.explore
     if explore.precision != "auto":
         return config

@@ -28,17 +28,17 @@ NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the examination."""
+    """One line of the output."""
 
     part: str
     what: str
     state: str
-    """``ok``, ``lacks`` (not there, which may be as it should) or ``FAILS``."""
+    """``ok``, ``lacks`` (missing, which may be fine) or ``FAILS``."""
     detail: str
 
 
 def examine(root: Path) -> Iterator[Finding]:
-    """Everything that can be told of this machine, one finding after another; `root` is where runs are kept."""
+    """All findings about this machine; `root` is the folder for runs."""
     yield Finding("system", "Python", "ok", f"{platform.python_version()} on {platform.platform(terse=True)}")
     for library in LIBRARIES:
         try:
@@ -83,13 +83,13 @@ def _device(device: torch.device) -> Iterator[Finding]:
 
 
 def models_on(card: Card, fastest: str) -> Finding:
-    """Which published models train on a GPU, alone on it, whose fastest tier that is; by estimates of memory."""
+    """Which published models can train alone on a GPU with this fastest tier, by estimates of memory."""
     found = list(verdicts(card, fastest))
     fit = [f"{verdict.model} ({verdict.sharing})" for verdict in found if verdict.sharing]
     told = f"with fleet.sharing as said, estimated: {', '.join(fit)}" if fit else "none fits"
     shown = next((verdict for verdict in found if verdict.sharing), found[0])
     parts = " ".join((shown.model, *PARTS, shown.cluster))
-    # A plan reads no prompts that are not there, but every run names some.
+    # A plan reads no missing prompt files, but every run must name some.
     prompts = "--set prompts.train=train.txt --set prompts.heldout=heldout.txt"
     more = f"; `solrl plan {parts} {prompts}` says more of {shown.model}"
     return Finding(card.name, "models", "ok" if fit else "lacks", told + more)

@@ -1,4 +1,4 @@
-"""Which of the shipped models train on one card, with everybody on it, and how long an iteration takes there."""
+"""Which of the shipped models train on one card that all workers share, and their seconds an iteration."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from solrl_ray.simulator.price_list import PriceList
 from solrl_ray.simulator.prices import Cluster, priced
 
 PARTS = ("two_stage", "diffusion_nft", "pickscore")
-"""Beside the model and the card."""
+"""The other parts of the run."""
 CLUSTERS = ((100e9, "one_gpu"), (60e9, "one_gpu_80gb"), (40e9, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
-"""Bytes that a card must have → the part for it; the first one counts."""
+"""Minimum bytes of a card → its part; the first match counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,18 @@ class Verdict:
     cluster: str
     """The part of configs/clusters."""
     sharing: Sharing | None
-    """How its workers share the card; None: they do not fit."""
+    """How the workers share the card; None: they do not fit."""
     arithmetic: Arithmetic
 
 
 def published() -> list[str]:
-    """The names of the shipped models but the testbed."""
+    """The names of the shipped models without the testbed."""
     files = sorted((named.folder() / "models").glob("*.yaml"))
     return [file.stem for file in files if not read_file(file)["model"]["path"].startswith(BUILTIN)]
 
 
 def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
-    """Of each published model, on a card whose fastest tier that is."""
+    """For each published model, on a card with this fastest tier."""
     cluster = next(part for least, part in CLUSTERS if card.memory >= least)
     for model in published():
         config = _configured(model, cluster, fastest)
@@ -66,8 +66,9 @@ def _configured(model: str, cluster: str, fastest: str) -> Config:
 
 
 def seconds(verdict: Verdict, prices: PriceList) -> float | None:
-    """Estimated, of an iteration: its stages one after the other, and the way of what is laid down. None if nothing
-    like the model was priced."""
+    """Estimated seconds of an iteration: its stages in sequence, and moving weights that are laid down. None if no
+    similar model was priced.
+    """
     arithmetic = verdict.arithmetic
     try:
         stages = priced(arithmetic.config, arithmetic, prices, Cluster(gpu=prices.gpu)).stages

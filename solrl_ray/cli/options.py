@@ -13,13 +13,13 @@ from solrl_ray.errors import UserError
 
 
 class _Parser(argparse.ArgumentParser):
-    """Wrong arguments end like other bad input: one sentence, status 2."""
+    """Reports wrong arguments as other bad input: one sentence, status 2."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
 
     def inside(self, kind: str) -> Any:
-        """Where its commands or actions are added."""
+        """The object to which its commands or actions are added."""
         return self.add_subparsers(dest=kind.lower(), required=True, metavar=kind, parser_class=_Parser)
 
 
@@ -35,14 +35,14 @@ CONFIG = _shared(
     nargs="*",
     type=Path,
     metavar="CONFIG",
-    help="names, as of `solrl list`; YAML files win",
+    help="names from `solrl list`; YAML files win",
 )
 SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="set one key, such as rollout.pool=64")
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
-ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the Ray cluster that it runs on; auto: this machine's")
+ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the run's Ray cluster; auto: this machine's")
 PLAIN = _shared("--no-live", action="store_true", help="plain lines instead of the live view")
 RUN = _shared("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
-RUNS = _shared("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several are put side by side")
+RUNS = _shared("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several are compared")
 LIVE_RUN = _shared("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
 
 
@@ -81,9 +81,11 @@ def _train(commands: Any) -> None:
 
 def _plan(commands: Any) -> None:
     command = _add(commands, "plan", verbs.plan, "print the arithmetic of a run", CONFIG, SET)
-    command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: say what it lacks for this run")
+    command.add_argument("--address", metavar="ADDRESS", help="a Ray cluster: print what it lacks for this run")
     command.add_argument(
-        "--gpu", metavar="NAME", help="whether it fits and how long it takes: on h200, h100-80, l40s, … or by a file"
+        "--gpu",
+        metavar="NAME",
+        help="a card: print whether the run fits and its time; h200, h100-80, l40s, … or a file",
     )
     command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, nodes, network, …")
     for role in ("explorers", "regenerators", "learners"):
@@ -91,10 +93,10 @@ def _plan(commands: Any) -> None:
 
 
 def _list(commands: Any) -> None:
-    words = "the parts that a run is put together from, and what is here of them"
+    words = "list the parts of a run, and whether their checkpoints are here"
     command = _add(commands, "list", verbs.list_parts, words)
-    command.add_argument("--configs", type=Path, metavar="FOLDER", help="parts of your own; default: this package's")
-    words = "print a whole configuration, every key with its meaning, to start one's own from"
+    command.add_argument("--configs", type=Path, metavar="FOLDER", help="your own parts; default: this package's")
+    words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
 
@@ -106,80 +108,78 @@ def _submit(commands: Any) -> None:
 
 
 def _live(commands: Any) -> None:
-    """What is asked of a run that goes on."""
-    _add(commands, "status", verbs.status, "how a run is", LIVE_RUN, ITS_CLUSTER)
-    actions = commands.add_parser("pool", help="the workers of a live run").inside("ACTION")
-    words = "have more or fewer of them; the results stay the same"
+    """Commands for a live run."""
+    _add(commands, "status", verbs.status, "print the progress of a run", LIVE_RUN, ITS_CLUSTER)
+    actions = commands.add_parser("pool", help="change the workers of a live run").inside("ACTION")
+    words = "change their number; the results stay the same"
     scale = _add(actions, "scale", verbs.scale, words, LIVE_RUN, ITS_CLUSTER)
     for role in ("explorers", "regenerators"):
-        scale.add_argument(f"--{role}", type=int, metavar="N", help=f"how many {role} there are to be, at least 1")
-    words = "how many of those that fleet.other_explorers names so; may be repeated"
+        scale.add_argument(f"--{role}", type=int, metavar="N", help=f"number of {role}, at least 1")
+    words = "number of the explorers NAME of fleet.other_explorers; may be repeated"
     scale.add_argument("--explorers-of", action="append", default=[], metavar="NAME=N", help=words)
 
 
 def _stored(commands: Any) -> None:
-    """What is made from a run folder."""
+    """Commands for a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
     trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
-    report = _add(
-        commands, "report", verbs.report, "build the report of a run folder again, or put runs side by side", RUNS
-    )
-    report.add_argument("--out", type=Path, metavar="FILE", help="of several runs; default: runs.html")
+    report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
+    report.add_argument("--out", type=Path, metavar="FILE", help="for several runs; default: runs.html")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
-    action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if it is not there")
-    action.add_argument("--private", action="store_true", help="make it private; without, as its owner's are")
-    action.add_argument("--revision", metavar="BRANCH", help="the branch, made if it is not there; default: main")
+    action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")
+    action.add_argument("--private", action="store_true", help="make it private; default: the owner's setting")
+    action.add_argument("--revision", metavar="BRANCH", help="the branch; made if missing; default: main")
     action.add_argument("--dry-run", action="store_true", help="write the folder hub/ in the run folder, stop")
-    _add(commands, "verify", verbs.verify, "check that every file of a run folder is what was written", RUN)
+    _add(commands, "verify", verbs.verify, "check that no file of a run folder has changed", RUN)
 
 
 def _prompts(commands: Any) -> None:
     actions = commands.add_parser("prompts", help="prompt sets").inside("ACTION")
-    words = "make the prompt files of a run from a published set or a table"
+    words = "convert a published set or a table to a run's prompt files"
     action = _add(actions, "import", verbs.import_prompts, words)
     action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
     action.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for train and heldout .jsonl")
-    action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="which published set it is")
-    action.add_argument("--heldout", metavar="N|FILE", help="split off N prompts, or hold out those of FILE")
+    action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="the published set")
+    action.add_argument("--heldout", metavar="N|FILE", help="hold out N prompts, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
     action.add_argument("--force", action="store_true", help="overwrite files that hold other prompts")
 
 
 def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
     def write(arguments: argparse.Namespace) -> int:
-        from solrl_ray.cli import completion  # of a package that no other command needs
+        from solrl_ray.cli import completion  # a package that no other command needs
 
         return completion.complete(top, arguments)
 
-    command = _add(commands, "completion", write, "print what a shell reads to complete these commands")
+    command = _add(commands, "completion", write, "print the completion script for a shell")
     command.add_argument("shell", choices=("bash", "zsh"), help='for example: eval "$(solrl completion bash)"')
 
 
 def _doctor(commands: Any) -> None:
-    words = "test what this machine can do: devices, precision tiers, storage"
+    words = "test this machine: devices, precision tiers, storage"
     command = _add(commands, "doctor", verbs.doctor, words)
-    command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs are kept")
+    command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="the folder of runs")
 
 
 def _validate(commands: Any) -> None:
-    words = "check a model on this machine's device: against diffusers, in every precision, an update, a revision"
+    words = "check a model on this machine: against diffusers, in every precision, an update, a revision"
     command = _add(commands, "validate", verbs.validate, words, SET)
-    words = "a model's name, as of `solrl list`, or file; then others, such as a method's"
+    words = "a model's name from `solrl list`, or a file; then others, such as a method's"
     command.add_argument("config", nargs="+", type=Path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side; default: the model's, 256 at most"
     command.add_argument("--resolution", type=int, metavar="N", help=words)
-    words = "seconds that each step may take; default: 1800"
+    words = "deadline of each step, seconds; default: 1800"
     command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="of the report; default: validation/MODEL")
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")
 
 
 def _eval(commands: Any) -> None:
     words = "score a run's policies on held-out prompts with any rewards"
     command = _add(commands, "eval", verbs.evaluate, words, RUN, SET, CLUSTER, PLAIN)
     command.add_argument("--policies", default="base,ema", metavar="LIST", help="of base, lora, ema; default: base,ema")
-    words = "rewards' names, as of `solrl list`, or YAML files; each is scored; default: the run's"
+    words = "rewards by name from `solrl list` or by YAML file; default: the run's"
     command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="NAME|FILE", help=words)
     command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")
     command.add_argument("--samples", type=int, metavar="N", help="images a prompt, at fixed addresses")
@@ -187,4 +187,4 @@ def _eval(commands: Any) -> None:
     command.add_argument("--solver", metavar="NAME", help="euler or dpm2; default: the run's")
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
-    command.add_argument("--alone", action="store_true", help="ask nothing of the run, even if it is live")
+    command.add_argument("--alone", action="store_true", help="do not use the live run's workers")

@@ -1,4 +1,4 @@
-"""What a plan needs of a model and of this machine, without PyTorch, the network or a checkpoint."""
+"""The inputs of a plan, from the model's shapes and this machine, without PyTorch, the network or a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
     import torch
 
 LARGE = 1_000_000_000
-"""Parameters of a transformer that nobody wants to compute on CPUs."""
+"""Parameters of a transformer that is too large for CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What the checks read, so that nothing need be read twice."""
+    """The inputs of the checks, so that each is read once."""
 
     train: tuple[Prompt, ...]
     heldout: tuple[Prompt, ...]
     facts: ModelFacts
     notes: tuple[str, ...] = ()
-    """What the user should know and may want, one sentence each."""
+    """Hints for the user, one sentence each."""
 
 
 def inputs(config: Config, sources: Sources) -> Inputs | None:
-    """What a plan of a shipped model needs; None if its shapes are not in the package.
+    """The inputs of a plan for a shipped model; None if its shapes are not in the package.
 
-    Files that are not here yet are notes. Raises `UserError` for what cannot be: sizes, LoRA targets, tiers, prompt
-    files that are here and do not fit.
+    Missing files are notes. Raises `UserError` for impossible sizes, LoRA targets and tiers, and for existing prompt
+    files that do not fit.
     """
     shapes, sizes = shipped(config.model), FAMILY_SIZES.get(config.model.family)
     if shapes is None or sizes is None:
@@ -132,7 +132,7 @@ def _too_few(config: Config, read: Mapping[str, tuple[Prompt, ...]]) -> Iterator
 
 
 def without_gpus(config: Config, facts: ModelFacts) -> str:
-    """A sentence where a model of published size is given no GPU; else empty."""
+    """A sentence if a model of published size has no GPU; else empty."""
     fleet = config.fleet
     lacking = [key_of(fleet, name) for name, pool in pools(fleet).items() if not pool.num_gpus]
     lacking += ["fleet.learners"] if not fleet.learners.num_gpus else []
@@ -194,7 +194,7 @@ def _packed(linear: Linear, tier: str) -> int:
 def _explorer_bytes(
     config: Config, shapes: ModelShapes, quantized: Mapping[str, str], packed: Mapping[str, int]
 ) -> int:
-    """The transformer of an explorer. Emulated layers hold the operand that they multiply with as well, in bfloat16."""
+    """The transformer of an explorer. Emulated layers also hold their operand, in bfloat16."""
     weights = {path: _weights(shapes.linears[path]) for path in quantized}
     operands = sum(weights[path] for path, tier in quantized.items() if tier == "nvfp4-emulated")
     plain = (shapes.parameters - sum(weights.values())) * DTYPE_BYTES[config.model.dtype]
@@ -202,13 +202,13 @@ def _explorer_bytes(
 
 
 def preview_tier(config: Config, sources: Sources, device: torch.device | str | None) -> str:
-    """The tier that `rollout.explore.precision` means on `device`; None: a GPU that nobody here knows.
+    """The tier that `rollout.explore.precision` means on `device`; None: an unknown GPU.
 
-    Raises `UserError` if that device lacks it, or another one that explorers are to run.
+    Raises `UserError` if the device lacks it, or another tier that explorers may need.
     """
     wanted = pool_sampling(config).tier
     if device is None:
-        return "fp8" if wanted == "auto" else wanted  # the larger of what an unknown card may pack
+        return "fp8" if wanted == "auto" else wanted  # the larger of the formats that an unknown card may use
     tier = capability.resolve(wanted, device, config.model.dtype)
     levels = [preview.tier for preview in previews(config)[1:]]
     for own in dict.fromkeys((tier, *config.model.quantization.tiers.values(), *levels)):

@@ -1,6 +1,6 @@
-"""What a run needs on disk, checked before anything is started: prompts, checkpoints, free space.
+"""Checks what a run needs on disk before anything starts: prompts, checkpoints, free space.
 
-Also `model_facts`: the sizes that only the model's files can tell, read without loading a weight.
+Also `model_facts`: sizes from the model's files, read without loading a weight.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from solrl_ray.storage.warm_start import warm_start
 def check(config: Config, sources: Sources | None = None, *, planning: bool = False, elsewhere: bool = False) -> Inputs:
     """Check everything a run reads or writes. Creates nothing, loads no weights, touches no device.
 
-    With `planning` the run is not to start here: each reward's checkpoint or server that is missing is a note. With
-    `elsewhere` its cards are none of this machine's.
+    With `planning`, the run does not start here: a reward's missing checkpoint or server is a note. With `elsewhere`,
+    the run uses no card of this machine.
 
     Raises UserError: a prompt file that is missing or empty, too few prompts, held-out prompts among the training
-    prompts, a checkpoint that is not there, a LoRA target that matches nothing, too little free space.
+    prompts, a missing checkpoint, a LoRA target that matches nothing, too little free space.
     """
     sources = sources or Sources()
     train, heldout = checked_prompts(config, sources)
@@ -46,7 +46,7 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
     if note := without_gpus(config, facts):
         notes.append(note)
     _space(config, sources)
-    if config.run.init and not config.run.init_digest:  # once it has begun, a run has it in its own folder
+    if config.run.init and not config.run.init_digest:  # a run that has begun has a copy in its own folder
         warm_start(config, sources)
     if config.checkpoints.upload:
         filesystem(config.checkpoints.upload, f"checkpoints.upload ({sources.of('checkpoints.upload')})")
@@ -54,7 +54,7 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
 
 
 def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
-    """A sentence for each tokenizer that cuts prompts off, with how many and the first of them."""
+    """A sentence for each tokenizer that truncates prompts, with their number and the first one."""
     found = models.family(config.model).truncated(config.model, [prompt.text for prompt in prompts])
     return tuple(
         f"{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
@@ -94,8 +94,8 @@ def _space(config: Config, sources: Sources) -> None:
 def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bool = False) -> ModelFacts:
     """Sizes of the model and its adapter, from the checkpoint's configuration alone; `elsewhere` as for `check`.
 
-    Raises UserError if the checkpoint is not there, if an entry of ``model.lora.targets`` matches nothing, or
-    if the preview tier is not one of this version's or would quantise nothing.
+    Raises UserError if the checkpoint is missing, an entry of ``model.lora.targets`` matches nothing, or the preview
+    tier is unknown or would quantise nothing.
     """
     sources = sources or Sources()
     family, model = models.family(config.model), config.model

@@ -1,4 +1,4 @@
-"""``solrl push``: the LoRA of a finished run to the Hugging Face hub, with a model card."""
+"""``solrl push``: uploads the LoRA of a finished run to the Hugging Face hub, with a model card."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # takes half a second
     from solrl_ray.report.card import Target
 
 FOLDER = "hub"
-"""In a run folder: what is published."""
+"""The folder to publish, inside a run folder."""
 
 
 def push(arguments: argparse.Namespace) -> int:
-    """Write the folder that is published, and publish it unless this is a dry run."""
+    """Write the folder to publish, and publish it unless this is a dry run."""
     run: Path = arguments.run
     repository: str = arguments.repository
     _check_name(repository)
@@ -64,7 +64,7 @@ def _check_name(repository: str) -> None:
 
 
 def _local_licence(model: str) -> dict[str, str]:
-    """What the card in a model's folder says of its licence; nothing if there is none."""
+    """The licence in the card in a model's folder; empty if there is none."""
     from huggingface_hub import metadata_load
 
     from solrl_ray.models import paths
@@ -76,12 +76,12 @@ def _local_licence(model: str) -> dict[str, str]:
         return {}
     try:
         return _fields(metadata_load(file) or {})
-    except Exception:  # whatever somebody else's file holds
+    except Exception:  # another's file may hold anything
         return {}
 
 
 def _hub_licence(api: HfApi, model: str) -> dict[str, str]:
-    """What the hub says of a model's licence; nothing, and a note, if it does not show the model."""
+    """The hub's licence of a model; empty, with a note, if the hub does not show the model."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -104,7 +104,7 @@ def _fields(card: Mapping[str, object]) -> dict[str, str]:
 
 
 def _upload(api: HfApi, folder: Path, target: Target, *, private: bool) -> str:
-    """Where the commit is."""
+    """Returns the URL of the commit."""
     repository, revision = target.repository, target.revision
     api.create_repo(repository, private=private or None, exist_ok=True)
     if private and not api.model_info(repository).private:
@@ -118,9 +118,9 @@ def _upload(api: HfApi, folder: Path, target: Target, *, private: bool) -> str:
 
 @contextmanager
 def _told(api: HfApi, repository: str) -> Iterator[None]:
-    """Say in a sentence what the hub refuses, or that it is not to be reached."""
+    """Turn the hub's refusals and failed connections into one sentence."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import httpx  # whichever it uses
+    from huggingface_hub.utils import httpx  # whichever the hub's library uses
 
     try:
         yield
@@ -134,7 +134,7 @@ def _told(api: HfApi, repository: str) -> Iterator[None]:
             ) from None
         if status == 403:
             raise UserError(
-                f"The token may not write to {repository}{because}: the name belongs to somebody else, or the token "
+                f"The token may not write to {repository}{because}: another user has that name, or the token "
                 "only reads."
             ) from None
         raise RunError(f"the hub at {api.endpoint} answered {status} to the push of {repository}{because}") from None

@@ -1,6 +1,6 @@
-"""The trial of a user's functions before anything is started, in a process that may hang or crash.
+"""Tries the user's functions before anything starts, in a child process, because they may hang or crash.
 
-Only the child imports PyTorch: what is wrong is told as soon as the user's own imports are done.
+Only the child imports PyTorch, so an error is reported as soon as the user's own imports are done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
     Returns what each reward gave for its two pictures; None if they are to have a GPU and this machine has none.
     Raises UserError, with the user's traceback, if one fails; if it takes too long; if it ends the process.
     """
-    context = get_context("spawn")  # a forked child would have threads' locks and no CUDA
+    context = get_context("spawn")  # a forked child would inherit locked locks, and no CUDA
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(theirs, tuple(trials), gpu), name="trial of the rewards")
     child.start()
@@ -51,7 +51,7 @@ def in_child(trials: Sequence[Trial], *, gpu: bool, seconds: float) -> list[list
         ours.close()
         with suppress(ProcessLookupError, PermissionError):
             assert child.pid  # 0 would be this process's group
-            os.killpg(child.pid, signal.SIGKILL)  # with what it may have started
+            os.killpg(child.pid, signal.SIGKILL)  # and its children
         child.kill()
         child.join(5)
 

@@ -1,4 +1,4 @@
-"""``solrl validate``: a model of the user's on this machine's device, in one process and without Ray."""
+"""``solrl validate``: checks a user's model on this machine's device, in one process and without Ray."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from solrl_ray.config.schema import Worker
 from solrl_ray.errors import UserError
 
 RESOLUTION = 256
-"""The largest that is taken unless another one is asked for: a check wants no details."""
+"""Default limit, pixels: the check needs no details."""
 PROMPTS = {"train": "builtin:testbed/prompts/train.txt", "heldout": "builtin:testbed/prompts/heldout.txt"}
-"""A configuration has to name some; a validation reads none."""
+"""A configuration must name some; a validation reads none."""
 
 
 def configuration(arguments: argparse.Namespace) -> LoadedConfig:
-    """Of MODEL and what follows it; nothing has to be said of prompts, rewards and machines.
+    """The configuration of MODEL and its options; prompts, rewards and machines are filled in.
 
-    Raises UserError: no configuration, a resolution or number of steps that cannot be.
+    Raises UserError: no configuration, or an impossible resolution or number of steps.
     """
     for option, value in (("--steps", arguments.steps), ("--deadline", arguments.deadline)):
         if value <= 0:
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.out or Path("validation") / arguments.as_typed[0].stem
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out is {folder}, a file; it must be a folder.")
-    make_folder(folder)  # one that cannot be written is refused at once
+    make_folder(folder)  # fails at once if it cannot be written
     import_large("solrl_ray.models.base")
     import torch
 
@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     from solrl_ray.validation.validate import validate
 
     _no_progress_bars()
-    models.family(config.model).settings(config.model)  # a checkpoint that is not there, sizes that do not fit it
+    # Fails at once for a missing checkpoint or sizes that do not fit it.
+    models.family(config.model).settings(config.model)
     worker = Worker(threads=torch.get_num_threads(), num_gpus=float(torch.cuda.is_available()))
     device = prepare(worker, deterministic=config.run.deterministic)
     outcomes, page = validate(
@@ -85,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _no_progress_bars() -> None:
-    """Of loading: they would run through the lines of the steps."""
+    """Loading bars would mix with the lines of the steps."""
     import diffusers
     import transformers
 

@@ -1,4 +1,4 @@
-"""What each command does. What takes seconds to import is imported by those that need it."""
+"""What each command does. Slow imports are made where they are needed."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Load, check, print the arithmetic, and hand over to the system."""
+    """Load, check, print the arithmetic, and start the run."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # of Slurm, Kubernetes, `ray job stop`: as Ctrl-C
+        # Slurm, Kubernetes and `ray job stop` send it: treat it as Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if arguments.go_on and arguments.resume is None and begun(arguments):
         arguments.resume = ""
     loaded = resumed(arguments) if arguments.resume is not None else fresh(arguments)
@@ -54,7 +55,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def plan(arguments: argparse.Namespace) -> int:
-    """Print the arithmetic of a run, on a named card its times, and with a cluster what that lacks; start nothing."""
+    """Print the arithmetic of a run, with a card its times, and with a cluster what it lacks; start nothing."""
     counts = {
         "fleet.explorers.count": ("--explorers", arguments.explorers),
         "fleet.regenerators.count": ("--regenerators", arguments.regenerators),
@@ -94,11 +95,11 @@ def _print_times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) ->
     except UserError as error:
         if prices.card is None or not arithmetic.gpus:
             raise
-        print(f"note: it fits, but how long it takes is not known here: {error}", flush=True)
+        print(f"note: it fits, but its time is unknown: {error}", flush=True)
 
 
 def list_parts(arguments: argparse.Namespace) -> int:
-    """Print the parts that runs are put together from, and which checkpoints are there."""
+    """Print the parts of a run, and which checkpoints are there."""
     from solrl_ray.cli import catalogue
 
     print(catalogue.table(arguments.configs))
@@ -106,7 +107,7 @@ def list_parts(arguments: argparse.Namespace) -> int:
 
 
 def show_config(arguments: argparse.Namespace) -> int:
-    """Print what the named parts make together as YAML with comments."""
+    """Print the combined configuration of the named parts as YAML with comments."""
     from solrl_ray.config.commented import to_commented_yaml
 
     if not arguments.config:
@@ -124,7 +125,7 @@ def show_config(arguments: argparse.Namespace) -> int:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Build the report of a run folder again, or put several runs side by side."""
+    """Build the report of a run folder again, or compare several runs."""
     folders: list[Path] = arguments.runs
     for folder in folders:
         continuation.stored(folder)
@@ -146,7 +147,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check every file of a run folder; status 1 if one is not what was written."""
+    """Check every file of a run folder; status 1 if one is damaged."""
     from solrl_ray.report.verification import verify as verified
 
     failed = 0
@@ -157,7 +158,6 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Score policies of a run folder on held-out prompts."""
     run: Path = arguments.run
     continuation.stored(run)
     options = {
@@ -181,7 +181,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.out and arguments.out.exists() and not arguments.out.is_dir():
         raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
     policies = asked.policies_of(arguments.policies)
-    state = asked.state_of(run, arguments.updates)  # before what takes longer to check
+    state = asked.state_of(run, arguments.updates)  # before slower checks
     config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
     checks.check(config, loaded.sources)
     config = own_functions.attached(config, loaded.sources, [run])
@@ -189,7 +189,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)
     if arguments.out:
-        make_folder(out)  # before a Ray is started: one that cannot be written is refused at once
+        make_folder(out)  # before Ray starts: fails at once if it cannot be written
     request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
     page = evaluate_live.page(config, state, request, address=cluster) if cluster else None
     if page is None:
@@ -199,7 +199,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
 
 def import_prompts(arguments: argparse.Namespace) -> int:
-    """Turn a prompt set into the files that a run reads."""
+    """Convert a prompt set to files that a run reads."""
     from solrl_ray.prompts import imports
 
     heldout = int(arguments.heldout) if (arguments.heldout or "").isdigit() else arguments.heldout
@@ -242,7 +242,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Print how a run is: from its controller if it is live, else from its folder."""
+    """Print a run's progress: from its controller if it is live, else from its folder."""
     folder: Path | None = arguments.run
     if folder is not None and not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
@@ -268,7 +268,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def scale(arguments: argparse.Namespace) -> int:
-    """Have a live run work with more or fewer explorers or regenerators."""
+    """Change a live run's number of explorers or regenerators."""
     asked = {"explorers": arguments.explorers, "regenerators": arguments.regenerators}
     sizes = {pool: size for pool, size in asked.items() if size is not None}
     for given in arguments.explorers_of:
@@ -302,7 +302,7 @@ def trace(arguments: argparse.Namespace) -> int:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Test what this machine can do; status 1 if one fails: a tier that its devices should have, the storage."""
+    """Test this machine; status 1 if a tier that its devices should have, or the storage, fails."""
     from solrl_ray.cli.doctor import examine
 
     failed = 0
@@ -321,7 +321,7 @@ def validate(arguments: argparse.Namespace) -> int:
 
 
 def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | None:
-    """The Ray cluster to join: ``--address``, or RAY_ADDRESS as in a submitted job, or the one on which `run` is."""
+    """The Ray cluster to join: ``--address``, else RAY_ADDRESS as in a submitted job, else that of `run`."""
     from solrl_ray.storage.run_folder import RunFolder
 
     address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
@@ -329,7 +329,7 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
 
 
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
-    """Where a live run is looked for: as `_address`; without a run and an address, on this machine's clusters."""
+    """Clusters on which to look for a live run: as `_address`; without a run and an address, this machine's."""
     if address := _address(arguments, run):
         try:
             at_once.cluster(address)
@@ -348,7 +348,7 @@ def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
 
 
 def _last_cluster(run: Path) -> list[str]:
-    """The cluster on which a run was last, whose controller may be about to claim its folder; none if it is gone."""
+    """The run's last cluster, whose controller may be about to claim its folder; none if it is gone."""
     from solrl_ray.storage.run_folder import RunFolder
 
     address = RunFolder(run).noted_cluster()
@@ -362,7 +362,7 @@ def _last_cluster(run: Path) -> list[str]:
 
 
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:
-    """Those of the command's own options that it was given: key → option, value."""
+    """The command's own options that were given: key → option, value."""
     return {key: (option, value) for key, (option, value) in options.items() if value is not None}
 
 

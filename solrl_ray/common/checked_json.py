@@ -1,4 +1,4 @@
-"""JSON objects that carry their own checksum, so that an altered byte is told and not believed."""
+"""JSON objects with their own checksum, which reveals an altered byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-    """The object that `with_checksum` made, without the checksum. Raises ValueError, in words, if it is not that."""
+    """The object that `with_checksum` made, without the checksum. Raises ValueError, with a reason, otherwise."""
     try:
         record = json.loads(content)
     except RecursionError:

@@ -13,18 +13,18 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Begin `work` in a thread of its own; the future has what it returns or raises.
+    """Run `work` in its own thread; the future gets its result or error.
 
-    Not an executor's thread: those are joined when the process ends, which work that hangs would keep from ending.
+    Not an executor's thread: a process joins those when it ends, so work that hangs would keep it alive.
     """
     done: Future[T] = Future()
 
-    done.set_running_or_notify_cancel()  # from now on nobody can cancel it
+    done.set_running_or_notify_cancel()  # so that it cannot be cancelled
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # whoever waits raises it
+        except BaseException as error:  # raised by the waiting thread
             done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -32,10 +32,10 @@ def in_thread(work: Callable[[], T], name: str) -> Future[T]:
 
 
 def in_time(work: Callable[[], T], *, what: str, seconds: float, silent: str = "the disk") -> T:
-    """What `work` returns; raises what it raises.
+    """The result of `work`, within a deadline; raises what it raises.
 
-    A network disk that is gone lets a process wait for ever, where no signal reaches it: `work` has a thread of its
-    own, which is left to itself then.
+    A network disk that is gone blocks a process for ever, and signals do not reach it. So `work` runs in its own
+    thread, which is abandoned at the deadline.
 
     Args:
         what: its name, as the subject of a sentence.

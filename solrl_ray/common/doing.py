@@ -1,4 +1,4 @@
-"""What this process is doing, in words, for whoever watches it: ``loading the transformer, 3 of 12 shards``."""
+"""What this process is doing, in words for the user: ``loading the transformer, 3 of 12 shards``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 _said: list[str] = []
-"""What is being done; the last is a part of those before."""
+"""Nested: the last is a part of those before."""
 
 
 @contextmanager
 def doing(words: str) -> Iterator[None]:
-    """Say what the ``with`` block does, while it lasts.
+    """State what the ``with`` block does, while it runs.
 
     >>> with doing("loading the transformer"):
     ...     now()
@@ -29,27 +29,27 @@ def doing(words: str) -> Iterator[None]:
 
 
 def now() -> str:
-    """What is being done, and how far its progress bar is if it has one; empty if nothing was said.
+    """What is being done, with the state of its progress bar if it has one; else empty.
 
-    May be called from any thread. Libraries that load checkpoints show bars, and nothing else says how far they are.
+    May be called from any thread. Libraries that load checkpoints report progress only by such bars.
     """
     said = _said[-1:]
     return ", ".join(part for part in (*said, _bar()) if part) if said else ""
 
 
 def _bar() -> str:
-    """How far the newest progress bar of this process is; empty if it cannot be read."""
-    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)  # not there yet while the library is being imported
+    """State of this process's newest progress bar; empty if it cannot be read."""
+    tqdm: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)  # incomplete while the library is being imported
     if tqdm is None:
         return ""
     try:
         return _newest(tqdm)
-    except Exception:  # a bar that another thread changes, or one that a library made its own way: as without a bar
+    except Exception:  # another thread changed the bar, or it is a library's own kind: as without a bar
         return ""
 
 
 def _newest(tqdm: Any) -> str:
-    with tqdm.get_lock():  # as tqdm's own monitor reads them
+    with tqdm.get_lock():  # as tqdm's own monitor does
         bars = [bar for bar in tqdm._instances.copy() if getattr(bar, "total", None) and hasattr(bar, "start_t")]
     if not bars:
         return ""

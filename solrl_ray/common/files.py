@@ -1,9 +1,9 @@
-"""Whole files and folders or none: what has its final name is complete and on the disk.
+"""Writes whole files and folders or none: a final name is complete and on the disk.
 
-What is not complete yet is called ``.<name>.partial``; `remove_partial` clears away what a killed process left.
+Incomplete ones are called ``.<name>.partial``; `remove_partial` removes those of a killed process.
 
-A path may be one of another disk, such as `solrl_ray.simulator.memory_disk.MemoryPath`. What differs from disk to disk
-beyond `Path`'s own methods are the functions at the end, which other disks register their own for.
+A path may be on another kind of disk, such as `solrl_ray.simulator.memory_disk.MemoryPath`. Such a disk registers its
+own versions of the functions at the end.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import IO, Any
 from solrl_ray.errors import UserError
 
 READ_SECONDS = 60.0
-"""How long who only wants to know something waits for a disk."""
+"""Deadline of a read for information only."""
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` beside `path`, flush it to the disk and rename it into place. Makes missing folders.
+    """Write `content` beside `path`, sync it to the disk and rename it into place. Makes missing folders.
 
     Raises OSError that names `path` or the folder that cannot be made.
     """
@@ -45,7 +45,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def read_json(path: Path, mend: str = "") -> Any:
-    """What a JSON file holds. Raises UserError that names it, and says how to `mend` it, if it is damaged."""
+    """The content of a JSON file. Raises UserError if it is damaged, with its name and how to `mend` it."""
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -53,9 +53,9 @@ def read_json(path: Path, mend: str = "") -> Any:
 
 
 def replace_folder(folder: Path, contents: Mapping[str, bytes | Sequence[bytes | memoryview]]) -> None:
-    """Write a folder of files, some in folders of their own; it appears (or is replaced) when all is on the disk.
+    """Write a folder of files and subfolders; it appears (or is replaced) when all is on the disk.
 
-    `contents`: of each file, whole or in pieces that follow each other.
+    `contents`: of each file, whole or as consecutive pieces.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     remove(partial)
@@ -70,8 +70,8 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes | Sequence[bytes |
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each of them on the disk; nothing to do if it is there. Others may
-    make it at the same time.
+    """Make a folder and its parents, each synced to the disk, unless it exists. Other processes may make it at the same
+    time.
 
     Raises OSError if it cannot be made, NotADirectoryError if a file is in the way.
     """
@@ -88,14 +88,14 @@ def make_folder(folder: Path) -> None:
 
 
 def _refusal(error: OSError, path: Path) -> OSError:
-    """Why `path` cannot be written. A folder that takes no files, such as /proc, says that they are not there."""
+    """Why `path` cannot be written. Some folders that take no files, such as /proc, say that the file is missing."""
     if error.errno == errno.ENOENT:
         return PermissionError(errno.EPERM, "its folder takes no files, or is gone", str(path))
     return OSError(error.errno, error.strerror, str(path))
 
 
 def refuses_files(folder: Path) -> str:
-    """Why nothing can be kept in what is there; empty if something can, unless its disk is full. Leaves nothing."""
+    """Why an existing folder cannot hold files; empty if it can, unless its disk is full. Leaves nothing behind."""
     if not folder.is_dir():
         return "is a file"
     probe = folder / f".{secrets.token_hex(8)}.partial"
@@ -112,7 +112,7 @@ def refuses_files(folder: Path) -> str:
 
 
 def lacks_space(folder: Path, wanted_gb: float) -> str:
-    """What is wrong with the place of `folder`, which need not be there yet, if it has not so much free; else empty.
+    """What is wrong if the disk of `folder`, which need not exist, has less free space; else empty.
 
     `wanted_gb`: `checkpoints.min_free_gb`.
     """
@@ -126,13 +126,13 @@ def lacks_space(folder: Path, wanted_gb: float) -> str:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove the partial files and folders below `folder`; nobody may be writing there."""
+    """Remove the partial files and folders below `folder`; no process may be writing there."""
     for left in list(folder.rglob(".*.partial")):
         remove(left)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; nothing to do if it is not there."""
+    """Remove a file, or a folder and its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         for each in list(path.iterdir()):
             remove(each)
@@ -149,18 +149,18 @@ def write_synced(path: Path, content: bytes | Sequence[bytes | memoryview]) -> N
         sync(path, file)
 
 
-# What differs from disk to disk
+# Differs between kinds of disks
 
 
 @singledispatch
 def sync(path: Path, file: IO[Any]) -> None:
-    """Return when what was flushed to `file`, which is open at `path`, is on the disk."""
+    """Return when the data flushed to `file`, which is open at `path`, is on the disk."""
     os.fsync(file.fileno())
 
 
 @singledispatch
 def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` are on the disk: a rename is when its folder is."""
+    """Return when the names in `folder` are on the disk; this completes a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -170,13 +170,13 @@ def sync_folder(folder: Path) -> None:
 
 @singledispatch
 def free_bytes(folder: Path) -> int:
-    """What the disk of an existing folder has room for."""
+    """Free space on the disk of an existing folder."""
     return shutil.disk_usage(folder).free
 
 
 @singledispatch
 def claim(path: Path, file: IO[Any], *, alone: bool) -> None:
-    """Lock `file`, which is open at `path`, for this process until it is closed; with others if not `alone`.
+    """Lock `file`, which is open at `path`, for this process until it is closed; shared if not `alone`.
 
     Raises BlockingIOError if another process has it.
     """

@@ -1,4 +1,4 @@
-"""Whether tensors have NaN or infinity, in one pass: `torch.isfinite` makes several tensors of their size."""
+"""Whether tensors have NaN or infinity, in one pass: `torch.isfinite` allocates several tensors of their size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Name of the first tensor, in order of names, that has NaN or infinity; empty if none has.
+    """Name of the first tensor, in order of names, with NaN or infinity; empty if there is none.
 
-    On a GPU there is one wait for all of them. They must be on one device.
+    Waits for the GPU once. All must be on one device.
     """
     names = [name for name in sorted(tensors) if tensors[name].numel()]
     if not names:
         return ""
-    # Smallest and largest are NaN if an element is.
+    # Both are NaN if an element is.
     extremes = torch.stack([torch.stack(torch.aminmax(tensors[name].detach())).double() for name in names])
     finite = torch.isfinite(extremes).all(dim=1).tolist()
     return next((name for name, each in zip(names, finite, strict=True) if not each), "")

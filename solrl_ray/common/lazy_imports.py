@@ -1,4 +1,4 @@
-"""Importing what takes seconds."""
+"""Slow imports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 
 def import_large(name: str) -> ModuleType:
-    """Import a module that brings a model library with it, without looking for garbage, then or later.
+    """Import a module that imports a model library, without garbage collection, then or later.
 
-    Classes, functions and registries are half a million objects, and all of them stay: searching them over and over
-    while they are made takes a fifth of the time, and each full search afterwards half a second. So what there is
-    after such an import is never searched again. What is loaded later may leave garbage, and is.
+    Its classes, functions and registries are half a million permanent objects. Collections during the import take a
+    fifth of its time, and each full one afterwards half a second. So objects that exist after the import are never
+    collected; later ones are.
     """
     if name in sys.modules:
         return sys.modules[name]
@@ -28,4 +28,4 @@ def import_large(name: str) -> ModuleType:
             gc.enable()
 
 
-atexit.register(gc.unfreeze)  # libraries tell at the end of what they take for leaks
+atexit.register(gc.unfreeze)  # else libraries report them as leaks at the end

@@ -1,9 +1,9 @@
-"""Python functions of the user's own: their files are found, travel as text, and are imported where they are needed.
+"""The user's own Python functions: their files are found, sent as text, and imported where needed.
 
     ``mine/my_rewards.py:redness`` or ``my_rewards:redness`` ──► `find` ──► `OwnCode` ──► a worker ──► `load`
 
-What travels is the file of the function and whatever it imports from the same folder. A module that is installed in
-the environment does not travel: it must be installed on every machine.
+The function's file is sent, with everything it imports from the same folder. An installed module is not sent: it must
+be installed on every machine.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class SourceFile:
     module: str
     """The name under which it is imported."""
     path: str
-    """Where the user has it; tracebacks show it."""
+    """The user's path, for tracebacks."""
     name: str
-    """Where it is below the folder that it was found in, such as ``mine/__init__.py``."""
+    """Path below the folder that it was found in, such as ``mine/__init__.py``."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The file of a function, and those that it imports from the same folder."""
+    """The file of a function, and the files that it imports from the same folder."""
 
     entry: str
-    """The module that has the function."""
+    """The module with the function."""
     files: tuple[SourceFile, ...]
 
     @property
@@ -62,7 +62,7 @@ class OwnCode:
 
 
 def split(spec: str, key: str) -> tuple[str, str]:
-    """The module or file, and the function. Raises `UserError` naming `key` if it is of neither form."""
+    """The module or file, and the function. Raises `UserError` naming `key` for any other form."""
     place, _, function = spec.rpartition(":")
     if not place or not function.isidentifier():
         raise UserError(f"{key} is {spec!r}, which is not of the form {FORMS}.")
@@ -70,14 +70,14 @@ def split(spec: str, key: str) -> tuple[str, str]:
 
 
 def names_file(place: str) -> bool:
-    """Whether it is a file, and not a module."""
+    """Whether it is a file, not a module."""
     return place.endswith(".py") or "/" in place
 
 
 def find(spec: str, key: str) -> OwnCode | None:
     """The files of a function, with paths relative to the present folder; None if its module is installed.
 
-    Nothing is executed. Raises `UserError` naming `key`: no such file or module, a file that is not Python.
+    Executes nothing. Raises `UserError` naming `key`: no such file or module, a file that is not Python.
     """
     place, _ = split(spec, key)
     if names_file(place):
@@ -99,9 +99,9 @@ def find(spec: str, key: str) -> OwnCode | None:
 
 
 def load(code: OwnCode) -> ModuleType:
-    """Import the files and return the module of the function; raises whatever they raise.
+    """Import the files and return the function's module; raises whatever they raise.
 
-    A module of that name that came from elsewhere makes room: the files are imported as a script's neighbours are.
+    Replaces a module of the same name from elsewhere: the files are imported like a script's neighbours.
     """
     with _LOCK:
         if _IMPORTER not in sys.meta_path:
@@ -114,7 +114,7 @@ def load(code: OwnCode) -> ModuleType:
 
 
 def write(code: OwnCode, folder: Path) -> None:
-    """Store the files below `folder`, in a folder named by their digest, unless they are there unharmed."""
+    """Store the files in a folder below `folder` named by their digest, unless they are there undamaged."""
     target, contents = folder / code.digest, {file.name: file.text.encode() for file in code.files}
     try:
         whole = all((target / name).read_bytes() == content for name, content in contents.items())
@@ -125,9 +125,9 @@ def write(code: OwnCode, folder: Path) -> None:
 
 
 def read(digest: str, spec: str, folder: Path) -> OwnCode | None:
-    """What `write` stored; None if it is not there, or its bytes are others.
+    """What `write` stored; None if it is missing or altered.
 
-    Found as `find` does: a file that is imported under two names is stored once.
+    Found as `find` does: a file imported under two names is stored once.
     """
     target, place = folder / digest, spec.rpartition(":")[0]
     file = target / PurePosixPath(place).name if names_file(place) else _file_of(target, place)
@@ -139,7 +139,7 @@ def read(digest: str, spec: str, folder: Path) -> OwnCode | None:
 
 
 class _Importer(MetaPathFinder, SourceLoader):  # type: ignore[misc]  # typeshed: its bases' signatures differ
-    """Imports modules from texts in memory; no bytecode is kept."""
+    """Imports modules from texts in memory, without bytecode."""
 
     def __init__(self) -> None:
         self.files: dict[str, SourceFile] = {}
@@ -173,7 +173,7 @@ def _is_loaded(file: SourceFile) -> bool:
 
 
 def _is_environment(folder: Path, module: str) -> bool:
-    """Whether what is found in `folder` is installed, or this package."""
+    """Whether `folder` holds installed packages or this package."""
     top = module.partition(".")[0]
     if top in _OURS or top in sys.stdlib_module_names:
         return True
@@ -187,12 +187,12 @@ def _file_of(folder: Path, module: str) -> Path | None:
 
 
 def _entry(place: str) -> str:
-    """The module of a function: of a file one that takes the name of no other, whatever the file is called."""
+    """The module name of a function; for a file, a name that no other module has."""
     return "own_" + re.sub(r"\W", "_", PurePosixPath(place).stem) if names_file(place) else place
 
 
 def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[SourceFile, ...]:
-    """`file` and all that it imports from `folder`, directly or not, by name."""
+    """`file` and all that it imports from `folder`, directly or indirectly, by name."""
     found, waiting = dict[str, SourceFile](), [(entry, file)]
     while waiting:
         module, path = waiting.pop()
@@ -218,7 +218,7 @@ def _with_imports(folder: Path, entry: str, file: Path, said: str) -> tuple[Sour
 
 
 def _imported(tree: ast.AST, module: str, package: str) -> Iterator[str]:
-    """Names that may be modules: what is imported anywhere in the file, and the packages around it."""
+    """Names that may be modules: all imports in the file, and their parent packages."""
     yield from _parents(module)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,9 +1,8 @@
-"""How this process may speak to a Ray cluster: always with an explicit authentication mode.
+"""Authenticates this process to a Ray cluster, always with an explicit mode.
 
-Ray reads ``RAY_AUTH_MODE`` when it is first imported, and without it its commands disagree: a local start switches
-tokens on, a job submission does not. So the mode is settled before. The token itself stays where Ray looks for it
-(``RAY_AUTH_TOKEN``, the file of ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``) and enters no configuration, log or
-run folder.
+Ray reads ``RAY_AUTH_MODE`` when it is first imported. Without it, its commands disagree: a local start uses tokens, a
+job submission does not. So the mode is set before. The token stays where Ray looks for it (``RAY_AUTH_TOKEN``, the file
+of ``RAY_AUTH_TOKEN_PATH``, ``~/.ray/auth_token``) and enters no configuration, log or run folder.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from solrl_ray.errors import RunError, UserError
 
 MODE = "RAY_AUTH_MODE"
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-"""What Ray's own clients ask first."""
+"""The first request of Ray's own clients."""
 
 
 def settle(*, local: bool) -> str:
     """Set the mode in this process's environment unless the user did, and return it.
 
     Args:
-        local: a local Ray is about to be started. Then tokens are on, and Ray makes one if there is none; on a
-            cluster that is there already they are on if this user has a token.
+        local: a local Ray is about to be started. Tokens are on then, and Ray makes one if there is none. On an
+            existing cluster, they are on if this user has one.
     """
     mode = os.environ.get(MODE) or ("token" if local or token() else "disabled")
     os.environ[MODE] = mode
@@ -32,10 +31,9 @@ def settle(*, local: bool) -> str:
 
 
 def knock(address: str, *, seconds: float) -> None:
-    """Ask at ``host:port`` whether this user may join, which Ray itself would ask for minutes.
+    """Ask at ``host:port`` whether this user may join; Ray itself would retry for minutes.
 
-    Raises OSError if nobody listens there, RunError if the user's token is refused, UserError if it is the address of a
-    dashboard.
+    Raises OSError if nothing listens there, RunError if the token is refused, UserError if it is a dashboard's address.
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
@@ -50,7 +48,7 @@ def knock(address: str, *, seconds: float) -> None:
 
 
 def refusal() -> str:
-    """What is wrong, and would be right, where what `headers` has is not let in."""
+    """What is wrong, and what would be right, if a server refuses `headers`."""
     has = "it refuses this user's token, which is wrong" if headers() else "it wants a token, and this user has none"
     return (
         f"{has}; `ray get-auth-token` on its head prints the right one, which belongs into RAY_AUTH_TOKEN, with "
@@ -59,19 +57,19 @@ def refusal() -> str:
 
 
 def headers() -> dict[str, str]:
-    """With which Ray's servers are asked."""
+    """Headers for requests to Ray's servers."""
     given = token() if os.environ.get(MODE) != "disabled" else ""
     return {"authorization": f"Bearer {given}"} if given else {}
 
 
 def _is_refused(address: str, seconds: float) -> bool:
-    """Whether a Ray there does not let this user in; not of one that does not answer, or speaks TLS."""
+    """Whether a Ray there refuses this user; False if it does not answer, or speaks TLS."""
     try:
-        import grpc  # late: a tenth of a second; Ray brings it
+        import grpc  # late: takes a tenth of a second; Ray depends on it
     except ImportError:
         return False
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-        same = bytes  # the question has no fields, and nobody reads the answer
+        same = bytes  # the request has no fields, and the answer is not read
         ask = channel.unary_unary(ALIVE, request_serializer=same, response_deserializer=same)
         try:
             ask(b"", timeout=seconds, metadata=list(headers().items()))
@@ -81,7 +79,7 @@ def _is_refused(address: str, seconds: float) -> bool:
 
 
 def token() -> str:
-    """This user's token, where Ray looks for it; empty if there is none."""
+    """This user's token, from where Ray looks for it; empty if there is none."""
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")

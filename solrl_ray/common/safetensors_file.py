@@ -1,4 +1,4 @@
-"""Files of safetensors, written without a copy of what is in them.
+"""Writes safetensors files without copying the tensors.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -21,16 +21,15 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Types of tensors by their names in such files; those of a file are in this order."""
+"""Data types by their names in such files; a file's tensors are sorted in this order."""
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _PLACES = {dtype: place for place, dtype in enumerate(DTYPES.values())}
 
 
 def pieces(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """A safetensors file of CPU tensors in pieces that follow each other: its header, then views of the tensors.
+    """A safetensors file of CPU tensors as consecutive pieces: its header, then views of the tensors.
 
-    The bytes are those of the package `safetensors`. Its own functions return the whole file, of which they make two
-    copies, and nothing else of the process goes on meanwhile.
+    The bytes are those of the package `safetensors`, whose functions make two copies of the file and block the process.
     """
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     order = sorted(contiguous, key=lambda name: (_PLACES[contiguous[name].dtype], name))

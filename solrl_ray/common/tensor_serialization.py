@@ -1,7 +1,7 @@
-"""How records with tensors cross to another process: as bytes that pickle passes out of band.
+"""Sends records with tensors to another process: as bytes that pickle passes out of band.
 
-A tensor that is pickled as it is goes byte by byte through a storage of its own, several times slower than memory.
-NumPy's arrays go by reference into Ray's object store (pickle protocol 5), in one copy on either side.
+A tensor pickled directly is copied byte by byte through its own storage, several times slower than memory. NumPy arrays
+go by reference into Ray's object store (pickle protocol 5), with one copy on each side.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-if TYPE_CHECKING:  # records without tensors, as they cross to `solrl status`, need neither
+if TYPE_CHECKING:  # records without tensors, as `solrl status` gets, need neither
     import numpy as np
     import torch
 
 
 @dataclass(frozen=True, slots=True)
 class _Bytes:
-    """A tensor on its way."""
+    """A tensor while it is sent."""
 
     content: np.ndarray
     """uint8 [n]."""
@@ -29,8 +29,8 @@ class _Bytes:
 class Portable:
     """Base of dataclasses whose fields hold tensors, or dicts of tensors. They arrive equal, on the CPU, writable.
 
-    Those of a class that is `read_only` are views of what arrived, which stays in the object store meanwhile: gigabytes
-    need not be copied. Nobody may write to them.
+    Those of a `read_only` class are views of the object store, which saves copying gigabytes. They must not be written
+    to.
     """
 
     __slots__ = ()
@@ -67,7 +67,7 @@ def _decode(value: Any, *, read_only: bool) -> Any:
                 return torch.frombuffer(value.content, dtype=value.dtype).reshape(value.shape)
 
         tensor = torch.empty(value.shape, dtype=value.dtype)
-        # A copy: what lies in the object store is shared and must not be written to.
+        # A copy, because the object store is shared and must not be written to.
         tensor.reshape(-1).view(torch.uint8).numpy()[:] = value.content
         return tensor
     if isinstance(value, dict):
@@ -80,8 +80,7 @@ def _rebuild(kind: type[Portable], values: dict[str, Any]) -> Any:
 
 
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of one type, from a GPU in one copy: then they are parts of one piece of memory. On the CPU they are
-    themselves."""
+    """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are."""
     import torch
 
     if not any(tensor.is_cuda for tensor in tensors.values()):

@@ -1,4 +1,4 @@
-"""The arithmetic of a run, worked out from its configuration and printed before it starts (design law 9).
+"""The arithmetic of a run, computed from its configuration and printed before it starts (design law 9).
 
     prompts × N candidates ──► units of the pools ──► prompts × K samples ──► micro-batches ──► optimiser steps
 
@@ -36,7 +36,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What only the model's own files can tell; see `solrl_ray.cli.preflight.model_facts`."""
+    """Facts from the model's own files; see `solrl_ray.cli.preflight.model_facts`."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's latent."""
@@ -49,11 +49,11 @@ class ModelFacts:
     packed_bytes: int
     """Codes and scales of the linears that are both adapted and quantised; 0 if nothing is."""
     packed_tiers: tuple[str, ...] = ()
-    """In which tiers they are."""
+    """Their tiers."""
     recomputed_bytes: int = 0
-    """Estimated: what a learner's forward keeps of one sample for its backward pass if that computes all again."""
+    """Estimated: what a learner's forward keeps of one sample for its backward pass if that recomputes everything."""
     activation_bytes: int = 0
-    """Estimated: the same if it computes nothing again."""
+    """Estimated: the same if it recomputes nothing."""
     explorer_bytes: int = 0
     """The transformer as explorers hold it: quantised layers in their format, all else in `model.dtype`."""
     quantized_parameters: int = 0
@@ -63,9 +63,9 @@ class ModelFacts:
     plain_touched_parameters: int = 0
     """Those of them that explorers do not quantise."""
     forward_bytes: int = 0
-    """Estimated: the most that a forward without gradient holds at a time of one sample."""
+    """Estimated: peak of a forward without gradient, a sample."""
     decoding_bytes: int = 0
-    """Estimated: the same of decoding one image."""
+    """Estimated: peak of decoding one image."""
     decoder_parameters: int = 0
     """Of the autoencoder, its encoder included."""
 
@@ -78,47 +78,49 @@ class Arithmetic:
     facts: ModelFacts | None
     candidates: int
     explore_units: int
-    """Units of the pools, whose candidates are previews or, in one stage, the samples themselves."""
+    """Units of the pools. Their candidates are previews or, in one stage, the samples themselves."""
     explore_forwards: int
     dropped: int
-    """Candidates whose previews are not finished."""
+    """Candidates whose previews are pruned."""
     padded_previews: int
-    """Previews that fill up the last micro-batches of pruned units and are thrown away."""
+    """Previews that fill up the last micro-batches of pruned units and are discarded."""
     samples: int
     regenerate_units: int
     regenerate_forwards: int
     padded_images: int
-    """Images that fill up the last regeneration micro-batch of each prompt and are thrown away."""
+    """Images that fill up the last regeneration micro-batch of each prompt and are discarded."""
     trained_timesteps: int
     micro_batches: int
     """Learner micro-batches a rank, of all optimiser steps, each trained on at every trained timestep."""
     padded_samples: int
     """Repetitions of weight 0 that fill up the ranks' last micro-batches."""
     forwards_without_gradient: int
-    """A rank's forwards for v_reference, with a KL term, for v_anchor, and for v_old, unless the sampling policy is a
-    copy of the trained one: then v_old is v_theta until the first optimiser step of the iteration."""
+    """A rank's forwards for v_reference, with a KL term, for v_anchor, and for v_old. If the sampling policy is a copy
+    of the trained one, v_old is v_theta until the first optimiser step of the iteration and needs none.
+    """
     backwards: int
     """A rank's forward-and-backward passes."""
     evaluations: tuple[int, ...]
-    """Updates done when the held-out prompts are drawn."""
+    """Updates done at each evaluation."""
     evaluation_images: int
     """Images of one evaluation."""
     latents_bytes: int | None = None
     """Samples of one iteration, with the trajectories of objectives that need them."""
     pool_bytes: int | None = None
-    """Latents and trajectories of one prompt's pool, which a strategy of one stage keeps until the prompt's
-    selection."""
+    """Latents and trajectories of one prompt's pool, which a one-stage strategy keeps until the prompt's selection."""
     lora_bytes: int | None = None
     """One adapter's factors in float32."""
     packed_bytes: int | None = None
     weights_bytes: int | None = None
     """The transformer's, as every explorer, regenerator and learner rank holds them."""
     training_bytes: int | None = None
-    """A learner rank's LoRA policies and gradient, and its share of what AdamW keeps: a copy of the factors and two
-    moments, all in float32."""
+    """A learner rank's LoRA policies and gradient, and its share of AdamW's state: a copy of the factors and two
+    moments, all in float32.
+    """
     prepared_bytes: int | None = None
-    """The most that a learner rank keeps in main memory of micro-batches that wait for their gradient while samples
-    come in: see `update.prepared_bytes`."""
+    """Peak of a learner rank's main memory for micro-batches that wait for their gradient while samples arrive: see
+    `update.prepared_bytes`.
+    """
     activation_bytes: int | None = None
     """Estimated: what a micro-batch's forward keeps for its backward pass on a learner rank."""
     train_prompts: int | None = None
@@ -138,7 +140,7 @@ class Arithmetic:
         return sum(count * worker.num_gpus for _, count, worker in _workers(self.config))
 
     def rows(self) -> list[tuple[str, str]]:
-        """What `table` prints: name of the stage, its sum in words."""
+        """The rows of `table`: name of the stage, its sum in words."""
         config = self.config
         texts = Environment(
             loader=PackageLoader("solrl_ray.config"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -164,7 +166,7 @@ class Arithmetic:
         return [(name, " ".join(sum_.split())) for name, sum_ in zip(named[::2], named[1::2], strict=True)]
 
     def table(self, width: int = 100, *, without: str = "") -> str:
-        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` the row of that name."""
+        """The printed arithmetic: one paragraph a stage, wrapped at `width` columns; `without` one row's name."""
         return paragraphs([row for row in self.rows() if row[0] != without], width)
 
 
@@ -195,7 +197,7 @@ def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:
-    """After how many updates the policy is evaluated, rising: 0, every `evaluation.every`, the last."""
+    """Numbers of updates after which the policy is evaluated, rising: 0, every `evaluation.every`, the last."""
     last, every = config.run.iterations, config.evaluation.every
     between = range(every, last, every) if every else ()
     return (0, *between, last)
@@ -210,8 +212,8 @@ def describe(
 ) -> Arithmetic:
     """Work out the counts of a run. Pure.
 
-    `facts` and the numbers of prompts come from files; without them the lines that need them are left out.
-    The configuration must have passed `checks.check`.
+    `facts` and the numbers of prompts come from files; without them, their lines are left out. The configuration must
+    have passed `checks.check`.
     """
     rollout, learner = config.rollout, config.learner
     pool, one_stage = pool_sampling(config), is_one_stage(config)
@@ -247,7 +249,7 @@ def describe(
 
 
 def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
-    """Those fields of `Arithmetic` that need the model's files."""
+    """The fields of `Arithmetic` that need the model's files."""
     a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
     return {
         "latents_bytes": config.rollout.prompts * config.rollout.keep * a_sample,
@@ -262,7 +264,7 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
 
 
 def _activation_bytes(config: Config, facts: ModelFacts) -> int:
-    """Of a micro-batch: between all blocks' inputs and all that the backward pass takes, as the configuration says."""
+    """For a micro-batch: interpolates between only the blocks' inputs and all that the backward pass needs."""
     share, most, least = compiled_learner.activation_memory(config), facts.activation_bytes, facts.recomputed_bytes
     return round(config.learner.micro_batch * (least + share * (most - least)))
 

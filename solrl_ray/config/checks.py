@@ -1,6 +1,6 @@
-"""What the schema cannot say: the relations between keys. Pure; runs before anything is started.
+"""Relations between keys, which the schema cannot express. Pure; runs before anything starts.
 
-Checks that look at files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
+Checks of files (prompts, model folders, disk space) are in `solrl_ray.cli.preflight`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _rollout(config: Config) -> Iterator[Problem]:
     if rollout.keep > rollout.pool:
         yield Problem("rollout.keep", f"at most rollout.pool, which is {rollout.pool}")
     if rollout.keep % 2:
-        yield Problem("rollout.keep", "even, for half of the kept seeds are the best and half the worst")
+        yield Problem("rollout.keep", "even, because half of the kept seeds are the best and half the worst")
     micro_batch = "rollout.regenerate.micro_batch" if is_one_stage(config) else "rollout.explore.micro_batch"
     size = value_of(config, micro_batch)
     if rollout.pool % size:
@@ -87,7 +87,7 @@ def _sampler(config: Config) -> Iterator[Problem]:
 
 
 def needs_trajectory(config: Config) -> bool:
-    """Whether the objective learns from stored transitions, and not from the clean latents alone."""
+    """Whether the objective learns from stored transitions, not from the clean latents alone."""
     return isinstance(config.objective, FlowGrpoConfig | DanceGrpoConfig)
 
 
@@ -113,7 +113,7 @@ def _strategy(config: Config) -> Iterator[Problem]:
 
 
 def staleness_problems(config: Config) -> Iterator[Problem]:
-    """Why a run may not explore ahead, if it is to."""
+    """Why a run may not explore ahead, if it should."""
     if not config.rollout.max_staleness:
         return
     if is_one_stage(config):
@@ -181,7 +181,7 @@ def _fleet(config: Config) -> Iterator[Problem]:
             key = f"{key_of(config.fleet, name)}.fallback_labels"
             yield Problem(key, "empty without labels beside it: any node is its first choice")
     if config.fleet.hedge != 0 and not config.fleet.hedge >= 1:
-        yield Problem("fleet.hedge", "0, or at least 1: how many medians a unit may be out before another does it, too")
+        yield Problem("fleet.hedge", "0, or at least 1: the medians after which a late unit is repeated")
 
 
 def _other_explorers(config: Config) -> Iterator[Problem]:
@@ -190,14 +190,14 @@ def _other_explorers(config: Config) -> Iterator[Problem]:
     for number, other in enumerate(others):
         key = f"fleet.other_explorers.{number}"
         if not re.fullmatch("[a-z][a-z0-9]*", other.name) or names.index(other.name) < number:
-            yield Problem(f"{key}.name", "small letters and digits, a letter first, and no one else's")
+            yield Problem(f"{key}.name", "lower-case letters and digits, a letter first, and unique")
         if not float(other.num_gpus).is_integer():
             yield Problem(f"{key}.num_gpus", "a whole number: other explorers share no GPU")
         left = config.rollout.prompts - sum(before.prompts for before in others[:number])
         if other.prompts >= left:
             yield Problem(
                 f"{key}.prompts",
-                f"less than {left}, the prompts of an iteration (rollout.prompts) that nobody before them explores: "
+                f"less than {left}, the prompts of an iteration (rollout.prompts) that no entry before explores: "
                 "fleet.explorers needs at least one",
             )
 
@@ -217,7 +217,7 @@ def _sharing(config: Config) -> Iterator[Problem]:
     if config.fleet.sharing in ("keep", "auto"):
         return
     if not takes_turns(config.fleet):
-        why = "nobody shares a GPU with learners (num_gpus of explorers or regenerators, and of learners, below 1)"
+        why = "no worker shares a GPU with learners (num_gpus of explorers or regenerators, and of learners, below 1)"
         yield Problem("fleet.sharing", f"keep or auto: {why}")
     elif config.fleet.sharing == "one_at_a_time" and len(stages(config.fleet)) == 1:
         why = "explorers and regenerators do not both share GPUs (num_gpus below 1), so they have no turns of their own"
@@ -253,7 +253,7 @@ _RULES = (
 def check(config: Config, sources: Sources | None = None) -> None:
     """Refuse a configuration that cannot be run.
 
-    `sources` lets the message name the file a value came from. Raises UserError for the first broken rule.
+    `sources` lets the message name a value's file. Raises UserError for the first broken rule.
     """
     for rules in _RULES:
         for problem in rules(config):

@@ -1,4 +1,4 @@
-"""A configuration as YAML to start one's own from: every key with what it means, defaults as comments."""
+"""A configuration as YAML to start from: every key with its meaning, defaults as comments."""
 
 from __future__ import annotations
 

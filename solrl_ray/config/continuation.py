@@ -1,4 +1,4 @@
-"""What the configuration of a resumed run may change: who works, how long, and what is kept and looked at."""
+"""What the configuration of a resumed run may change: workers, length, and what is kept and measured."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from solrl_ray.errors import UserError
 FILE = "config.yaml"
 """Name of the resolved configuration in a run folder."""
 FORMAT_FILE, FORMAT = "format", 5
-"""Name and content of the file that says how a run folder is to be read. The number rises when a name or a meaning in
-it changes; a folder without the file is of format 1."""
+"""Name and content of the file with a run folder's format. The number rises when a name or a meaning changes; a folder
+without the file has format 1.
+"""
 
 
 def stored(run_folder: Path) -> Config:
-    """The configuration of a run folder. Raises UserError if the folder holds none or is of another format, RunError if
-    its disk hangs."""
+    """The configuration of a run folder. Raises UserError if it is missing or of another format, RunError if the disk
+    hangs.
+    """
 
     def read() -> Config:
         if not (run_folder / FILE).is_file():
@@ -34,7 +36,7 @@ def stored(run_folder: Path) -> Config:
 
 
 def check_format(run_folder: Path) -> None:
-    """Raises UserError if a run folder was written by a version that names things otherwise."""
+    """Raises UserError if a run folder was written by a version with another format."""
     file = run_folder / FORMAT_FILE
     found = file.read_bytes().decode(errors="replace").strip() if file.is_file() else "1"
     if not found.isdecimal():
@@ -47,7 +49,7 @@ def check_format(run_folder: Path) -> None:
 
 
 def origin(path: Path) -> Path | None:
-    """The run folder that `path` is, or is a checkpoint of; None if it is neither."""
+    """The run folder that `path` is, or whose checkpoint it is; None if it is neither."""
     if (path / FILE).is_file():
         return path
     run = path.absolute().parent.parent
@@ -77,8 +79,9 @@ FREE = (
     "run.root",
     "run.name",
 )
-"""What a resumed run may change. Root and name only say where the folder is. A learner's state is free of world
-size and ZeRO stage (`learning.state`), so a run that has lost a card can go on."""
+"""What a resumed run may change. Root and name are only the folder's place. A learner's state does not depend on world
+size and ZeRO stage (`learning.state`), so a run that has lost a card can go on.
+"""
 
 
 _SPLITS_SUMS = (
@@ -91,7 +94,7 @@ _SPLITS_SUMS = (
 
 
 def carried(given: Config, was: Config) -> Config:
-    """`given` with what the run wrote down itself when it began."""
+    """`given` with the values that the run wrote when it began."""
     given = own_functions.carried(compiled_learner.carried(given, was), was)
     if given.run.init_digest:
         return given
@@ -112,7 +115,7 @@ def check(given: Config, was: Config, run_folder: Path, sources: Sources) -> Non
 
 
 def notes(given: Config, was: Config) -> list[str]:
-    """What the user should know about allowed changes: some split sums differently."""
+    """Notes on allowed changes: some sum in another order."""
     others = [[(o.name, o.prompts, o.threads) for o in config.fleet.other_explorers] for config in (given, was)]
     said = [
         "fleet.other_explorers has other names, prompts or threads than before: prompts are ranked by others, so the "
@@ -127,7 +130,7 @@ def notes(given: Config, was: Config) -> list[str]:
 
 
 def _leaves(config: Config) -> dict[str, object]:
-    """Dotted key → value of everything that is not a section; lists of plain values count as one value."""
+    """Dotted key → value of all keys that are not sections; a list of plain values is one value."""
     leaves: dict[str, object] = {}
 
     def walk(value: object, key: str) -> None:

@@ -1,4 +1,4 @@
-"""A key whose value contradicts another one's, and the sentence that says so."""
+"""A key whose value contradicts another key's, as a sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def value_of(config: Config, key: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One broken rule: the key to mend and what would be right."""
+    """One broken rule: the key to change and what would be right."""
 
     key: str
     right: str

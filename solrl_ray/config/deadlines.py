@@ -9,28 +9,31 @@ class Deadlines(Section):
     """The longest that each named wait may take, seconds."""
 
     resources: AtLeastZero = 0.0
-    """Waiting for nodes that are still to join, before any actor starts; 0: the run ends at once. Later, together with
-    `start`: waiting for a worker's place. Then the worker is reported; if its pool has no other, or it is the learner
-    group, the run ends."""
+    """Waiting for nodes to join before any actor starts; 0: the run ends at once. Later, together with `start`: waiting
+    for a worker's place. Then the worker is reported; if its pool has no other, or it is the learner group, the run
+    ends.
+    """
 
     start: Seconds = 180.0
     """An actor's construction once it has a place: imports, weights, attestation."""
     warm_up: Seconds = 900.0
-    """Compiling a worker's forward for one shape, if it is compiled; with nothing in `compile.cache` yet, minutes."""
+    """Compiling a worker's forward for one shape, if it is compiled; minutes if `compile.cache` is empty."""
     explore: Seconds = 120.0
-    """One micro-batch of previews; a unit of several has this much for each."""
+    """One micro-batch of previews; a unit of several gets this much for each."""
     regenerate: Seconds = 300.0
     """Regeneration of one prompt."""
     update: Seconds = 1800.0
     """One learner update."""
     collective: Seconds = 1800.0
     """Joining the learner group, and each collective operation of its ranks (NCCL, gloo). If it is shorter than
-    `update`, a rank that hangs ends the run, where the group would be rebuilt."""
+    `update`, a rank that hangs ends the run instead of rebuilding the group.
+    """
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
     release_gpu_memory: Seconds = 120.0
-    """Giving back memory of a GPU that learners share with explorers or regenerators: what PyTorch caches, and with
-    `fleet.sharing: lay_down` or ``one_at_a_time`` weights as well, which are copied to the host."""
+    """Giving back memory of a GPU that learners share with explorers or regenerators: PyTorch's cache and, with
+    `fleet.sharing: lay_down` or ``one_at_a_time``, weights, which are copied to the host.
+    """
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0
@@ -38,10 +41,12 @@ class Deadlines(Section):
     fetch: Seconds = 120.0
     """Fetching an answer, the samples of an iteration or their embeddings."""
     checkpoint: Seconds = 600.0
-    """Writing a checkpoint and its revision to the run folder, and removing those that are not kept; also whatever else
-    the controller reads or writes there: metrics, an evaluation, the report."""
+    """Writing a checkpoint and its revision to the run folder and removing old ones; also whatever else the controller
+    reads or writes there: metrics, an evaluation, the report.
+    """
     upload: Seconds = 600.0
-    """Copying the last checkpoints and the report when the run ends, if `checkpoints.upload` is set."""
+    """Copying the last checkpoints and the report at the run's end, if `checkpoints.upload` is set."""
     tracking: Seconds = 120.0
-    """One call to one of `tracking.trackers`, and at the run's end all that are still open. A tracker that takes longer
-    gets nothing any more; the run goes on."""
+    """One call to one of `tracking.trackers`, and at the run's end all open calls. A slower tracker gets nothing more;
+    the run goes on.
+    """

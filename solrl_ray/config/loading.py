@@ -2,7 +2,7 @@
 
     files, in order ──► includes first ──► deep merge (lists replace) ──► options, --set ──► schema ──► Config
 
-Every value remembers where it came from, so that an error can name the file.
+Every value keeps its source, so that an error can name the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INCLUDE = "include"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where values came from: key → file name, ``--set`` or another option. A key that nobody set has its default."""
+    """Sources of values: key → file name, ``--set`` or another option. A key without one has its default."""
 
     origins: dict[Key, str] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class _Tree:
                 self._mark(key, value, source)
 
     def _start_anew(self, key: Key, section: dict[str, Any], kind: Any) -> None:
-        """Drop a section's keys if it becomes another kind, whose keys are others; a method replaces a method."""
+        """Drop a section's keys if it becomes another kind with other keys: a method replaces a method."""
         if kind is not None and key in KINDS and section.get("kind") != kind:
             section.clear()
             self._mark(key, section, self.origins.get(key, "default"))
@@ -115,7 +115,7 @@ def _index(entries: list[Any], names: list[str], source: str) -> int:
 
 
 def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
-    """The mapping in one YAML file, `include` still in it. Raises UserError if there is no such."""
+    """The mapping in one YAML file, with `include`. Raises UserError if there is none."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         whose = f", which {included_by} includes," if included_by else ""
@@ -165,7 +165,7 @@ def load_with_sources(
 ) -> LoadedConfig:
     """Merge `files` in order, apply `options` and then `overrides` (``key.key=value``), validate; see `load`.
 
-    `options`: key → the command's own option that stands for it, such as ``--explorers``, and its value.
+    `options`: key → the equivalent option of the command, such as ``--explorers``, and its value.
     """
     if not files:
         raise UserError("No configuration file was given.")
@@ -190,9 +190,9 @@ def load_with_sources(
 def load(files: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
     """The configuration that `files` and `overrides` describe.
 
-    Later files win over earlier ones; mappings merge, lists and scalars are replaced. A file may begin with
-    ``include: [other.yaml, …]``, paths relative to itself, which are merged before it. `overrides` are
-    ``rollout.pool=64`` or ``rewards.0.weight=2`` with YAML on the right. Raises UserError: one sentence.
+    Later files win; mappings merge, lists and scalars are replaced. A file may begin with ``include: [other.yaml, …]``,
+    paths relative to itself, which are merged before it. `overrides` are ``rollout.pool=64`` or ``rewards.0.weight=2``
+    with YAML on the right. Raises UserError: one sentence.
     """
     return load_with_sources(files, overrides).config
 

@@ -1,4 +1,4 @@
-"""Configurations that come with this package, found by name: ``flux1_dev`` is ``configs/models/flux1_dev.yaml``.
+"""Finds this package's configurations by name: ``flux1_dev`` is ``configs/models/flux1_dev.yaml``.
 
 The folder ``configs`` is at the top of the repository; a wheel has it inside the package.
 """
@@ -14,26 +14,25 @@ from solrl_ray.config.problems import listed
 from solrl_ray.errors import UserError
 
 RUNS = "runs"
-"""Folder of whole runs, which include the parts of all other kinds."""
+"""Folder of whole runs, which include parts of all other kinds."""
 ORDER = (RUNS, "models", "scopes", "strategies", "methods", "rewards", "evaluations", "clusters")
-"""Kinds in the order in which they are merged: what follows wins."""
+"""Kinds in the order of merging: later ones win."""
 
 
 def folder() -> Path:
-    """Where they are."""
     package = Path(solrl_ray.__file__).parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.with_name("configs")
 
 
 def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
-    """Names and files of a command line as files, in the order in which they are merged.
+    """Names and files of a command line as files, in the order of merging.
 
-    A name is a word without a slash and without an ending, if there is no such file. Names come first, by their kinds,
-    in whatever order they were given; files come after them, in theirs. So a file of the user's wins over every name.
+    A name is a word without slash and ending, unless such a file exists. Names come first, sorted by kind; then files,
+    in the given order. So a user's file wins over every name.
 
     Args:
-        several: they are not merged: several may be of a kind, and all stay in the order in which they were given.
+        several: they are not merged: a kind may have several, and all stay in the given order.
 
     Raises `UserError`: no configuration of that name, or two of a kind that replace each other.
     """
@@ -58,12 +57,12 @@ def _found(name: str, there: Mapping[str, Path]) -> Path:
 
 
 def kind_of(path: Path) -> str:
-    """Of one of this package's."""
+    """The kind of one of this package's."""
     return path.parent.name if path.parent.name in ORDER else RUNS
 
 
 def as_argument(path: Path) -> str | None:
-    """How a command on another machine names one of this package's; None if it is none."""
+    """The argument for one of this package's on another machine; None for other files."""
     return path.stem if path.resolve().is_relative_to(folder().resolve()) else None
 
 

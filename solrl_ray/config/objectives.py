@@ -1,4 +1,4 @@
-"""The section `objective`: one class a kind, so that each kind has its own keys and no other's."""
+"""The section `objective`: one class a kind, so that each kind has only its own keys."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class OldDecay(Section):
     kind: Literal["copy", "linear"] = "linear"
     """``copy``: d = 0. ``linear``: d = min(slope · optimiser steps, cap)."""
     slope: AtLeastZero = 0.001
-    """Of ``linear``."""
+    """For ``linear``."""
     cap: ShareOrZero = 0.5
-    """Of ``linear``: the largest d."""
+    """For ``linear``: the largest d."""
 
 
 class Advantage(Section):
@@ -38,7 +38,7 @@ def share_of(count: int, fraction: float) -> int:
 
 
 COPY = OldDecay(kind="copy")
-"""On-policy methods sample with the policy that they train."""
+"""On-policy methods sample with the trained policy."""
 
 
 class DiffusionNftConfig(Section):
@@ -56,10 +56,10 @@ class DiffusionNftConfig(Section):
 
 
 class Anchor(Section):
-    """A third policy that follows the trained one and holds it back: anchor <- d·anchor + (1 - d)·default."""
+    """A third policy that follows the trained one and restrains it: anchor <- d·anchor + (1 - d)·default."""
 
     weight: AtLeastZero = 1.0
-    """Weight of MSE(v_theta, v_anchor); 0 does without."""
+    """Weight of MSE(v_theta, v_anchor); 0: no anchor."""
     slope: AtLeastZero = 0.001
     """d = min(slope · optimiser steps, cap)."""
     cap: ShareOrZero = 0.3
@@ -71,15 +71,15 @@ class AwmConfig(Section):
 
     kind: Literal["awm"] = "awm"
     weighting: Literal["uniform", "huber", "ghuber"] = "ghuber"
-    """How the flow-matching error of a sample stands for its negative log-likelihood."""
+    """How the flow-matching error of a sample estimates its negative log-likelihood."""
     power: Share = 0.25
     """p of ``ghuber``."""
     timesteps: Positive = 6
-    """Noise levels per sample, one from each of as many slices of the schedule, of whole steps and nearly equal."""
+    """Noise levels per sample, one from each of as many nearly equal slices of the schedule, in whole steps."""
     timestep_fraction: Share = 0.9
     """The slices cover this leading share of the full schedule's steps."""
     skip_first: bool = False
-    """Whether they begin at the second step, not at pure noise."""
+    """Whether the slices begin at the second step, not at pure noise."""
     clip_range: AboveZero = 1.0
     """Ratios are clipped to 1 ± this."""
     kl: AtLeastZero = 1e-4
@@ -110,7 +110,7 @@ class DanceGrpoConfig(Section):
     clip_range: AboveZero = 1e-4
     """Ratios of mean log-probabilities are clipped to 1 ± this."""
     timestep_fraction: Share = 0.6
-    """Share of the stored transitions on which each sample is trained, each sample on its own."""
+    """Share of the stored transitions on which each sample is trained, drawn separately for each sample."""
     advantage: Advantage = Advantage(std="group_unbiased")
     kl: ClassVar[float] = 0.0
     old_decay: ClassVar[OldDecay] = COPY

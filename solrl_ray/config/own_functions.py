@@ -1,4 +1,4 @@
-"""The functions of a user's own that a configuration names, and the files of them that go with it to workers."""
+"""The user's own functions that a configuration names, and their files, which are sent to workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from solrl_ray.errors import UserError
 
 T = TypeVar("T", RewardConfig, EvaluationConfig)
 FOLDER = "code"
-"""Where a run folder has them."""
+"""Their folder in a run folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OwnFunction:
     key: str
     spec: str
     digest: str
-    """Of its files, as the configuration has it; empty: not written down yet."""
+    """Digest of its files in the configuration; empty: not written yet."""
     code: OwnCode | None
     """Its files, if they are attached."""
 
@@ -41,7 +41,7 @@ class Trial:
     config: RewardConfig | EvaluationConfig
     """Names a reward, or what draws real pictures."""
     resolution: int
-    """Height and width of the pictures that it will see, pixels."""
+    """Height and width of the pictures that it will get, pixels."""
     prompts: tuple[str, str]
     """One for each picture: the run's own, because a function may understand no others."""
 
@@ -56,7 +56,7 @@ def is_shipped(spec: str) -> bool:
 
 
 def of(config: Config) -> Iterator[OwnFunction]:
-    """The functions that `config` names, those of installed modules among them."""
+    """The functions that `config` names, including those of installed modules."""
     for position, reward in enumerate(config.rewards):
         if ":" in reward.kind:
             yield OwnFunction(f"rewards.{position}.kind", reward.kind, reward.code, reward._own)
@@ -71,11 +71,11 @@ def attached(
     """`config` with the files of its functions, and their digests.
 
     Args:
-        folders: run folders. Files whose digest is given are taken from one of them if the user's are others or gone.
-        resumed: a digest is the run's, whatever is given for it; see `carried`.
+        folders: run folders. A file with a given digest is taken from one of them if the user's has changed or is gone.
+        resumed: the run's digest counts, whatever is given; see `carried`.
 
-    Raises UserError: a function whose file or module is not there, or has changed since its digest was written down;
-    two functions that import modules of one name and different texts.
+    Raises UserError: a function whose file or module is missing, or has changed since its digest was written; two
+    functions that import modules of one name and different texts.
     """
     sources, codes = sources or Sources(), dict[str, OwnCode | None]()
     for function in of(config):
@@ -87,9 +87,9 @@ def attached(
 
 
 def changed(config: Config) -> list[str]:
-    """A sentence for each function whose files, where the user has them, are not those that are attached."""
+    """A sentence for each function whose files at the user's path are not the attached ones."""
     return [
-        f"{function.spec} has changed since the run began, or is not here; the run goes on with what it began with."
+        f"{function.spec} has changed since the run began, or is missing; the run continues with the original."
         for function in of(config)
         if function.code and not _is_as_attached(function)
     ]
@@ -103,7 +103,7 @@ def store(config: Config, run_folder: Path) -> None:
 
 
 def carried(given: Config, was: Config) -> Config:
-    """`given` with the digests that the run wrote down when it began, of functions that it names equally."""
+    """`given` with the digests that the run wrote when it began, for functions with the same name."""
     rewards = list(given.rewards)
     for position, (now, before) in enumerate(zip(given.rewards, was.rewards, strict=False)):
         if now.kind == before.kind and not now.code:
@@ -136,13 +136,15 @@ def _found(function: OwnFunction, sources: Sources, folders: Sequence[Path], res
 
 
 def _check_helpers(codes: Mapping[str, OwnCode | None], sources: Sources) -> None:
-    """Refuse what would import another's module for its own: a process has one module of a name."""
+    """Refuse functions of which one would import the other's module: a process has one module of a name."""
     there = [(key, code) for key, code in codes.items() if code]
     for (one, first), (other, second) in combinations(there, 2):
         known = {file.module: file for file in first.files}
         for file in second.files:
             same = known.get(file.module, file)
-            if same.text != file.text and not file.module == first.entry == second.entry:  # entries are taken at once
+            if (
+                same.text != file.text and not file.module == first.entry == second.entry
+            ):  # entries are imported at once
                 raise UserError(
                     f"{one} ({sources.of(one)}) and {other} ({sources.of(other)}) both have a module {file.module}, "
                     f"but {same.path} and {file.path} differ, and a process has one module of a name; rename one."

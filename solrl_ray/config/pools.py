@@ -1,4 +1,4 @@
-"""The pools of a fleet by name: ``explorers``, ``explorers_NAME`` of each other kind of them, ``regenerators``."""
+"""The pools of a fleet by name: ``explorers``, ``explorers_NAME`` for each other kind, ``regenerators``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from solrl_ray.config.schema import Config, FleetConfig, Worker, WorkerPool
 
 REGENERATORS = "regenerators"
-"""Their pool's name."""
+"""The name of their pool."""
 
 
 def explorer_pools(fleet: FleetConfig) -> dict[str, WorkerPool]:
-    """Those who explore."""
+    """The pools of explorers."""
     return {"explorers": fleet.explorers, **{f"explorers_{other.name}": other for other in fleet.other_explorers}}
 
 
@@ -24,7 +24,7 @@ def explorers_in_all(fleet: FleetConfig) -> int:
 
 
 def key_of(fleet: FleetConfig, pool: str) -> str:
-    """Where the configuration has a pool: ``fleet.explorers``, ``fleet.other_explorers.0``."""
+    """The key of a pool in the configuration: ``fleet.explorers``, ``fleet.other_explorers.0``."""
     names = [f"explorers_{other.name}" for other in fleet.other_explorers]
     return f"fleet.other_explorers.{names.index(pool)}" if pool in names else f"fleet.{pool}"
 
@@ -44,10 +44,11 @@ def prompts_of(config: Config) -> dict[str, int]:
 
 
 def kinds_of_prompts(config: Config) -> tuple[str, ...]:
-    """Who explores the prompt at each position of an iteration: the name of other explorers, empty for `explorers`.
+    """Which explorers get the prompt at each position of an iteration: the name of other explorers, empty for
+    `explorers`.
 
-    Empty if there are no others. Each kind gets its number of prompts, as evenly spread as whole numbers allow, so that
-    all begin and end together.
+    Empty if there are no others. Each kind's prompts are spread as evenly as possible, so that all begin and end
+    together.
     """
     total = config.rollout.prompts
     quotas = {pool.partition("_")[2]: prompts for pool, prompts in prompts_of(config).items()}
@@ -56,7 +57,7 @@ def kinds_of_prompts(config: Config) -> tuple[str, ...]:
     given = dict.fromkeys(quotas, 0)
     order = []
     for position in range(total):
-        # Whoever is furthest behind its share of the first position + 1 prompts.
+        # The kind furthest behind its share of the first position + 1 prompts.
         kind = max(quotas, key=lambda name: quotas[name] * (position + 1) - given[name] * total)
         given[kind] += 1
         order.append(kind)
@@ -64,22 +65,22 @@ def kinds_of_prompts(config: Config) -> tuple[str, ...]:
 
 
 def shares(worker: Worker) -> bool:
-    """Whether a worker has part of a GPU, the rest of which is others'."""
+    """Whether a worker has only part of a GPU."""
     return 0 < worker.num_gpus < 1
 
 
 def takes_turns(fleet: FleetConfig) -> bool:
-    """Whether learners share GPUs with explorers or regenerators, so that each must leave the other its memory."""
+    """Whether learners share GPUs with explorers or regenerators, so that they must free memory for each other."""
     return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
 
 
 def lays_down(fleet: FleetConfig) -> bool:
-    """Whether workers that take turns leave the GPU their weights' memory as well."""
+    """Whether workers also free their weights' memory after their turn."""
     return takes_turns(fleet) and fleet.sharing in ("lay_down", "one_at_a_time")
 
 
 def stages(fleet: FleetConfig) -> list[list[str]]:
-    """Names of pools that share GPUs, those together that work at the same time."""
+    """Names of the pools that share GPUs, grouped by turn."""
     sharing = [name for name, worker in pools(fleet).items() if shares(worker)]
     if fleet.sharing != "one_at_a_time":
         return [sharing]

@@ -1,4 +1,4 @@
-"""What the schema cannot say of previews: units, pruning, audits and the fallback ladder. Pure."""
+"""Relations between keys of previews: units, pruning, audits and the fallback ladder. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PRUNE = "rollout.preview.prune"
 
 
 def units_and_pruning(config: Config) -> Iterator[Problem]:
-    """What is wrong with the unit of previews, and with how they are pruned on each level of the fallback ladder."""
+    """Problems of the unit of previews, and of pruning on each level of the fallback ladder."""
     rollout = config.rollout
     if is_one_stage(config):
         given = {"prune": previews(config)[0].prune, "unit": rollout.preview.unit}
@@ -41,7 +41,7 @@ def units_and_pruning(config: Config) -> Iterator[Problem]:
 
 
 def selection(config: Config) -> Iterator[Problem]:
-    """What is wrong with a rule of selection other than best and worst."""
+    """Problems of a rule of selection other than best and worst."""
     rollout = config.rollout
     if rollout.selection == "best_worst":
         return
@@ -55,7 +55,7 @@ def selection(config: Config) -> Iterator[Problem]:
 
 
 def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]:
-    """What is wrong with how such previews are pruned."""
+    """Problems of how these previews are pruned."""
     rollout, prune = config.rollout, drawn.prune
     if prune is None:
         return
@@ -66,7 +66,7 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
     elif prune.keep is None or prune.keep < rollout.keep:
         yield Problem(f"{key}.keep", f"at least rollout.keep, which is {rollout.keep}: those are chosen from them")
     elif prune.keep % 2:
-        yield Problem(f"{key}.keep", "even, for half of the previews that go on are the best and half the worst")
+        yield Problem(f"{key}.keep", "even, because half of the previews that go on are the best and half the worst")
     elif prune.keep >= rollout.pool:
         yield Problem(f"{key}.keep", f"less than rollout.pool, which is {rollout.pool}; {finish_all}")
     elif prune.keep % (2 * drawn.units):
@@ -78,7 +78,7 @@ def _pruning(config: Config, key: str, drawn: PoolSampling) -> Iterator[Problem]
 
 
 def stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem]:
-    """What is wrong with that many steps of a preview by a stochastic sampler."""
+    """Problems of a preview by a stochastic sampler with so many steps."""
     sampler, most = config.rollout.sampler, config.rollout.regenerate.steps
     if not isinstance(sampler, Ode) and steps > most:
         yield Problem(
@@ -95,7 +95,7 @@ def stochastic_preview(config: Config, key: str, steps: int) -> Iterator[Problem
 
 
 def audit(config: Config) -> Iterator[Problem]:
-    """What is wrong with the audit, if there is one."""
+    """Problems of the audit, if there is one."""
     rollout, fidelity = config.rollout, config.fidelity
     if not fidelity.audit_prompts:
         return
@@ -112,12 +112,12 @@ def audit(config: Config) -> Iterator[Problem]:
         which = f"{dropped} seeds of a pool that are dropped" if dropped else f"{unselected} seeds of a pool that stay"
         yield Problem(
             "fidelity.audit_seeds",
-            f"at least 2, for pairs are compared, and at most the {which}{'' if dropped else ' unselected'}",
+            f"at least 2, because pairs are compared, and at most the {which}{'' if dropped else ' unselected'}",
         )
 
 
 def fallback(config: Config) -> Iterator[Problem]:
-    """What is wrong with the fallback ladder."""
+    """Problems of the fallback ladder."""
     fidelity, drawn = config.fidelity, previews(config)
     if fidelity.floor is None:
         if fidelity.fallback:
@@ -132,11 +132,11 @@ def fallback(config: Config) -> Iterator[Problem]:
 
 
 _LEVELS = {"nvfp4": 0, "nvfp4-emulated": 0, "fp8": 1, "auto": 1, "bf16": 2, "float32": 2}
-"""How precise tiers are; ``auto`` may become any quantised one."""
+"""Order of precision; ``auto`` may become any quantised tier."""
 
 
 def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolSampling) -> Iterator[Problem]:
-    """What is wrong with a fallback level that leads from one way to draw previews to another."""
+    """Problems of a fallback level that changes previews from `before` to `after`."""
     rise = _LEVELS[after.tier] - _LEVELS[before.tier]
     full = full_tier(config.model)
     less_pruned = after.prune != before.prune and _is_less(after.prune, before.prune)
@@ -158,7 +158,7 @@ def _fallback_level(config: Config, key: str, before: PoolSampling, after: PoolS
 
 
 def _is_less(prune: Prune | None, than: Prune | None) -> bool:
-    """Whether previews are pruned as late, and to as many, at least."""
+    """Whether pruning is at least as late, and keeps at least as many."""
     if prune is None or than is None:
         return prune is None
     return (prune.after or 0) >= (than.after or 0) and (prune.keep or 0) >= (than.keep or 0)

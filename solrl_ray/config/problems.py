@@ -1,4 +1,4 @@
-"""What the schema refused, in one sentence: the key, its file, its value, and what would be right."""
+"""Turns a schema error into one sentence: the key, its file, its value, and what would be right."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _WANTED: dict[str, str] = {
 
 
 _MEANT = {"fleet.learners.count": "learner.world_size"}
-"""Keys that one would expect to be there → what has their meaning."""
+"""Keys that do not exist but are often expected → the keys that have their meaning."""
 
 _PROVIDED = {
     "model": "name a model, too (`solrl list` shows them)",
     "rewards": "name a reward, too (`solrl list` shows them)",
     "prompts": "set prompts.train and prompts.heldout to files of prompts",
 }
-"""Keys that every run needs → where they come from."""
+"""Keys that every run needs → their usual sources."""
 
 
 def show(value: Any) -> str:
-    """A value as the user wrote it, shortened to fit in a sentence."""
+    """A value as the user wrote it, shortened for a sentence."""
     text = "empty" if value is None else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -104,7 +104,7 @@ def _at(values: Any, key: Sequence[str | int]) -> Any:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The sections that an annotation holds, looked for inside ``list[…]`` and ``Annotated[…]`` too."""
+    """The sections in an annotation, also inside ``list[…]`` and ``Annotated[…]``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for inner in get_args(annotation):
@@ -112,7 +112,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Where an error is, as the user wrote it: pydantic puts the kind of a section between its name and its keys."""
+    """The key of an error, as the user wrote it: pydantic inserts the kind of a section."""
     for section in KINDS:
         if location[: len(section)] == section:
             location = section + location[len(section) + 1 :]
@@ -120,9 +120,9 @@ def _without_kinds(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:
-    """Names of the fields in the section that `key` names; empty if there is none.
+    """Names of the fields in the section of `key`; empty if there is none.
 
-    Where a section may be of several kinds, `values` says of which it is.
+    `values` decides the section's kind where there are several.
     """
     section: type[BaseModel] | None = Config
     for position, part in enumerate(key):
@@ -134,7 +134,7 @@ def _section(key: Sequence[str | int], values: dict[str, Any]) -> list[str]:
 
 
 def _chosen(annotation: Any, value: Any) -> type[BaseModel] | None:
-    """Of the sections that an annotation holds the one of the value's kind, else the first."""
+    """The annotation's section of the value's kind, else the first."""
     models = list(_models(annotation))
     kind = value.get("kind") if isinstance(value, dict) else None
     fitting = [m for m in models if "kind" in m.model_fields and kind in get_args(m.model_fields["kind"].annotation)]

@@ -1,4 +1,4 @@
-"""The names of the rewards that this package has."""
+"""The names of this package's rewards."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ REGISTERED = {
     "pickscore": "clip:PickScore",
     "remote": "remote:RemoteReward",
 }
-"""Rewards by the name they have in a configuration: module and class, imported when they are used."""
+"""Name in a configuration → module and class, imported when used."""
 EXTRAS = {"ocr": "ocr"}
-"""The package's extra that has a reward's library, if it is not ``rewards``."""
+"""The package's extra with a reward's library, if it is not ``rewards``."""
 
 GPU_BYTES = {
     "aesthetic": 1_220_000_000,
@@ -27,8 +27,9 @@ GPU_BYTES = {
     "imagereward": 1_790_000_000,
     "pickscore": 3_940_000_000,
 }
-"""What the published checkpoint of a reward takes in float32, as it is loaded. Others take nothing, as far as is known
-here: ``ocr`` computes on the CPU, ``remote`` and ``judge`` elsewhere, and a function of one's own nobody knows."""
+"""Bytes of a reward's published checkpoint as loaded, in float32. Others count as 0: ``ocr`` computes on the CPU,
+``remote`` and ``judge`` elsewhere, and a user's function is unknown.
+"""
 
 
 def check_kind(kind: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The section `rollout.sampler`: how a latent goes from noise to image, by ODE or by one of the published SDEs."""
+"""The section `rollout.sampler`: how noise becomes an image, by ODE or by one of the published SDEs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT = "ode"
 
 
 class Window(Section):
-    """Noise in a few consecutive steps only; the others are Euler steps. One draw a prompt and iteration."""
+    """Noise in a few consecutive steps only; the others are Euler steps. Drawn once a prompt and iteration."""
 
     size: Positive
     """Steps with noise."""
@@ -30,11 +30,12 @@ class _Stochastic(Section):
     window: Window | None = None
     """null: noise in every step."""
     shared_noise: bool = False
-    """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
+    """Whether a prompt's candidates begin at the same latent and differ only by the noise of the steps."""
 
     def recorded(self, steps: int) -> int:
-        """Transitions of a full trajectory that can be trained on: the window's, or all but the last, which has the
-        least noise, or none."""
+        """Transitions of a full trajectory that can be trained on: the window's; else all but the last, which has the
+        least noise; or none.
+        """
         return steps - 1 if self.window is None else self.window.size
 
 
@@ -53,7 +54,7 @@ class DanceSde(_Stochastic):
     eta: AboveZero = 0.3
     """Standard deviation of the noise, for a step of length 1."""
     shared_noise: bool = True
-    """Whether a prompt's candidates begin at the same latent and differ by the noise of the steps alone."""
+    """Whether a prompt's candidates begin at the same latent and differ only by the noise of the steps."""
 
 
 class Cps(_Stochastic):

@@ -1,6 +1,6 @@
 """The one typed schema of a run. YAML parts merge into it; unknown keys are refused (see `config.loading`).
 
-Every field is read somewhere; a field's docstring states its unit and where its default comes from.
+A field's docstring states its unit and the source of its default.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ class Run(Section):
     """Iterations (policy updates) to train."""
     deterministic: bool = False
     """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
-    score class."""
+    score class.
+    """
     init: str = ""
     """Where the first policy comes from: a run folder, one of its checkpoints, or a LoRA file; empty: the base
     model."""
     init_digest: str = ""
-    """LoRA digest of the factors in `init`. The run writes it when it begins; if you give it, it must match."""
+    """LoRA digest of the factors in `init`. The run writes it when it begins; a given one must match."""
 
 
 class Lora(Section):
@@ -65,13 +66,15 @@ class Lora(Section):
 
 class QuantizationScope(Section):
     skip: list[str] = []
-    """Linears whose module path contains one of these stay unquantised; with ``^`` the path must begin with it:
-    ``^proj_out``."""
+    """Linears whose module path contains one of these stay unquantised; ``^`` marks the start of the path:
+    ``^proj_out``.
+    """
     min_features: Natural = 0
     """Linears with max(in_features, out_features) <= this stay unquantised."""
     tiers: dict[str, Tier] = {}
-    """Part of a module path → tier of such linears instead of `rollout.explore.precision`. The first match counts;
-    `skip` and `min_features` come first."""
+    """Part of a module path → tier of these linears instead of `rollout.explore.precision`. The first match counts;
+    `skip` and `min_features` come first.
+    """
 
 
 class SigmaSchedule(Section):
@@ -88,11 +91,11 @@ class SigmaSchedule(Section):
     max_tokens: Positive = 4096
     """``flux``: image tokens at which mu is `max_shift`; between them mu is linear."""
     terminal: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """``flux``: noise level of the last step's start, to which the grid is stretched; null: it is not."""
+    """``flux``: noise level to which the start of the last step is stretched; null: it is not."""
 
 
 class Decoding(Section):
-    """How latents become images. Part of what fixes their bits, so never chosen by the memory that is free."""
+    """How latents become images. It fixes their bits, so it never depends on free memory."""
 
     micro_batch: Natural = 0
     """Images decoded at once; 0: all of a forward's."""
@@ -106,7 +109,7 @@ class Model(Section):
     path: Location
     """Folder or Hugging Face id of a diffusers pipeline; ``builtin:testbed/pipeline`` is shipped."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Arithmetic of everything that is not quantised: the "full precision" tier."""
+    """Type of everything that is not quantised: the "full precision" tier."""
     resolution: Positive
     """Height and width of the images, pixels."""
     max_sequence_length: Positive
@@ -129,7 +132,7 @@ class Prompts(Section):
 
 
 class Normalization(Section):
-    """(reward - mean) / std: fixed numbers, because a score must not depend on what was scored before it."""
+    """(reward - mean) / std with fixed numbers, because a score must not depend on earlier scores."""
 
     mean: float
     """Mean of the reward on images of your base model."""
@@ -143,11 +146,11 @@ class Remote(Section):
     url: str
     """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
     timeout: Seconds = 60.0
-    """Longest that one attempt may take, seconds."""
+    """Limit of one attempt, seconds."""
     retries: Natural = 3
-    """Further attempts after one that failed for a reason that may pass."""
+    """Further attempts after a temporary failure."""
     token_variable: str = ""
-    """Environment variable, on every machine that scores, that holds the server's bearer token."""
+    """Environment variable with the server's bearer token, on every machine that scores."""
 
 
 class Question(Section):
@@ -156,8 +159,9 @@ class Question(Section):
     text: Location
     """``{prompt}`` stands for the picture's prompt."""
     answer: Literal["number", "yes"] = "number"
-    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", by the
-    first token's log-probabilities."""
+    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
+    the first token's log-probabilities.
+    """
     low: float = 0.0
     """The number that scores 0."""
     high: float = 10.0
@@ -165,29 +169,29 @@ class Question(Section):
     pattern: str = r"-?\d+(?:\.\d+)?"
     """Regular expression of the number in an answer; its group, if it has one. The last match counts."""
     max_tokens: Positive = 16
-    """Of an answer; one that is reasoned about takes hundreds."""
+    """Limit of an answer; reasoning takes hundreds."""
 
 
 class Judge(Section):
     """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
 
     url: str
-    """Where the interface begins, such as ``http://127.0.0.1:8000/v1``."""
+    """Base URL of the interface, such as ``http://127.0.0.1:8000/v1``."""
     model: Location
-    """As the endpoint knows it."""
+    """The model's name at the endpoint."""
     question: Question
     timeout: Seconds = 60.0
-    """Longest that one attempt may take, seconds."""
+    """Limit of one attempt, seconds."""
     retries: Natural = 3
-    """Further attempts after one that failed for a reason that may pass, or whose answer has no score."""
+    """Further attempts after a temporary failure, or an answer without a score."""
     concurrency: Positive = 8
     """Pictures that one worker asks about at a time."""
     remember: Natural = 65536
-    """Pictures whose scores a worker keeps, by the digest of what was asked."""
+    """Scores that a worker caches, by the digest of the request."""
     token_variable: str = ""
-    """Environment variable, on every machine that scores, that holds the endpoint's bearer token."""
+    """Environment variable with the endpoint's bearer token, on every machine that scores."""
     request: dict[str, Any] = {}
-    """Further fields of every request, or other values: ``{chat_template_kwargs: {enable_thinking: false}}``."""
+    """More fields of every request, or other values: ``{chat_template_kwargs: {enable_thinking: false}}``."""
 
 
 class RewardConfig(Section):
@@ -195,7 +199,7 @@ class RewardConfig(Section):
     """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
     ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or ``file.py:function``."""
     code: str = ""
-    """SHA-256 of the files of your own function. The run writes it when it begins; if you give it, it must match."""
+    """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
     path: str = ""
     """Folder or Hugging Face id of the reward's checkpoint."""
     base: str = ""
@@ -212,10 +216,11 @@ class RewardConfig(Section):
     judge: Judge | None = None
     """The model and what it is asked, for kind ``judge``."""
     reproducible: bool | None = None
-    """Whether the same picture always gets the same score; null: yes, but for ``judge``. If one reward does not, the
-    first score of a unit counts, late units are not repeated, and digests of equal runs may differ."""
+    """Whether the same picture always gets the same score; null: yes, except for ``judge``. If one reward does not, the
+    first score of a unit counts, late units are not repeated, and digests of equal runs may differ.
+    """
     _own: OwnCode | None = PrivateAttr(default=None)
-    """The files themselves, on their way to workers; see `config.own_functions`."""
+    """The files, attached for workers; see `config.own_functions`."""
 
 
 class ExploreConfig(Section):
@@ -224,8 +229,9 @@ class ExploreConfig(Section):
     micro_batch: Positive = 24
     """Images of one forward: divides `rollout.pool`. If it is not given and previews are pruned, it is 12."""
     precision: Precision = "auto"
-    """Tier of the explorers. ``auto``: on GPUs the fastest that the cards have kernels for (nvfp4, else fp8, else
-    none), on CPUs nvfp4-emulated; the start says which."""
+    """Tier of the explorers. ``auto``: on GPUs the fastest with kernels for the cards (nvfp4, else fp8, else none), on
+    CPUs nvfp4-emulated; the start prints it.
+    """
 
 
 class RegenerateConfig(Section):
@@ -237,9 +243,10 @@ class RegenerateConfig(Section):
 
 class RolloutConfig(Section):
     strategy: Strategy = "two_stage"
-    """``two_stage``: low-precision previews rank, the chosen seeds are sampled again in full precision. In one stage,
-    with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes, ``quantized`` on extremes
-    sampled at `explore.precision`."""
+    """``two_stage``: low-precision previews rank, and the chosen seeds are sampled again in full precision. The others
+    have one stage, with `regenerate` steps: ``direct`` trains on the whole pool, ``scaled`` on its extremes,
+    ``quantized`` on extremes sampled at `explore.precision`.
+    """
     accept_quantized_training: bool = False
     """Must be true for ``quantized``, a baseline that trains on low-precision samples and is known to be bad."""
     prompts: Positive = 48
@@ -250,10 +257,12 @@ class RolloutConfig(Section):
     """K: seeds per prompt that are regenerated and trained on; even, half best and half worst."""
     selection: SelectionKind = "best_worst"
     """Which K seeds of a pool ``two_stage`` regenerates. ``best`` and ``random`` (an addressed draw) are for
-    comparison: they lose the contrast that the method learns from."""
+    comparison: they lose the contrast that the method learns from.
+    """
     max_staleness: Literal[0, 1] = 0
-    """By how many revisions explorers are behind. With 1 they explore the next iteration, with the revision before,
-    while the present one is regenerated and learned from. Training samples are always of the current revision."""
+    """Revisions that explorers are behind. With 1 they explore the next iteration, with the revision before, while the
+    present one is regenerated and learned from. Training samples are never stale.
+    """
     solver: Literal["euler", "dpm2"] = "dpm2"
     """Solver of the ODE, for the sampler ``ode`` and every evaluation."""
     sampler: SamplerConfig = Ode()
@@ -268,30 +277,34 @@ class FallbackLevel(Section):
     steps: Positive | None = None
     """Solver steps of a preview from here on."""
     precision: Precision | None = None
-    """Tier of the explorers from here on; they start anew for it."""
+    """Tier of the explorers from here on; they restart for it."""
     prune: Prune | None = None
-    """Previews are pruned so from here on: later, or with more seeds that go on; ``{}``: not at all."""
+    """Pruning from here on: later, or keeping more seeds; ``{}``: none."""
 
 
 class Fidelity(Section):
-    """How rank fidelity is measured, and what follows if it is too low. Measuring changes neither what is selected nor
-    what is learned."""
+    """How rank fidelity is measured, and what a low value triggers. Measuring changes neither selection nor
+    learning.
+    """
 
     audit_prompts: Natural = 0
     """Prompts of each iteration that are audited: a few of their unselected seeds are regenerated as well. 0: no
-    audit."""
+    audit.
+    """
     audit_seeds: int = 4
-    """Unselected seeds of each audited prompt. Of a pruned pool: this many that were dropped, and this many that were
-    finished and not selected (or all of them)."""
+    """Unselected seeds of each audited prompt. Of a pruned pool: this many that were pruned, and this many that were
+    finished but not selected (or all of them).
+    """
     measure: Literal["spearman", "kendall"] = "spearman"
     """What is compared with `floor`: of whole pools if they are audited, else of the regenerated seeds."""
     floor: Annotated[float, Field(gt=-1, lt=1)] | None = None
-    """Least value of `measure`, between -1 and 1; null: nothing follows from it."""
+    """Least value of `measure`, between -1 and 1; null: no limit."""
     patience: Positive = 3
     """Iterations in a row below `floor` before previews take the next level of `fallback`."""
     fallback: list[FallbackLevel] = []
     """The levels of the fallback ladder, each with more steps, less pruning or a higher tier than the one before:
-    ``[{prune: {}}, {steps: 8}, {precision: bf16}]``."""
+    ``[{prune: {}}, {steps: 8}, {precision: bf16}]``.
+    """
 
 
 class OptimizerConfig(Section):
@@ -317,23 +330,24 @@ class LearnerConfig(Section):
     updates: Positive = 1
     """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
     gradient_clip: AtLeastZero = 1.0
-    """Largest global gradient norm; 0 switches clipping off."""
+    """Largest global gradient norm; 0: no clipping."""
     activation_memory: ShareOrZero | None = None
-    """Share of the activations that a forward keeps for the backward pass; the rest is computed again, which takes less
+    """Share of the activations that a forward keeps for the backward pass; the rest is recomputed, which takes less
     memory and more time. Without compilation 0 or 1. null: 0.5 if the learner is compiled, else 0. Fixes the LoRA
-    digest together with `compile.learner`."""
+    digest together with `compile.learner`.
+    """
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
 
 
 class Worker(Section):
-    """Resources of one actor; always explicit, because Ray's implied CPU is held for the actor's life."""
+    """Resources of one actor; always explicit, because Ray holds its implied CPU for the actor's life."""
 
     num_cpus: AtLeastZero = 0.0
     """CPUs that Ray reserves for each."""
     num_gpus: AtLeastZero = 0.0
-    """GPUs that Ray reserves for each; a share such as 0.33 lets workers take turns on one GPU, 0 means the CPU."""
+    """GPUs that Ray reserves for each; with a share such as 0.33, workers take turns on one GPU; 0 means the CPU."""
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
     labels: dict[str, str] = {}
@@ -341,7 +355,7 @@ class Worker(Section):
 
     @property
     def selectors(self) -> list[dict[str, str]]:
-        """Labels of the nodes for it, the preferred ones first."""
+        """Labels of its nodes, the preferred ones first."""
         return [self.labels]
 
 
@@ -351,7 +365,7 @@ class WorkerPool(Worker):
     count: Positive = 1
     """How many there are."""
     fallback_labels: list[dict[str, str]] = []
-    """Labels of nodes to take where none with `labels` has room, in this order; ``{}``: any node."""
+    """Labels of nodes to use if none with `labels` has room, in this order; ``{}``: any node."""
 
     @property
     def selectors(self) -> list[dict[str, str]]:
@@ -359,20 +373,21 @@ class WorkerPool(Worker):
 
 
 class OtherExplorers(WorkerPool):
-    """Explorers of another score class: on other cards, or with other threads. They explore prompts of their own, fixed
-    when an iteration is planned, so that no score depends on who was free."""
+    """Explorers of another score class: on other cards, or with other threads. They explore their own prompts, fixed
+    when an iteration is planned, so that no score depends on which worker was free.
+    """
 
     name: str
     """Letters and digits, such as ``l40s``: the workers are ``explorer_l40s-0`` and so on."""
     prompts: Positive
-    """How many of an iteration's prompts they explore, spread evenly over it; the others are those of `explorers`."""
+    """How many of an iteration's prompts they explore, spread evenly over it; `explorers` explore the others."""
 
 
 class Learners(Worker):
-    """Ranks of the learner group. Their places are reserved together, and stay theirs while the group is rebuilt."""
+    """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
 
     placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
-    """Ray's strategies: on as few nodes as possible, on one node, on many nodes, each rank on another node."""
+    """Ray's strategies: on few nodes, on one node, on many nodes, each rank on another node."""
 
 
 class FleetConfig(Section):
@@ -380,29 +395,32 @@ class FleetConfig(Section):
 
     explorers: WorkerPool = WorkerPool(count=2)
     other_explorers: list[OtherExplorers] = []
-    """Explorers of other score classes, which have prompts of their own."""
+    """Explorers of other score classes, with their own prompts."""
     regenerators: WorkerPool = WorkerPool(count=1)
     learners: Learners = Learners(threads=2)
-    """Of each rank; `learner.world_size` says how many there are."""
+    """Resources of each rank; `learner.world_size` is their number."""
     max_inflight: Positive = 2
     """Units in flight per worker: one running, the rest queued."""
     max_replacements: Natural = 8
     """Workers that may be replaced in one run before it stops with a diagnosis."""
     hedge: float = 3.0
-    """When no unit waits, an idle worker repeats a unit that is out for more than this many medians of its stage. The
-    first result counts. 0: never."""
+    """When no unit waits, an idle worker repeats a unit that has taken more than this many medians of its stage. The
+    first result counts. 0: never.
+    """
     strikes: Positive = 3
     """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
     strict: bool = False
-    """Whether a result that comes a second time with other bytes ends the run; else it is counted and shown."""
+    """Whether a repeated result with other bytes ends the run; else it is counted and shown."""
     network: str = ""
-    """Network interface of the learner group, such as ``eth0``; empty: as `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME`
-    of the node say."""
+    """Network interface of the learner group, such as ``eth0``; empty: the node's `NCCL_SOCKET_IFNAME` and
+    `GLOO_SOCKET_IFNAME` decide.
+    """
     sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
-    """What workers that share a GPU with learners do with their weights while others have their turn. ``keep``: leave
-    them there. ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the
-    other. ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it
-    is regenerated. ``auto``: the first of these with which all fits on the GPU."""
+    """What workers that share a GPU with learners do with their weights outside their turn. ``keep``: leave them there.
+    ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the other.
+    ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it is
+    regenerated. ``auto``: the first of these that fits on the GPU.
+    """
     deadlines: Deadlines = Deadlines()
 
 
@@ -410,19 +428,22 @@ class Publish(Section):
     """How a new policy revision reaches the explorers. Regenerators always merge its factors themselves."""
 
     mode: Literal["packed", "lora", "branch"] = "packed"
-    """``packed``: quantised by the learner ranks, same bytes for all. ``lora``: explorers merge and quantise
-    themselves and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it."""
+    """``packed``: quantised by the learner ranks, same bytes for all. ``lora``: explorers merge and quantise themselves
+    and must arrive at those bytes. ``branch``: the quantised base stays, the factors act beside it.
+    """
     snapshot_every: Positive = 10
-    """``packed``: every n-th revision travels whole, those between as deltas."""
+    """``packed``: every n-th revision is a snapshot, the others are deltas."""
     base: Literal["checkpoint", "pack"] = "checkpoint"
     """``checkpoint``: explorers load and quantise the checkpoint. ``pack``: they get it quantised and never hold it in
-    full precision."""
+    full precision.
+    """
 
 
 class EvaluationConfig(Section):
     every: Natural = 0
     """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. They run beside
-    the next update, unless learners share the GPU."""
+    the next update, unless learners share the GPU.
+    """
     prompts: Positive = 64
     """Held-out prompts used: the first ones of the file."""
     samples: Positive = 4
@@ -435,9 +456,10 @@ class EvaluationConfig(Section):
     """Share of its time that a live run may spend on ``solrl eval``; 0: none."""
     reference: str = ""
     """Optional function, ``module:function`` or ``file.py:function``, that draws a real picture for a prompt. Its
-    reward is `reward_real`."""
+    reward is `reward_real`.
+    """
     reference_code: str = ""
-    """As `rewards.0.code`, of `reference`."""
+    """As `rewards.0.code`, for `reference`."""
     _own: OwnCode | None = PrivateAttr(default=None)
 
 
@@ -452,10 +474,11 @@ class Compile(Section):
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     """As in `torch.compile`; kernels chosen by timing them may differ from run to run."""
     decoder: bool = False
-    """Compile the decoder as well, where the transformer is or (tier ``nvfp4-emulated``) would be: faster images for a
-    longer start."""
+    """Compile the decoder as well, where the transformer is compiled or (tier ``nvfp4-emulated``) would be: faster
+    images for a longer start.
+    """
     cudagraphs: bool = False
-    """Capture each forward in a CUDA graph. Gains if small batches leave the GPU waiting for launches."""
+    """Capture each forward in a CUDA graph. Helps if small batches leave the GPU waiting for launches."""
     cache: str = ""
     """Folder of compiled code, kept between runs; empty: ``solrl_ray/compiled`` in the user's cache folder."""
 
@@ -464,12 +487,13 @@ class Checkpoints(Section):
     keep: Positive = 2
     """Newest checkpoints kept; older ones are removed."""
     every: Natural = 0
-    """Every n-th checkpoint is kept for good; 0: none is."""
+    """Every n-th checkpoint is kept for good; 0: none."""
     upload: str = ""
     """Path or fsspec URL (``s3://bucket/folder``) to which checkpoints are copied in the background, below the run's
-    name. Credentials belong into the provider's own environment variables or files, not here."""
+    name. Put credentials in the provider's own environment variables or files, not here.
+    """
     min_free_gb: AtLeastZero = 0.2
-    """Free space the run folder's disk must have at the start, GB."""
+    """Free space that the run folder's disk must have at the start, GB."""
 
 
 class Config(Section):

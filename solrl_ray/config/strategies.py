@@ -19,7 +19,7 @@ from solrl_ray.records import Pruning
 
 _TIER_OF_DTYPE = {"float32": "float32", "bfloat16": "bf16"}
 UNQUANTIZED_TIERS = tuple(_TIER_OF_DTYPE.values())
-"""The models' own arithmetic."""
+"""The models' own types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PoolSampling(Sampling):
     unit: int
     """Candidates of one work unit; divides `pool`."""
     prune: Prune | None = None
-    """As configured, of a whole pool; None if every candidate is sampled to the end."""
+    """As configured, for a whole pool; None if every candidate is sampled to the end."""
 
     @property
     def units(self) -> int:
@@ -70,12 +70,12 @@ class PoolSampling(Sampling):
 
     @property
     def decodings(self) -> int:
-        """Micro-batches of one unit that are decoded and scored: of a pruned one, all once and the rest again."""
+        """Micro-batches of one unit that are decoded and scored; in a pruned unit, all once and the kept ones again."""
         return self._micro_batches(self.unit) + self._finishing
 
     @property
     def padding(self) -> int:
-        """Previews that fill up the last micro-batch of a pruned unit's second part and are thrown away."""
+        """Previews that fill up the last micro-batch of a pruned unit's second part and are discarded."""
         return self._finishing * self.micro_batch - self.pruning.keep if self.pruning else 0
 
     @property
@@ -88,12 +88,12 @@ class PoolSampling(Sampling):
 
 
 def full_tier(model: Model) -> str:
-    """The tier that quantises nothing: the model's own arithmetic."""
+    """The tier that quantises nothing: the model's own type."""
     return _TIER_OF_DTYPE[model.dtype]
 
 
 def tier_in_words(config: Config, tier: str) -> str:
-    """A tier, for a plan; of ``auto`` also what it will be on the explorers' devices (`capability.resolve`)."""
+    """A tier, for a plan; for ``auto`` also the tier on the explorers' devices (`capability.resolve`)."""
     if tier != "auto":
         return tier
     if not config.fleet.explorers.num_gpus:
@@ -107,7 +107,7 @@ def is_one_stage(config: Config) -> bool:
 
 
 def pool_sampling(config: Config) -> PoolSampling:
-    """Previews if the chosen seeds are sampled again, else the samples themselves."""
+    """Sampling of previews in two stages; of the samples themselves in one."""
     rollout, full = config.rollout, config.rollout.regenerate
     if not is_one_stage(config):
         return previews(config)[0]
@@ -118,13 +118,13 @@ def pool_sampling(config: Config) -> PoolSampling:
 
 
 def pool_unit_seconds(config: Config) -> float:
-    """The longest that a unit of a pool may take, seconds: it grows with the unit."""
+    """Deadline of a pool's unit, seconds: it grows with the unit."""
     deadlines, sampling = config.fleet.deadlines, pool_sampling(config)
     return deadlines.regenerate if is_one_stage(config) else deadlines.explore * sampling.unit / sampling.micro_batch
 
 
 def previews(config: Config) -> tuple[PoolSampling, ...]:
-    """How previews are drawn on each level of the fallback ladder: as configured first, then changed level by level.
+    """Sampling of previews on each level of the fallback ladder: as configured first, then changed level by level.
 
     The unit is the same on all levels.
     """
@@ -159,16 +159,16 @@ def _unless_empty(prune: Prune | None) -> Prune | None:
 
 
 def at_fallback_level(config: Config, fallback_level: int) -> Config:
-    """The configuration as explorers of that fallback level are to know it."""
+    """The configuration for explorers of that fallback level."""
     rollout, drawn = config.rollout, previews(config)[fallback_level]
     explore = rollout.explore.model_copy(update={"steps": drawn.steps, "precision": drawn.tier})
-    unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level does not prune any more
+    unit = drawn.unit if rollout.preview.prune else rollout.preview.unit  # also if this level no longer prunes
     preview = PreviewConfig(unit=unit, prune=drawn.prune)
     return config.model_copy(update={"rollout": rollout.model_copy(update={"explore": explore, "preview": preview})})
 
 
 def unreproducible_rewards(config: Config) -> tuple[str, ...]:
-    """Keys of the rewards that may give the same picture another score another time."""
+    """Keys of the rewards that may score the same picture differently each time."""
     found = []
     for i, reward in enumerate(config.rewards):
         says = reward.reproducible
@@ -178,19 +178,20 @@ def unreproducible_rewards(config: Config) -> tuple[str, ...]:
 
 
 def hedge(config: Config) -> float:
-    """After how many medians a late unit is done by a second worker as well; 0, never, if the two might score its
-    pictures otherwise."""
+    """Medians after which a late unit is repeated by a second worker; 0: never, because the two might score its
+    pictures differently.
+    """
     return 0.0 if unreproducible_rewards(config) else config.fleet.hedge
 
 
 def warnings(config: Config) -> tuple[str, ...]:
-    """What whoever reads the run's results must know first; shown at its start, in its summary and its report."""
+    """Warnings that readers of the run's results need; shown at its start, in its summary and its report."""
     said = []
     if config.rollout.strategy == "quantized":
         tier = config.rollout.explore.precision
         said.append(
             f"Trained on quantised samples: rollout.strategy quantized learns from the {tier} pictures and their "
-            "rewards as they are. It is a baseline that is known to be bad; no result of it stands for the method."
+            "rewards as they are. It is a baseline that is known to be bad; its results say nothing about the method."
         )
     fleet = config.fleet
     if pool_sampling(config).tier == "nvfp4-emulated" and fleet.explorers.num_gpus:
@@ -207,7 +208,7 @@ def warnings(config: Config) -> tuple[str, ...]:
         )
     if rewards := unreproducible_rewards(config):
         said.append(
-            f"Scores may differ from time to time: {', '.join(rewards)} need not score a picture as before. A unit's "
+            f"Scores are not reproducible: {', '.join(rewards)} may score the same picture differently. A unit's "
             "first score counts, and late units are not given to a second worker (fleet.hedge is taken as 0); equal "
             "digests of equal runs are not promised."
         )

@@ -1,4 +1,4 @@
-"""The section `tracking`: where the metrics of a run go beside its folder."""
+"""The section `tracking`: where a run's metrics go besides its folder."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ class Tracking(Section):
     trackers: list[Literal["trackio", "wandb"]] = []
     """Trackers that get the metrics as well, under the same names. Each is an extra of this package."""
     project: Location = "solrl"
-    """Where the tracked run is, beside others."""
+    """The tracker's project."""
     entity: str = ""
-    """User or team at ``wandb``; empty: that of the login."""
+    """User or team at ``wandb``; empty: the login's."""
     space: str = ""
-    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run; it is made, private, if it is missing.
-    Empty: ``trackio show`` on this machine."""
+    """Hugging Face Space, ``owner/name``, in which ``trackio`` shows the run; if missing, it is made, private. Empty:
+    ``trackio show`` on this machine.
+    """

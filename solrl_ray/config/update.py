@@ -1,4 +1,4 @@
-"""What one update of the learner consists of, from the configuration: passes, policies and their memory."""
+"""The parts of a learner's update, from the configuration: passes, policies and their memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from solrl_ray.config.schema import Config
 
 FLOAT32_BYTES = 4
 POLICIES = 3
-"""Sets of LoRA factors that a learner rank holds: the trained policy, the sampling policy and the EMA; AWM's anchor
-makes a fourth."""
+"""Sets of LoRA factors on a learner rank: the trained policy, the sampling policy and the EMA; AWM's anchor is a
+fourth.
+"""
 MOMENTS = 2
-"""AdamW's, a trained parameter."""
+"""AdamW's moments of a trained parameter."""
 
 
 def trained_timesteps(config: Config) -> int:
@@ -30,7 +31,7 @@ def trained_timesteps(config: Config) -> int:
 
 
 def references(config: Config) -> list[str]:
-    """Policies whose velocities are taken without gradient, in whatever optimiser step."""
+    """Policies whose velocities are computed without gradient, in any optimiser step."""
     objective = config.objective
     names = ["reference"] * (objective.kl != 0)
     names += ["anchor"] * (isinstance(objective, AwmConfig) and objective.anchor.weight != 0)
@@ -38,23 +39,24 @@ def references(config: Config) -> list[str]:
 
 
 def passes(config: Config) -> tuple[str, ...]:
-    """The policies with which a learner passes through the transformer, as `policy.adapters` names them: those without
-    gradient first, ``default`` with gradient last. A copied ``old`` is another one than ``default`` only where a run
-    begins with another's state."""
+    """The policies of a learner's passes through the transformer, as `policy.adapters` names them: those without
+    gradient first, ``default`` with gradient last. A copied ``old`` differs from ``default`` only where a run begins
+    with another's state.
+    """
     names = ["base" if name == "reference" else name for name in references(config)]
     copied = ["old"] if config.run.init and "old" not in names else []
     return (*names, *copied, "default")
 
 
 def forwards_without_gradient(config: Config, backwards: int) -> int:
-    """Each reference is taken once a pass; a copied sampling policy is v_theta until the first optimiser step."""
+    """One a reference and pass; a copied sampling policy is v_theta until the first optimiser step."""
     updates = config.learner.updates
     old = backwards if config.objective.old_decay.kind != "copy" else backwards // updates * (updates - 1)
     return backwards * sum(name != "old" for name in references(config)) + old
 
 
 def latents_a_sample(config: Config) -> int:
-    """Latents that a sample brings to the learner: its clean one, and the states of a stored trajectory."""
+    """Latents of a sample at the learner: its clean one, and the states of a stored trajectory."""
     sampler = config.rollout.sampler
     if isinstance(sampler, Ode) or not needs_trajectory(config):
         return 1
@@ -69,12 +71,12 @@ def training_bytes(config: Config, factors: int) -> int:
 
 
 def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
-    """The most that a rank holds of micro-batches which wait for their gradient while samples come in.
+    """Peak bytes on a rank of micro-batches that wait for their gradient while samples arrive.
 
-    Samples of `_prepared` micro-batches × (S + P (2 + R)) float32 latents; what is one number a sample is left out.
-    S: what the sample came with (clean latent, trajectory); of objectives that noise it again also the clean latent as
-    it was on a GPU. P: trained timesteps, each with two latents (x_t and its noise, or x_t and what followed it) and R:
-    the velocities of the policies that are compared with, `old` among them unless it is a copy.
+    Samples of `_prepared` micro-batches × (S + P (2 + R)) float32 latents; scalars a sample are left out. S: the
+    sample's latents (clean, trajectory), and, for objectives that noise it again, the clean latent as it was on a GPU.
+    P: trained timesteps, each with two latents (x_t and its noise, or x_t and what followed it). R: the velocities of
+    the compared policies, `old` among them unless it is a copy.
     """
     objective = config.objective
     copied = isinstance(objective, DiffusionNftConfig | AwmConfig) and config.fleet.learners.num_gpus > 0
@@ -85,11 +87,11 @@ def prepared_bytes(config: Config, latent_shape: tuple[int, ...]) -> int:
 
 
 def _prepared(config: Config) -> int:
-    """The most micro-batches of a rank that wait for their gradient while samples come in.
+    """The most micro-batches of a rank that wait for their gradient while samples arrive.
 
-    Those of the first optimiser step whose samples are there before the last prompt's are; all of them if advantages
-    or the gradient's reduction (ZeRO-2) must wait, else the step's last one alone. None where learners take turns with
-    others on a GPU, for then nothing is done early. What is done early: `learning.open_update`.
+    Those of the first optimiser step whose samples are there before the last prompt's: all of them if advantages or the
+    gradient's reduction (ZeRO-2) must wait, else only the step's last. None where learners share GPUs by turns, because
+    then nothing is done early. `learning.open_update` says what is done early.
     """
     rollout, learner = config.rollout, config.learner
     if takes_turns(config.fleet):

@@ -1,4 +1,4 @@
-"""Held-out evaluation: which units it has, the metrics of a finished one, and real pictures to compare with."""
+"""Held-out evaluation: its units, its metrics, and real pictures for comparison."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
 
 EVAL_POLICIES: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
-"""Policies that can be evaluated from a checkpoint, by the name that a user gives → the policy of the revision."""
+"""Policies that can be evaluated from a checkpoint: the user's name → the policy of the revision."""
 
 
 UNIT_POLICY = {"real": "real", "base": "old", "ema": "ema"}
-"""What a run's evaluations score → the policy of their units, which differ between any two that are made after as many
-updates: a late answer of one is then no answer to the other. The sampling policy's revision 0 is the base."""
+"""What a run's evaluations score → the policy of their units. It differs between evaluations after the same update, so
+that a late answer to one is no answer to the other. The sampling policy's revision 0 is the base.
+"""
 
 
 def policy_factors(state: LearnerState, policy: str) -> Tensors:
@@ -36,7 +37,7 @@ def policy_factors(state: LearnerState, policy: str) -> Tensors:
 
 
 def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
-    """A short name for each reward, all of them different: its kind, with path and place where that is not enough."""
+    """A short, unique name for each reward: its kind, with path and index where needed."""
     names: list[str] = []
     for position, reward in enumerate(rewards):
         same = [other for other in rewards if other.kind == reward.kind]
@@ -46,11 +47,11 @@ def reward_names(rewards: Sequence[RewardConfig]) -> list[str]:
 
 
 def evaluation_units(config: Config, prompts: Sequence[Prompt], *, updates: int, policy: str) -> list[WorkUnit]:
-    """One unit per prompt: its fixed addresses, the same whatever is evaluated.
+    """One unit per prompt: its fixed addresses, the same in every evaluation.
 
     Args:
         updates: updates done; also the revision.
-        policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; of real pictures ``real``.
+        policy: whose samples are scored: ``old``, ``ema``, ``base`` or ``default``; ``real`` for real pictures.
     """
     indices = tuple(range(config.evaluation.samples))
     return [
@@ -77,8 +78,8 @@ def evaluation_metrics(
 
     Args:
         rewards: prompt id → rewards of its addresses.
-        duplicates, differing: results that came again, and those of them with other rewards.
-        reward_costs: what reward servers and judges were asked.
+        duplicates, differing: repeated results, and those of them with other rewards.
+        reward_costs: use of reward servers and judges.
     """
     means = np.array([np.mean(values, dtype=np.float64) for _, values in sorted(rewards.items())])
     stderr = float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""What ``solrl eval`` was asked for: which configuration, state, policies and folder that makes."""
+"""The request of a ``solrl eval``: its configuration, state, policies and folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
 
     Args:
         run_file: the run's own configuration.
-        all_prompts: the prompts are a file of the user's, which is taken whole unless `evaluation.prompts` is set.
+        all_prompts: the user gave the prompts; all are used unless `evaluation.prompts` is set.
 
     Raises UserError: a rewards file sets anything else.
     """
@@ -43,22 +43,23 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
 
 
 ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")
-"""What an evaluation by a live run may set as it likes; all else its regenerators have from the run."""
+"""Keys that an evaluation by a live run may set; the others must be the run's."""
 
 
 def obstacle(config: Config, run: Config) -> str:
-    """Why regenerators of a live run, configured as `run`, will not do for `config`: a sentence; empty if they will."""
+    """Why regenerators of a live run, configured as `run`, cannot evaluate `config`: a sentence; empty if they can."""
     if 0 in (run.evaluation.share, config.evaluation.share):
-        return "the run evaluates for nobody else (evaluation.share is 0); evaluating alone"
+        return "the run accepts no evaluations (evaluation.share is 0); evaluating alone"
     key = first_difference(config, run, free=ASKED_FOR)
     if key is not None:
-        return f"the live run's regenerators have another {key} than was asked for; evaluating alone"
+        return f"the live run's regenerators have another {key} than requested; evaluating alone"
     return ""
 
 
 def policies_of(text: str) -> tuple[str, ...]:
-    """The policies in a comma-separated list, each once, in the order of `EVAL_POLICIES`. Raises `UserError` for
-    others."""
+    """The policies in a comma-separated list, without repetitions, in the order of `EVAL_POLICIES`. Raises `UserError`
+    for unknown ones.
+    """
     asked = {name.strip() for name in text.split(",")}
     if unknown := sorted(asked - EVAL_POLICIES.keys()):
         raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(EVAL_POLICIES)}.")
@@ -84,7 +85,7 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
 
 
 def free_folder(run: Path, updates: int) -> Path:
-    """``eval/updates-000020`` in the run folder, or with the first number behind it that is free."""
+    """``eval/updates-000020`` in the run folder, or with the next free number."""
     name = f"updates-{updates:06d}"
     folders = (run / "eval" / each for each in chain([name], (f"{name}-{number}" for number in count(2))))
     return next(folder for folder in folders if not folder.exists())

@@ -1,9 +1,9 @@
 """From an iteration's sample groups to the fixed micro-batches of each learner rank.
 
-Samples stand in prompt order and, inside a prompt, in the order of its selection. Consecutive `micro_batch`
-of them form a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. So that every rank makes
-the same number of passes of the same shape, the list is filled up to ``world_size`` whole micro-batches with
-repetitions of the last sample that weigh exactly 0.
+Samples are in prompt order and, inside a prompt, in the order of its selection. Consecutive `micro_batch` of them form
+a micro-batch, and micro-batch ``i`` belongs to rank ``i % world_size``. Every rank must make the same number of passes
+of the same shape. So the list is filled up to ``world_size`` whole micro-batches with repetitions of the last sample
+that weigh exactly 0.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def check_groups(
     transitions: int = 0,
     checked: int = 0,
 ) -> None:
-    """Refuse what must not be learned from.
+    """Refuse samples that must not be learned from.
 
     Args:
-        checked: so many of the first groups have been looked at before.
-        transitions: how many the trajectory of each sample must have; 0 if the objective needs none.
+        checked: number of first groups that were checked before.
+        transitions: length of each sample's trajectory; 0 if the objective needs none.
 
     Raises:
-        RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes,
-            values that are not finite, no trajectories where they are needed; the message names the prompt.
+        RunError: no groups, a prompt twice, samples of another iteration or revision, wrong shapes or dtypes, values
+            that are not finite, missing trajectories; the message names the prompt.
     """
     if not groups:
         raise RunError(f"iteration {iteration} has no samples to learn from")
@@ -95,10 +95,10 @@ def rewards_and_groups(groups: Sequence[SampleGroup]) -> tuple[NDArray[np.float6
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The places of one micro-batch: which samples stand in them, and what each weighs."""
+    """The samples of one micro-batch and their weights."""
 
     samples: tuple[int, ...]
-    """Positions in sample order, rising; the last sample is repeated where there are no more."""
+    """Positions in sample order, rising; the last sample is repeated to fill up."""
     weights: tuple[float, ...]
     """1 for a sample, 0 for a repetition."""
 
@@ -116,7 +116,7 @@ def rank_slots(samples: range, *, micro_batch: int, rank: int, world_size: int) 
 
 
 def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBatch:
-    """The micro-batch of some slots.
+    """The micro-batch of `slots`.
 
     Args:
         samples: (group, position inside the group) in sample order, at least as far as the slots reach.
@@ -134,7 +134,7 @@ def gather(samples: Sequence[tuple[SampleGroup, int]], slots: Slots) -> MicroBat
 
 
 def equal_parts(sizes: Sequence[int], count: int) -> list[range]:
-    """`count` consecutive runs of whole groups, in prompt order, as even as they can be: positions of their samples.
+    """Splits the groups, in prompt order, into `count` parts as even as possible: positions of their samples.
 
     Args:
         sizes: samples of each group.
@@ -152,6 +152,6 @@ def slots_of(samples: int, micro_batch: int, world_size: int) -> int:
 
 
 def fingerprint(groups: Sequence[SampleGroup]) -> int:
-    """A 32-bit checksum of what was handed over (prompts, indices, rewards), to compare between ranks."""
+    """A 32-bit checksum of prompts, indices and rewards, to compare between ranks."""
     text = ";".join(f"{g.iteration}/{g.revision}/{g.prompt_id}/{g.indices}/{g.rewards}" for g in groups)
     return zlib.crc32(text.encode())

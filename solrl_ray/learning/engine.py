@@ -1,11 +1,9 @@
 """DeepSpeed for one rank: the process group, the engine around the LoRA factors, its optimiser state.
 
-What DeepSpeed may touch is kept small. The engine's module holds the trained factors and nothing else, so the
-base weights are neither cast, moved nor broadcast, and its mixed precision stays off: the factors are float32
-and the arithmetic of the forward is the model's own affair. The engine then does three things: it reduces
-gradients (once an update under ZeRO-1, once a backward under ZeRO-2), clips them by their global norm, and
-runs AdamW on this rank's slice of one flat float32 vector that holds all factors, in the order in which they
-were given.
+DeepSpeed touches little. The engine's module holds only the trained factors, so the base weights are neither cast,
+moved nor broadcast. Its mixed precision stays off: the factors are float32, and the model decides the arithmetic of its
+forward. The engine reduces gradients (once an update under ZeRO-1, once a backward under ZeRO-2), clips them by their
+global norm, and runs AdamW on this rank's slice of one flat float32 vector of all factors, in the given order.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _UNCOMPILED = "TORCHDYNAMO_DISABLE"
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now; rank 0 asks for it and tells the others."""
+    """A TCP port that is free now; rank 0 sends it to the others."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -51,15 +49,15 @@ def process_group(
     one_host: bool,
     network: str = "",
 ) -> None:
-    """Join the learner group; a group of one goes the same way. Returns when all ranks have joined.
+    """Join the learner group, which may have one rank. Returns when all ranks have joined.
 
     Args:
         address: host name or IP of rank 0.
         port: free TCP port on rank 0 (`free_port`).
         device: ``cpu`` (gloo) or ``cuda`` (NCCL); on CUDA each rank sees exactly one device.
-        timeout: the longest that joining, and each later collective, may take, seconds.
-        one_host: every rank is on this machine; gloo then speaks over the loopback interface only.
-        network: interface of both back-ends; empty leaves the choice to them.
+        timeout: limit of joining, and of each later collective, seconds.
+        one_host: every rank is on this machine; gloo then uses only the loopback interface.
+        network: interface of both back-ends; empty: they choose.
 
     Raises:
         RunError: DeepSpeed was already set up for another kind of device in this process.
@@ -83,8 +81,8 @@ def process_group(
     if found != device.type:
         raise RunError(f"DeepSpeed is set up for {found} in this process but the learner is on {device.type}")
     if device.type == "cpu":
-        # Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that leaves
-        # 66 MiB in /dev/shm per rank and run. Gloo does its work.
+        # Otherwise set-up compiles a shared-memory operator (half a minute, needs a C++ compiler) that leaves 66 MiB in
+        # /dev/shm per rank and run. Gloo replaces it.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="gloo" if device.type == "cpu" else "nccl",
@@ -106,10 +104,10 @@ def leave_process_group() -> None:
 
 @contextmanager
 def compiling_nothing() -> Iterator[None]:
-    """`torch.compile` leaves functions as they are for as long as the ``with`` block lasts.
+    """`torch.compile` does nothing inside the ``with`` block.
 
-    DeepSpeed's setup imports every optimiser that it knows, also those that nobody asked for. One of them is
-    decorated, and the first decoration imports the compiler: two seconds of each learner's start.
+    DeepSpeed's setup imports every optimiser that it knows. One of them is decorated, and the first decoration imports
+    the compiler: two seconds of each learner's start.
     """
     before = os.environ.get(_UNCOMPILED)
     os.environ[_UNCOMPILED] = "1"
@@ -138,8 +136,8 @@ class _Policy(torch.nn.Module):
 class Engine:
     """One rank's DeepSpeed engine over `factors`, all of them trained and float32.
 
-    Life cycle of an update: ``velocity → backward(last=False)`` any number of times, the last one with
-    ``last=True``, then ``step``. Every rank makes the same calls.
+    Life cycle of an update: ``velocity → backward(last=False)`` any number of times, the last one with ``last=True``,
+    then ``step``. Every rank makes the same calls.
     """
 
     factors: list[torch.nn.Parameter]
@@ -180,7 +178,7 @@ class Engine:
         return built
 
     def velocity(self, *args: Any) -> torch.Tensor:
-        """The forward whose gradients are wanted, through the engine."""
+        """The forward with gradients, through the engine."""
         output: torch.Tensor = self.deepspeed(*args)
         return output
 
@@ -190,11 +188,10 @@ class Engine:
         self.deepspeed.backward(loss)
 
     def step(self) -> float:
-        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before
-        clipping.
+        """Clip, run AdamW, gather the new factors on every rank; returns the global gradient norm before clipping.
 
         Raises:
-            RunError: the gradient is not finite; factors and moments are as they were.
+            RunError: the gradient is not finite; factors and moments are unchanged.
         """
         self.deepspeed.step()
         zero = self.deepspeed.optimizer
@@ -207,7 +204,7 @@ class Engine:
         return {key: self._gather(self._adamw_state()[key]) for key in MOMENTS}
 
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
-        """Take over moments made at any world size, the step count, and what now stands in the factors."""
+        """Take over moments made at any world size, the step count, and the present factors."""
         state = self._adamw_state()
         for key in MOMENTS:
             state[key].copy_(self._own_slice(moments[key]))
@@ -215,7 +212,7 @@ class Engine:
         self.deepspeed.optimizer.refresh_fp32_params()
 
     def close(self) -> None:
-        """Take the engine's hooks off the factors."""
+        """Remove the engine's hooks from the factors."""
         self.deepspeed.destroy()
 
     def _flat(self) -> torch.Tensor:
@@ -228,7 +225,7 @@ class Engine:
         return state
 
     def _start_moments(self) -> None:
-        """What AdamW would create at its first step, so that a state can be saved and restored before it."""
+        """Create what AdamW would create at its first step, so that a state can be saved and restored before it."""
         flat = self._flat()
         zeros = {key: torch.zeros_like(flat.detach()) for key in MOMENTS}
         self.deepspeed.optimizer.optimizer.state[flat] = {"step": torch.tensor(0.0), **zeros}
@@ -253,7 +250,7 @@ def deepspeed_config(config: LearnerConfig, *, numel: int) -> dict[str, Any]:
     """DeepSpeed's own configuration; a bucket of `numel` trained elements makes one reduction of all."""
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch,
-        # The number of passes differs from update to update; the learner marks the last one itself.
+        # The number of passes varies between updates; the learner marks the last one itself.
         "gradient_accumulation_steps": 1,
         "gradient_clipping": config.gradient_clip,
         "zero_allow_untested_optimizer": True,

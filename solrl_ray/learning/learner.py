@@ -1,4 +1,4 @@
-"""One iteration's update of the policy, seen by one rank of the learner group.
+"""One iteration's update of the policy, on one rank of the learner group.
 
     groups, in prompt order ─► check ─► for each of `learner.updates` equal parts of the prompts:
                                         │
@@ -9,9 +9,9 @@
          loss finite on all ranks? ─► one AdamW step ─► EMA ─┐
                                                              └─► decay of `old` ─► revision + 1
 
-Everything random is addressed, the order of all sums is fixed, and what comes in are full-precision samples
-with full-precision rewards only (`SampleGroup`): an update is a function of state and samples, at a given
-world size and ZeRO stage.
+Randomness is addressed, the order of all sums is fixed, and the input is only full-precision samples with
+full-precision rewards (`SampleGroup`). So an update is a function of state and samples, at a given world size and ZeRO
+stage.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from solrl_ray.sampling.schedules import sigmas
 class Learner:
     """Trains ``default`` and keeps ``old`` (the sampling policy) and the EMA beside it.
 
-    The process group must have been joined (`engine.process_group`). `update` and `state` are collective:
-    every rank calls them, `update` with equal arguments.
+    The process group must have been joined (`engine.process_group`). `update` and `state` are collective: every rank
+    calls them, `update` with equal arguments.
     """
 
     def __init__(self, config: Config, model: DiffusionModel, rank: int, world_size: int) -> None:
@@ -61,7 +61,7 @@ class Learner:
 
         Raises:
             RunError: the process group was not joined, or as another rank.
-            UserError: the learner is to be compiled and cannot be.
+            UserError: the learner cannot be compiled as configured.
         """
         if not torch.distributed.is_initialized():
             raise RunError("the learner's process group was not joined")
@@ -84,17 +84,18 @@ class Learner:
 
     @property
     def revision(self) -> int:
-        """Revision of `old`: the policy whose samples the next update takes."""
+        """Revision of `old`, whose samples the next update takes."""
         return self._updates
 
     @property
     def compiled(self) -> str:
-        """What of its passes is compiled, in words; empty if nothing is."""
+        """Which of its passes are compiled, in words; empty if none."""
         return self._passes.compiled
 
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> float:
-        """Have one kind of passes compiled, at the micro-batch's shape; returns seconds. Changes no state and is not
-        collective."""
+        """Compile one kind of passes, at the micro-batch's shape; returns seconds. Changes no state and is not
+        collective.
+        """
         started = time.perf_counter()
         self._passes.warm_up(policy, embedding)
         if self._model.device.type == "cuda":
@@ -118,7 +119,7 @@ class Learner:
             self._open = None
 
     def begin(self, iteration: int, sizes: Sequence[int]) -> None:
-        """Open the update of an iteration; nothing if it is open. Not collective.
+        """Open the update of an iteration, unless it is open. Not collective.
 
         Args:
             sizes: samples of each prompt, in prompt order.
@@ -145,12 +146,12 @@ class Learner:
 
     @property
     def taken(self) -> int:
-        """Groups of the open update that are in."""
+        """Groups that the open update has taken."""
         return 0 if self._open is None else len(self._open.groups)
 
     def take(self, groups: Sequence[SampleGroup], embeddings: Mapping[str, PromptEmbedding]) -> None:
-        """The next groups of the open update, in prompt order: does what can be done without the others and without
-        other ranks.
+        """Take the next groups of the open update, in prompt order, and do what needs neither the others nor other
+        ranks.
 
         Raises:
             RunError: a group that must not be learned from (`batches.check_groups`); it changes nothing then.
@@ -172,13 +173,12 @@ class Learner:
         update.seconds += time.perf_counter() - started
 
     def finish(self, iteration: int) -> UpdateMetrics:
-        """The optimiser steps of the open update, all samples once, each followed by the EMA's; then the sampling
+        """The optimiser steps of the open update over all samples, each followed by the EMA's; then the sampling
         policy's. Collective.
 
         Raises:
-            RunError: samples that are missing, ranks that were given different ones, or a loss or gradient that is
-                not finite. The step in question has changed no weight then; a learner whose update failed half-way
-                takes no further one.
+            RunError: missing samples, ranks with different samples, or a loss or gradient that is not finite. The
+                failed step has changed no weight; after a half-way failure the learner refuses further updates.
         """
         started = time.perf_counter()
         update = self._opened()
@@ -187,7 +187,7 @@ class Learner:
                 f"iteration {iteration} cannot be learned from: "
                 f"of iteration {update.iteration} {len(update.groups)} of {len(update.sizes)} prompts are there"
             )
-        self._failed = any(part.sums.passes for part in update.parts)  # gradients are not taken back
+        self._failed = any(part.sums.passes for part in update.parts)  # gradients cannot be undone
         self._check_ranks_agree(fingerprint(update.groups))
         with self._half_way():
             done = [self._step(update, part) for part in update.parts]
@@ -209,7 +209,7 @@ class Learner:
 
     @contextmanager
     def _half_way(self) -> Iterator[None]:
-        """What fails inside leaves the learner as one that takes no further update."""
+        """If the block fails, the learner refuses further updates."""
         self._failed = True
         yield
         self._failed = False
@@ -232,7 +232,7 @@ class Learner:
         return sums, gradient_norm
 
     def _advance(self, update: OpenUpdate, part: StepShare, *, final: bool) -> None:
-        """Forward and backward passes of this rank over a part's samples, as far as they are there.
+        """Make this rank's forward and backward passes over a part's samples, as far as they are there.
 
         Args:
             final: whether the last micro-batch's gradient, which is reduced over ranks, is due as well.
@@ -240,7 +240,7 @@ class Learner:
         if part.old_is_default is None:
             part.old_is_default = self._old_is_default()
         known = update.advantages(self._config.objective.advantage)
-        # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples by now.
+        # ZeRO-2 reduces each micro-batch's gradient over ranks, which may have different samples so far.
         alone = self._config.learner.zero_stage == 1
         while part.slots or part.prepared:
             last = len(part.slots) + len(part.prepared) == 1
@@ -250,13 +250,15 @@ class Learner:
             elif part.slots and len(update.samples) > part.slots[0].samples[-1]:
                 one = self._prepare(update, part, part.slots.popleft())
                 is_next = final or (alone and len(known) > one.slots.samples[-1])
-                part.prepared.append(one if is_next else one.to("cpu"))  # the device is for what is at work
+                # Only the micro-batch at work stays on the device.
+                part.prepared.append(one if is_next else one.to("cpu"))
             else:
                 break
 
     def _prepare(self, update: OpenUpdate, part: StepShare, slots: Slots) -> Prepared:
-        """A micro-batch's passes without gradient: never between a forward and its backward, and all of a
-        micro-batch's at once, which is one change of adapters instead of one a pass."""
+        """A micro-batch's passes without gradient: never between a forward and its backward, and all together, which
+        changes adapters once instead of once a pass.
+        """
         batch = gather(update.samples, slots)
         passes = self._objective.passes(batch, self._model.device, update.iteration)
         embedding = self._embedding(update, batch)
@@ -284,7 +286,7 @@ class Learner:
             loss = self._objective.loss(each, Velocities(theta=v_theta, **old, **given), gains)
             part.sums.add(loss, weights, scale)
             end = last and k == len(one.passes) - 1
-            # DeepSpeed averages over ranks; what is wanted is the mean over the samples of all ranks.
+            # DeepSpeed averages over ranks; we need the mean over the samples of all ranks.
             self._engine.backward((loss.total * weights).sum() * (scale * self._world_size), last=end)
 
     def _embedding(self, update: OpenUpdate, batch: MicroBatch) -> dict[str, torch.Tensor]:
@@ -293,7 +295,7 @@ class Learner:
     def _references(
         self, passes: Sequence[Pass], embedding: dict[str, torch.Tensor], *, old_is_default: bool
     ) -> dict[str, list[torch.Tensor]]:
-        """Velocities of each pass under the policies that the objective compares with; `old` only if it differs."""
+        """Velocities of each pass under the objective's other policies; `old` only if it differs."""
         wanted: tuple[Reference, ...] = self._objective.references
         if not old_is_default:
             wanted = (*wanted, "old")
@@ -307,10 +309,10 @@ class Learner:
     def _old_is_default(self) -> bool:
         """Whether v_old would repeat v_theta bit for bit: before the first update, and after a decay of 0.
 
-        What holds at the start of an optimiser step holds for all its passes.
+        It stays the same for all passes of an optimiser step.
         """
         old = adapters.parameters(self._model.transformer, "old")
-        # One answer for all factors: asking for each would wait for the GPU hundreds of times.
+        # One answer for all factors: separate ones would wait for the GPU hundreds of times.
         differs = torch.stack([torch.ne(value, old[name]).any() for name, value in self._parameters.items()])
         return not bool(differs.any())
 
@@ -322,17 +324,17 @@ class Learner:
             raise RunError("the ranks of the learner group were given different samples")
 
     def _follow(self) -> None:
-        """The sampling policy follows the trained one; the revision moves on."""
+        """Move the sampling policy towards the trained one; count the revision."""
         self._updates += 1
         adapters.decay_(self._model.transformer, follower_decay(self._config.objective.old_decay, self._steps))
 
     def factors(
         self, name: Literal["default", "old", "ema", "anchor", "base"], *, on_host: bool = True
     ) -> dict[str, torch.Tensor]:
-        """LoRA factors by name, float32 copies; those of ``base`` have B = 0.
+        """Copies of LoRA factors by name, float32; those of ``base`` have B = 0.
 
         Args:
-            on_host: on the CPU; else on the device that they are computed with.
+            on_host: on the CPU; else on their own device.
         """
         if name == "base":
             found = adapters.base_factors(adapters.factors(self._model.transformer, "default"))
@@ -374,5 +376,5 @@ class Learner:
         self._updates, self._steps = state.updates, state.steps
 
     def close(self) -> None:
-        """Take DeepSpeed's hooks off the factors; the process group stays."""
+        """Remove DeepSpeed's hooks from the factors; the process group stays."""
         self._engine.close()

@@ -1,8 +1,8 @@
-"""The update of an iteration whose samples are still coming in, prompt by prompt and in prompt order.
+"""The update of an iteration whose samples still arrive, in prompt order.
 
-What can be done early is done early: passes without gradient need samples alone; a backward pass needs its samples'
-advantages, which with `advantage.std: group` follow from the prompt's own rewards. Only when is different: which
-passes are made, in which order their gradients are added, and so every bit, are as if all had come at once.
+Work is done as early as possible. Passes without gradient need only samples. A backward pass needs its samples'
+advantages, which with `advantage.std: group` follow from the prompt's own rewards. Only the time differs: the passes,
+the order in which gradients are added, and so every bit, are as if all samples had come at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solrl_ray.records import PromptEmbedding, SampleGroup
 
 @dataclass(slots=True)
 class Sums:
-    """What a rank adds up over the passes of one optimiser step."""
+    """Sums of a rank over the passes of one optimiser step."""
 
     shares: torch.Tensor
     """This rank's share of the means of (total, policy, kl, ratio, clipped) over all ranks, float64 [5]."""
@@ -54,23 +54,23 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A micro-batch with all that it needs before its forward with gradient."""
+    """A micro-batch, ready for its forward with gradient."""
 
     slots: Slots
     batch: MicroBatch
     passes: Sequence[Pass]
     references: dict[str, list[torch.Tensor]]
-    """Velocities of each pass under the policies that the objective compares with."""
+    """Velocities of each pass under the objective's other policies."""
 
     def to(self, device: torch.device | str) -> Prepared:
-        """The same with its tensors elsewhere; bits do not change."""
+        """The same with its tensors on `device`, bit for bit."""
         references = {name: [v.to(device) for v in all_passes] for name, all_passes in self.references.items()}
         there: dict[int, torch.Tensor] = {}
         return replace(self, passes=[_moved(one, device, there) for one in self.passes], references=references)
 
 
 def _moved(value: Any, device: torch.device | str, there: dict[int, torch.Tensor]) -> Any:
-    """A dataclass of tensors and of such dataclasses; `there` keeps what several share one tensor there, too."""
+    """A dataclass of tensors and of such dataclasses; `there` keeps a shared tensor shared."""
     if isinstance(value, torch.Tensor):
         if id(value) not in there:
             there[id(value)] = value.to(device)
@@ -92,7 +92,7 @@ class StepShare:
     prepared: deque[Prepared] = field(default_factory=deque)
     """Micro-batches that wait for their advantages."""
     old_is_default: bool | None = None
-    """Whether v_old repeats v_theta bit for bit; None before the step is begun."""
+    """Whether v_old repeats v_theta bit for bit; None before the step begins."""
 
 
 class OpenUpdate:
@@ -116,9 +116,9 @@ class OpenUpdate:
         self.groups: list[SampleGroup] = []
         self.embeddings: dict[str, PromptEmbedding] = {}
         self.samples: list[tuple[SampleGroup, int]] = []
-        """(group, position inside the group) of all that is there, in sample order."""
+        """(group, position inside the group) of all samples so far, in sample order."""
         self.seconds = 0.0
-        """Spent on it."""
+        """Time spent on it."""
         self.parts = [
             StepShare(
                 part,
@@ -132,7 +132,7 @@ class OpenUpdate:
         """Take the next groups.
 
         Raises:
-            RunError: one that has another number of samples than was said, one too many, or no embedding.
+            RunError: another number of samples than announced, a group too many, or no embedding.
         """
         for group in groups:
             place = len(self.groups)
@@ -153,7 +153,7 @@ class OpenUpdate:
         return len(self.groups) == len(self.sizes)
 
     def advantages(self, config: Advantage) -> NDArray[np.float64]:
-        """Of the samples whose advantage can be known by now, in sample order, float64."""
+        """Advantages that are known so far, in sample order, float64."""
         if not self.groups or (config.std == "global" and not self.complete):
             return np.empty(0)
         return advantages(*rewards_and_groups(self.groups), config)

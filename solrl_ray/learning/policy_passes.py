@@ -1,4 +1,4 @@
-"""The passes of a learner through its transformer: with which adapter, attention and compiler, and what they keep.
+"""The learner's passes through its transformer: adapter, attention, compiler, and what they keep.
 
 ::
 
@@ -21,14 +21,14 @@ from solrl_ray.records import PromptEmbedding
 
 class PolicyPasses:
     def __init__(self, config: Config, model: DiffusionModel, *, anchor: bool = False) -> None:
-        """Attach the adapters to `model.transformer` at revision 0, and set this process up for training it.
+        """Attach the adapters to `model.transformer` at revision 0, and set this process up for training.
 
         Raises:
-            UserError: it is to be compiled and cannot be.
+            UserError: it cannot be compiled as configured.
         """
         self._config, self._model = config, model
         compiled, kept = compiled_learner.is_compiled(config), compiled_learner.activation_memory(config)
-        # cuDNN's attention was measured in compiled passes on Hopper; eager ones keep the kernels that they always had.
+        # cuDNN's attention was measured in compiled passes on Hopper; eager passes keep their kernels.
         seen = model.device.type != "cuda" or torch.cuda.get_device_capability(model.device) == (9, 0)
         cudnn = compiled and model.TRAINS_ON_CUDNN and seen and not config.run.deterministic
         attention.choose_for_training(cudnn=cudnn)
@@ -45,7 +45,7 @@ class PolicyPasses:
             return self._model.velocity(x_t, t, embedding)
 
     def warm_up(self, policy: adapters.Active, embedding: PromptEmbedding) -> None:
-        """One pass with `policy` on a micro-batch of zeros, ``default`` with its gradient, which is thrown away."""
+        """One pass with `policy` on a micro-batch of zeros; the gradient of ``default`` is discarded."""
         model, samples = self._model, self._config.learner.micro_batch
         x_t = torch.zeros(samples, *model.latent_shape, device=model.device)
         t = torch.full((samples,), 0.5, device=model.device)

@@ -1,8 +1,8 @@
-"""The learner's whole state, free of world size, and its folder on disk.
+"""The learner's whole state, independent of world size, and its folder on disk.
 
 A state folder holds ``policy.safetensors`` (``default/…``, ``old/…``, ``ema/…`` and maybe ``anchor/…`` factors),
-``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counters, each
-file's size and SHA-256, and its own. It appears under its name only when it is complete and on the disk.
+``optimizer.safetensors`` (``exp_avg/…`` and ``exp_avg_sq/…``) and ``state.json`` with the counters, each file's size
+and SHA-256, and its own. It gets its name only when it is complete and on the disk.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _COUNTERS = ("updates", "steps")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerState(Portable, read_only=True):
-    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name; nobody
-    changes them."""
+    """Everything that the next update depends on. All tensors are float32 on the CPU, by LoRA factor name, and must not
+    be changed.
+    """
 
     updates: int
     """Iterations done: also the revision of `old`."""
@@ -54,11 +55,11 @@ class LearnerState(Portable, read_only=True):
     def save(self, folder: Path) -> None:
         """Write the state; `folder` appears when all of it is on the disk.
 
-        A resumed run comes by the same update again: what stands under the name is then the same state, or a
-        damaged one, and is replaced.
+        A resumed run makes the same update again. An existing folder is then the same state or a damaged one, and is
+        replaced.
 
         Raises:
-            RunError: a tensor with NaN or Inf. Nothing is written, so that a run goes on from the state before.
+            RunError: a tensor with NaN or Inf. Nothing is written, so the state before can be resumed.
         """
         self.check_finite()
         contents: dict[str, Sequence[bytes | memoryview]] = {}

@@ -1,4 +1,4 @@
-"""What an update says of itself."""
+"""The metrics of an update."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from solrl_ray.learning.open_update import OpenUpdate, Sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMetrics:
-    """What one iteration's update did. Losses are means over samples and passes, over all ranks and optimiser
-    steps."""
+    """Metrics of one iteration's update. Losses are means over samples and passes, over all ranks and optimiser
+    steps.
+    """
 
     iteration: int
     revision: int
@@ -41,9 +42,9 @@ class UpdateMetrics:
     ratio_deviation: float | None = None
     """Largest abs(ratio - 1)."""
     first_ratio_deviation: float | None = None
-    """The same in the first optimiser step; 0 is expected where the sampling policy is a copy of the trained one."""
+    """The same in the first optimiser step; expected to be 0 if the sampling policy is a copy of the trained one."""
     clip_fraction: float | None = None
-    """Share of samples and passes whose ratio was outside of the clip range."""
+    """Share of samples and passes whose ratio was outside the clip range."""
 
 
 def update_metrics(

@@ -1,6 +1,6 @@
-"""Every metric that a live run exports, in one table: what `docs/reference/metrics.md` shows and Prometheus scrapes.
+"""Every metric that a live run exports, in one table, as in `docs/reference/metrics.md`.
 
-Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter, so
+Ray adds the prefix ``ray_`` to a name, and Prometheus's convention the suffix ``_total`` to a counter:
 ``solrl_candidates`` is scraped as ``ray_solrl_candidates_total``. Names and tags never change their meaning. Every
 metric has the tag ``run``; the values of the other tags come from short, fixed lists, never from units or prompts.
 """
@@ -27,12 +27,12 @@ class Instrument:
 
     @property
     def scraped(self) -> str:
-        """The name under which Prometheus knows it; a histogram's series append ``_bucket``, ``_sum``, ``_count``."""
+        """Its name in Prometheus; a histogram's series append ``_bucket``, ``_sum``, ``_count``."""
         return f"ray_{self.name}" + ("_total" if self.kind == "counter" else "")
 
 
 INSTRUMENTS = (
-    Instrument("solrl_iteration", "gauge", "iterations", "The one under way, 0-based; the planned number at the end."),
+    Instrument("solrl_iteration", "gauge", "iterations", "The present one, 0-based; the planned number at the end."),
     Instrument("solrl_iterations_planned", "gauge", "iterations", "`run.iterations`."),
     Instrument("solrl_seconds_left", "gauge", "seconds", "Time left by the pace of the last iterations."),
     Instrument("solrl_stage_done", "gauge", "units", "Done in the present iteration or evaluation.", ("stage",)),
@@ -41,13 +41,13 @@ INSTRUMENTS = (
     Instrument("solrl_unit_seconds", "histogram", "seconds", "Computing time of one unit on its worker.", ("stage",)),
     Instrument("solrl_candidates", "counter", "candidates", "Previewed candidates of finished iterations."),
     Instrument("solrl_samples", "counter", "samples", "Full-precision samples of finished iterations."),
-    Instrument("solrl_dropped", "gauge", "candidates", "Candidates whose preview was not finished, so far."),
-    Instrument("solrl_requeued_units", "gauge", "units", "Units that were given to another worker, so far."),
-    Instrument("solrl_duplicate_results", "gauge", "results", "Results that came again, so far."),
-    Instrument("solrl_differing_results", "gauge", "results", "Those of them that had other bytes, so far."),
-    Instrument("solrl_reward_requests", "gauge", "requests", "To reward servers and judges, so far."),
-    Instrument("solrl_reward_retries", "gauge", "requests", "Those of them that were repeated ones, so far."),
-    Instrument("solrl_reward_tokens", "gauge", "tokens", "That judges read and wrote, so far."),
+    Instrument("solrl_dropped", "gauge", "candidates", "Candidates whose preview was pruned, so far."),
+    Instrument("solrl_requeued_units", "gauge", "units", "Units that went to another worker, so far."),
+    Instrument("solrl_duplicate_results", "gauge", "results", "Repeated results, so far."),
+    Instrument("solrl_differing_results", "gauge", "results", "Repeated results with other bytes, so far."),
+    Instrument("solrl_reward_requests", "gauge", "requests", "Requests to reward servers and judges, so far."),
+    Instrument("solrl_reward_retries", "gauge", "requests", "Repeated requests, so far."),
+    Instrument("solrl_reward_tokens", "gauge", "tokens", "Tokens that judges read and wrote, so far."),
     Instrument("solrl_reward_mean", "gauge", "reward", "Mean full-precision reward of the last iteration's samples."),
     Instrument("solrl_proxy_reward_mean", "gauge", "reward", "Mean proxy reward of the last iteration's candidates."),
     Instrument("solrl_heldout_reward_mean", "gauge", "reward", "Mean reward on held-out prompts.", ("policy",)),
@@ -61,9 +61,9 @@ INSTRUMENTS = (
     Instrument("solrl_workers_lost", "gauge", "workers", "Workers lost and replaced, so far.", ("role",)),
     Instrument("solrl_refused_answers", "gauge", "answers", "Answers that could not be right, so far.", ("role",)),
     Instrument("solrl_replacements_left", "gauge", "workers", "What is left of `fleet.max_replacements`."),
-    Instrument("solrl_attested_workers", "gauge", "workers", "By the tier that they attested.", ("role", "tier")),
+    Instrument("solrl_attested_workers", "gauge", "workers", "Workers by attested tier.", ("role", "tier")),
     Instrument("solrl_revision", "gauge", "revision", "Newest revision that a worker of the role proved.", ("role",)),
     Instrument("solrl_receipts", "counter", "receipts", "Proofs of a loaded revision that were accepted.", ("role",)),
-    Instrument("solrl_weights_wait_share", "gauge", "share", "Of explorers' time in the last iteration, for weights."),
+    Instrument("solrl_weights_wait_share", "gauge", "share", "Share of explorers' time spent waiting for weights."),
     Instrument("solrl_weights_wait_seconds", "histogram", "seconds", "Idle time of a worker per revision.", ("role",)),
 )

@@ -1,4 +1,4 @@
-"""What a run measures: one line of ``metrics.jsonl`` per record, and the progress of a live run."""
+"""A run's measurements: one line of ``metrics.jsonl`` per record, and the progress of a live run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationMetrics:
-    """One iteration, measured. Where samples are taken in two stages, the ``proxy`` reward comes from previews and
-    never enters learning."""
+    """Metrics of one iteration. In two stages, the ``proxy`` reward comes from previews and is never learned from."""
 
     iteration: int
     revision: int
     seconds: dict[str, float]
-    """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap),
-    ``learn``, ``publish`` (of the iteration's revision, until a worker that proved it had work), ``checkpoint`` (of the
-    state that the iteration began with, written while others are at work), ``total`` (from the update before to this
-    one). With staleness, ``explore`` is what of it came after regenerators had the iteration's revision, and ``ahead``
-    what before."""
+    """Wall seconds by stage: ``explore``, ``regenerate`` (both from first start to last end, they overlap), ``learn``,
+    ``publish`` (of the iteration's revision, until a worker that proved it had work), ``checkpoint`` (of the state that
+    the iteration began with, written beside other work), ``total`` (from the update before to this one). With
+    staleness, ``ahead`` is the exploring before regenerators had the iteration's revision, and ``explore`` the rest.
+    """
     busy_seconds: dict[str, float]
-    """Summed seconds that workers spent computing, by stage."""
+    """Summed computing seconds of workers, by stage."""
     candidates: int
     expected_candidates: int
     samples: int
@@ -32,61 +31,65 @@ class IterationMetrics:
     """Mean reward of the samples that are learned from."""
     reward_std: float
     proxy_reward_mean: float
-    """Mean of the rewards by which the whole pool was ranked."""
+    """Mean of the rewards that ranked the whole pool."""
     loss: float
     policy_loss: float
     kl: float
     gradient_norm: float
     spearman: float | None
-    """Mean over prompts, proxy against full-precision reward, on the regenerated seeds. All three are None where there
-    are no previews: a strategy of one stage."""
+    """Mean over prompts, proxy against full-precision reward, on the regenerated seeds. All three are None in one
+    stage, without previews.
+    """
     kendall: float | None
     side_agreement: float | None
     """Share of regenerated seeds on the same side (better or worse half) under both rewards."""
     selection_digest: str
     lora_digest: str
     staleness: int = 0
-    """How many revisions behind `revision` the explorers were."""
+    """Revisions that the explorers were behind `revision`."""
     passes: int = 0
     """Forward and backward passes of learner rank 0."""
     expected_passes: int = 0
     publication: dict[str, float] = field(default_factory=dict)
-    """Of the revision that was explored with, as explorers got it: ``bytes`` of the payload, ``snapshot`` (1 or 0),
-    ``bumped`` (modules whose amax grew), ``resyncs`` (workers that had to be sent the whole), ``load_seconds`` (the
-    slowest worker's)."""
+    """Of the revision that explored, as explorers got it: ``bytes`` of the payload, ``snapshot`` (1 or 0), ``bumped``
+    (modules whose amax grew), ``resyncs`` (workers that needed a snapshot), ``load_seconds`` (the slowest worker's).
+    """
     ratio_mean: float | None = None
     """Mean ratio of probabilities under the trained and the sampling policy; None if the objective has none."""
     ratio_deviation: float | None = None
     """Largest abs(ratio - 1)."""
     first_ratio_deviation: float | None = None
-    """The same in the iteration's first optimiser step. Expected: 0, for the policy is still the one that sampled."""
+    """The same in the iteration's first optimiser step. Expected: 0, because the policy is still the sampling one."""
     clip_fraction: float | None = None
-    """Share of samples and passes whose ratio was outside of the clip range. With one optimiser step: 0."""
+    """Share of samples and passes whose ratio was outside the clip range. With one optimiser step: 0."""
     audit: dict[str, float] = field(default_factory=dict)
     """Whole-pool fidelity (`rollout.audit.audit`): ``pools``, ``seeds``, ``spearman``, ``kendall``, ``best_beats``,
     ``worst_beats``, ``regret`` and, of pruned previews, ``contrast_lost``, each with ``…_low`` and ``…_high`` of its
     95 % interval. Empty without an audit."""
     spearman_by_kind: dict[str, float] = field(default_factory=dict)
-    """Of the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty
-    without others."""
+    """For the prompts of each of `fleet.other_explorers` by name, and of `fleet.explorers` under the empty name. Empty
+    without others.
+    """
     differing_results: int = 0
-    """Results that came again with other bytes than the accepted ones: a broken promise, counted unless
-    `fleet.strict` ends the run."""
+    """Repeated results with other bytes than the accepted ones: a broken promise, counted unless `fleet.strict` ends
+    the run.
+    """
     weights_wait: float = 0.0
-    """Share of the explorers' time in this iteration in which they had nothing to do but get weights: from when they
-    were offered a revision, or ended their last unit, until they had proved it."""
+    """Share of the explorers' time in this iteration spent only waiting for weights: from the offer of a revision, or
+    the end of their last unit, until they had proved it.
+    """
     fallback_level: int = 0
-    """Of the fallback ladder, on which this iteration was explored; 0: as configured."""
+    """Level of the fallback ladder that explored this iteration; 0: as configured."""
     preview_steps: int | None = None
-    """Solver steps of the previews, and the tier of the explorers, on that fallback level. None without previews."""
+    """Solver steps of the previews, and the explorers' tier, on that fallback level. None without previews."""
     preview_precision: str | None = None
     dropped: int = 0
-    """Candidates whose previews were not finished, because their early scores were neither among the best nor among the
-    worst."""
+    """Candidates whose previews were pruned, because their early scores were neither among the best nor the worst."""
     expected_dropped: int = 0
     reward_costs: dict[str, int] = field(default_factory=dict)
-    """Of reward servers and judges: ``requests``, ``retries`` among them, scores that were ``remembered``, and
-    ``prompt_tokens`` and ``completion_tokens`` of judges. Empty without any."""
+    """Of reward servers and judges: ``requests``, ``retries`` among them, ``remembered`` scores, and ``prompt_tokens``
+    and ``completion_tokens`` of judges. Empty without any.
+    """
     event: str = field(default="iteration", init=False)
 
 
@@ -105,12 +108,12 @@ class EvaluationMetrics:
     """Prompt id → rewards of its fixed addresses."""
     seconds: float
     captions: dict[str, str] = field(default_factory=dict)
-    """Prompt id → text, at least of the prompts whose pictures are kept; the report shows them."""
+    """Prompt id → text, at least for the prompts with pictures; the report shows them."""
     overlapped: bool = False
-    """Whether learners were at work meanwhile: its seconds are part of an iteration's then."""
+    """Whether an update ran meanwhile; if so, an iteration's seconds contain these."""
     duplicate_results: int = 0
     differing_results: int = 0
-    """As an iteration's: results that came again, and those of them with other rewards."""
+    """As an iteration's: repeated results, and those of them with other rewards."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """As an iteration's."""
     event: str = field(default="evaluation", init=False)
@@ -124,7 +127,7 @@ class Progress:
     state: str
     """What is going on now, in words: ``starting explorers``, ``exploring``, ``learning``, ``done``, …"""
     iteration: int
-    """The one under way, 0-based; `iterations` when all are done."""
+    """The present one, 0-based; `iterations` when all are done."""
     iterations: int
     stages: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Stage (``evaluate``, ``explore``, ``regenerate``, ``learn``, ``publish``) → (done, total) in units."""
@@ -136,14 +139,15 @@ class Progress:
     workers: dict[str, str] = field(default_factory=dict)
     """Worker name → state or present unit."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Actor → what it does in a call that takes long, such as ``loading transformer, 3 of 12 shards``. Also actors that
-    are not in `workers`."""
+    """Actor → what it does in a long call, such as ``loading transformer, 3 of 12 shards``. Includes actors that are
+    not in `workers`.
+    """
     messages: tuple[str, ...] = ()
-    """Last notable events, newest last: a lost worker, a replaced one, a requeued unit."""
+    """Last events, newest last: a lost worker, a replaced one, a requeued unit."""
     elapsed: float = 0.0
-    """Wall seconds of the run, as `Summary.seconds`: those of before a resume by `measured_seconds`."""
+    """Wall seconds of the run, as `Summary.seconds`; those before a resume by `measured_seconds`."""
     remaining: float | None = None
-    """Seconds left by the measured pace; None before the first iteration has ended."""
+    """Estimate from the measured pace; None before the first iteration has ended."""
 
 
 def added(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -155,6 +159,6 @@ def added(costs: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def measured_seconds(iterations: Iterable[IterationMetrics], evaluations: Iterable[EvaluationMetrics]) -> float:
-    """Wall seconds that a run has taken, as far as its records tell: without its starts and what was lost."""
+    """Wall seconds of a run from its records: without its starts and lost work."""
     alone = sum(record.seconds for record in evaluations if not record.overlapped)
     return sum(record.seconds["total"] for record in iterations) + alone

@@ -1,11 +1,11 @@
-"""The scalars that TensorBoard and other trackers get of a run.
+"""A run's scalars for TensorBoard and other trackers.
 
-Their names never change. The step of an iteration is the number of updates that its policy has had, so training and
-held-out rewards share one axis:
+Their names never change. The step of an iteration is its policy's number of updates, so training and held-out rewards
+share one axis:
 
 * ``reward/`` train, train_std, proxy, heldout_<policy>, heldout_<policy>_stderr
-* ``rank_fidelity/`` spearman, kendall, side_agreement; not where there are no previews
-* ``audit/`` estimates for whole pools with their 95 % intervals, where `fidelity.audit_prompts` asks for them
+* ``rank_fidelity/`` spearman, kendall, side_agreement; only with previews
+* ``audit/`` estimates for whole pools with their 95 % intervals, if `fidelity.audit_prompts` is set
 * ``learning/`` loss, policy_loss, kl, gradient_norm; of objectives with ratios ratio_mean, ratio_deviation,
   clip_fraction
 * ``wall_seconds/<stage>``, ``busy_seconds/<stage>``
@@ -37,7 +37,7 @@ SCALARS = {
     "counts/duplicate_results": "duplicate_results",
     "wait_share/weights": "weights_wait",
 }
-"""Name of a curve → field of `IterationMetrics`; nothing is written of a field that is None."""
+"""Name of a curve → field of `IterationMetrics`; a field that is None is not written."""
 
 
 def iteration_scalars(record: IterationMetrics) -> dict[str, float]:
@@ -58,5 +58,5 @@ def evaluation_scalars(record: EvaluationMetrics) -> dict[str, float]:
 
 
 def pictures_name(record: EvaluationMetrics) -> str:
-    """Under which an evaluation's pictures are, as one image with a row a prompt."""
+    """The tag of an evaluation's pictures: one image with a row a prompt."""
     return f"heldout/{record.policy}"

@@ -1,4 +1,4 @@
-"""Text-to-image models behind one small interface; one file a family, and one line here."""
+"""Text-to-image models behind one small interface; each family is one file, and one line here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.schema import Model
 from solrl_ray.errors import UserError
 
-if TYPE_CHECKING:  # takes seconds, and who only asks where a checkpoint is does without
+if TYPE_CHECKING:  # takes seconds; finding a checkpoint does not need it
     import torch
 
     from solrl_ray.models.base import DiffusionModel
@@ -27,9 +27,9 @@ FAMILIES = {
 """``model.family`` → module and class, imported when first asked for."""
 
 CONVOLUTIONS = {"sana": ("ff.conv_inverted", "ff.conv_point")}
-"""``model.family`` → ends of the paths of linears that are 1×1 convolutions in the checkpoint and in its LoRA files.
+"""``model.family`` → path endings of linears that are 1×1 convolutions in the checkpoint and in its LoRA files.
 
-Not in the family's class: who saves a LoRA needs nothing else of it, and its import takes seconds.
+Not in the family's class: saving a LoRA needs only this, and importing the class takes seconds.
 """
 
 
@@ -43,11 +43,10 @@ def family(config: Model) -> type[DiffusionModel]:
 
 
 def load(config: Model, device: torch.device | str, *, components: Collection[str] | None = None) -> DiffusionModel:
-    """Load the wanted components onto `device`, of ``text``, ``transformer``, ``vae``, ``preview_decoder``; None: the
-    first three.
+    """Load components onto `device`: ``text``, ``transformer``, ``vae``, ``preview_decoder``; None: the first three.
 
-    Raises `UserError` naming the key (``model.path`` as a rule) if the checkpoint is not there, incomplete or of
-    another family, or if sizes do not fit it.
+    Raises `UserError` naming the key (usually ``model.path``) if the checkpoint is missing, incomplete or of another
+    family, or if sizes do not fit it.
     """
     from solrl_ray.models.base import COMPONENTS, check_components
 

@@ -1,7 +1,7 @@
-"""What the rest of the project knows of a text-to-image model: encode, velocity, decode.
+"""The project's interface to a text-to-image model: encode, velocity, decode.
 
-A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, what
-its transformer is called with, and how its latents go into the autoencoder. All else is here.
+A family is one subclass in one file: the classes of its diffusers pipeline, how a prompt becomes tensors, how its
+transformer is called, and how its latents go into the autoencoder. The rest is here.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from solrl_ray.records import PromptEmbedding
 
 Component = Literal["text", "transformer", "vae", "preview_decoder"]
 COMPONENTS: frozenset[Component] = frozenset({"text", "transformer", "vae"})
-"""What is loaded unless told otherwise. ``preview_decoder`` is what ``model.preview_decoder`` names, else the VAE."""
+"""Loaded by default. ``preview_decoder`` is the decoder of ``model.preview_decoder``, else the VAE."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TextEncoders(nn.Module):
-    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` does the work."""
+    """A family's text encoders and tokenizers inside its stock pipeline, whose `encode_prompt` is used."""
 
     def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
         super().__init__()
@@ -44,20 +44,20 @@ class TextEncoders(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Prompts that one tokenizer cuts off."""
+    """Prompts that one tokenizer truncates."""
 
     tokenizer: str
     limit: int
-    """Tokens it keeps, its special tokens included."""
+    """Tokens that it keeps, including its special tokens."""
     texts: tuple[str, ...]
 
 
 class DiffusionModel(ABC):
     """A rectified-flow model: x_sigma = (1 - sigma) x0 + sigma noise, velocity = noise - x0.
 
-    Only the components that were asked for are loaded; using another one raises `ValueError`. Modules are
-    frozen and in eval mode. States between solver steps are float32, the network computes in `dtype`. Nothing is
-    guided by a negative prompt: one forward is one velocity.
+    Only requested components are loaded; using another one raises `ValueError`. Modules are frozen and in eval mode.
+    States between solver steps are float32, the network computes in `dtype`. There is no guidance by a negative prompt:
+    one forward is one velocity.
     """
 
     FAMILY: ClassVar[str]
@@ -73,14 +73,14 @@ class DiffusionModel(ABC):
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
     """Those of `ENCODERS` (and their tokenizers) that a checkpoint may lack."""
     SIZES: ClassVar[FamilySizes]
-    """What a plan needs of it without loading it."""
+    """What a plan needs without loading the model."""
     TRAINS_ON_CUDNN: ClassVar[bool] = False
-    """Whether cuDNN's attention has been seen to train it; see `models.attention`."""
+    """Whether it was seen to train with cuDNN's attention; see `models.attention`."""
 
     latent_shape: tuple[int, ...]
     """Shape of one sample's state as the transformer takes it, without the batch dimension."""
     image_tokens: int
-    """Length of the image sequence: what resolution-dependent sigma schedules are shifted by."""
+    """Length of the image sequence, which shifts resolution-dependent sigma schedules."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class DiffusionModel(ABC):
 
     @classmethod
     def skeleton(cls, config: Model, key: str = KEY) -> nn.Module:
-        """The transformer as `load` would make it, with its shapes and no memory behind them."""
+        """The transformer as `load` would make it, with shapes but no memory."""
         checkpoint = cls._open(config, key)
         with torch.device("meta"):
             transformer = cls.TRANSFORMER.from_config(checkpoint.settings("transformer"))
@@ -152,7 +152,7 @@ class DiffusionModel(ABC):
 
     @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
-        """Which of `texts` each tokenizer would cut off; loads the tokenizers alone."""
+        """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
         checkpoint = cls._open(config)
         found = []
         for name in map(_tokenizer_of, cls._encoders(checkpoint)):
@@ -164,13 +164,13 @@ class DiffusionModel(ABC):
         return found
 
     def tensors(self) -> Iterator[Tensor]:
-        """Weights and buffers of all that was loaded."""
+        """Weights and buffers of all loaded components."""
         for module in self._modules.values():
             yield from tensors_of(module)
 
     @property
     def components(self) -> frozenset[Component]:
-        """What is loaded."""
+        """The loaded components."""
         return frozenset(self._modules)
 
     @property
@@ -184,7 +184,7 @@ class DiffusionModel(ABC):
         return self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
 
     def take(self, transformer: nn.Module) -> None:
-        """Use a transformer that was made from this family's `skeleton` and is on the device already."""
+        """Use a transformer that was made from this family's `skeleton` and is already on the device."""
         self._modules["transformer"] = freeze(transformer)
 
     def activation_bytes(self, transformer: nn.Module, *, compiled: bool) -> tuple[int, int]:
@@ -195,7 +195,7 @@ class DiffusionModel(ABC):
 
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
-        """Encode each text alone, so that an embedding is a function of its text and not of its neighbours.
+        """Encode each text separately, so that an embedding depends on its text alone.
 
         Returns one dict a text: tensors by name in `dtype`, without batch dimension, on the CPU.
         """
@@ -205,7 +205,7 @@ class DiffusionModel(ABC):
 
     def text_identity(self) -> dict[str, str]:
         """What fixes the bits of `encode` besides the text: weights, settings, libraries, device."""
-        import transformers  # late: most processes never encode, and would pay for it at their start
+        import transformers  # late: most processes never encode
 
         threads = torch.get_num_threads() if self.device.type == "cpu" else 0
         return {
@@ -239,8 +239,8 @@ class DiffusionModel(ABC):
     def decode(self, latents: Tensor) -> Tensor:
         """Turn clean latents [B, *latent_shape] into images, float32 [B, 3, H, W] in [0, 1].
 
-        The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. With a preview decoder
-        loaded, that one is used.
+        The decoder computes in `dtype`, on `model.decoding.micro_batch` images at once. A loaded preview decoder is
+        used.
         """
         size = self.config.decoding.micro_batch or len(latents)
         return torch.cat([self._decode(self.decoder, part) for part in latents.split(size)])
@@ -248,7 +248,7 @@ class DiffusionModel(ABC):
     def batch_embeddings(self, embeddings: Sequence[PromptEmbedding]) -> dict[str, Tensor]:
         """Stack embeddings in the given order on the device: each tensor is [B, ...] in `dtype`.
 
-        A batch of one prompt repeated is a view of a single copy.
+        A batch of one repeated prompt is a view of a single copy.
         """
         if not embeddings:
             raise ValueError("a batch needs at least one prompt embedding")
@@ -264,10 +264,10 @@ class DiffusionModel(ABC):
             batch[name] = stacked.expand(len(embeddings), *stacked.shape[1:])
         return batch
 
-    # What a family says of itself
+    # For subclasses
 
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:  # noqa: B027
-        """Set what `_velocity` needs besides, if anything."""
+        """Set what else `_velocity` needs, if anything."""
 
     @abstractmethod
     def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
@@ -282,18 +282,18 @@ class DiffusionModel(ABC):
         return latents
 
     def _denormalised(self, decoder: Any, latents: Tensor) -> Tensor:
-        """What the decoder takes, float32: latents / scaling + shift; a decoder without shift has none or null."""
+        """The decoder's input, float32: latents / scaling + shift; the shift of some decoders is missing or null."""
         settings = decoder.config
         return latents / float(settings.get("scaling_factor") or 1.0) + float(settings.get("shift_factor") or 0.0)
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
-        """Change the stock transformer in place, without changing what it computes, and return it."""
+        """Change the stock transformer in place, without changing its results, and return it."""
         return transformer
 
     @classmethod
     def _token_limit(cls, config: Model, name: str, tokenizer: Any) -> int:
-        """Tokens that this tokenizer's encoder takes. The last encoder is the long one, others have their own limit."""
+        """Limit of this tokenizer's encoder. The last encoder is the long one, others have their own limit."""
         long = name == _tokenizer_of(cls.ENCODERS[-1])
         return config.max_sequence_length if long else int(tokenizer.model_max_length)
 
@@ -347,12 +347,12 @@ class DiffusionModel(ABC):
 
 
 def _tokenizer_of(encoder: str) -> str:
-    """The part of a checkpoint that belongs to a text encoder: ``text_encoder_2`` has ``tokenizer_2``."""
+    """The checkpoint part of an encoder's tokenizer: ``text_encoder_2`` has ``tokenizer_2``."""
     return "tokenizer" + encoder.removeprefix("text_encoder")
 
 
 def check_components(components: Collection[str]) -> frozenset[Component]:
-    """Raise `ValueError` for a component that no model has."""
+    """Raise `ValueError` for an unknown component."""
     known = (*sorted(COMPONENTS), "preview_decoder")
     unknown = set(components) - set(known)
     if unknown:

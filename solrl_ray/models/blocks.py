@@ -1,4 +1,4 @@
-"""The repeated blocks of a transformer: what is compiled one by one, and where activations are kept."""
+"""The repeated blocks of a transformer, which are compiled one by one and decide where activations are kept."""
 
 from __future__ import annotations
 

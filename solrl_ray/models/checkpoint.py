@@ -31,7 +31,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str, family: str, pipeline_class: str, key: str = KEY) -> Checkpoint:
-        """Read the index. Raises `UserError` if there is no checkpoint or if it is another family's."""
+        """Read the index. Raises `UserError` if there is no checkpoint, or for another family."""
         source = paths.checkpoint(path, key)
         index = paths.read_json(source, "model_index.json", key)
         if index.get("_class_name") != pipeline_class:
@@ -55,7 +55,7 @@ class Checkpoint:
         return paths.load_weights(part_class, self.source, self.key, subfolder=part, torch_dtype=dtype)
 
     def load_encoder(self, part: str, dtype: torch.dtype) -> Any:
-        """A text encoder, which may be of any class of transformers, with its weights in `dtype`."""
+        """A text encoder, of any class of transformers, with its weights in `dtype`."""
         part_class = self._of_transformers(part)
         return paths.load_weights(part_class, self.source, self.key, subfolder=part, dtype=dtype)
 
@@ -89,14 +89,14 @@ class Checkpoint:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """Eval mode (a module built from its configuration drops out at random) and no gradients."""
+    """Eval mode (a module built from its configuration has dropout) and no gradients."""
     return module.eval().requires_grad_(False)
 
 
 def fingerprint(part: Any) -> str:
     """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
 
-    Reads every weight once: seconds for T5-XXL, of the order of loading it.
+    Reads every weight once: about as long as loading, seconds for T5-XXL.
     """
     digest = hashlib.sha256()
     if not hasattr(part, "state_dict"):

@@ -1,13 +1,12 @@
 """Compiled forwards: the repeated blocks of a transformer one by one, at fixed shapes, cached between runs.
 
-Blocks of one class share one compiled function, so that compiling takes seconds where the whole network takes
-minutes. Weights are inputs of what is compiled: a revision written into them in place takes effect without a new
-compilation, and a captured CUDA graph, which reads the same addresses, replays it. A decoder, if it is compiled, is
-compiled as a whole: its blocks differ in size.
+Blocks of one class share one compiled function, which takes seconds instead of the minutes for the whole network.
+Weights are inputs of compiled code, so a revision written in place takes effect without compiling again, also in a
+captured CUDA graph, which reads the same addresses. A decoder is compiled as a whole: its blocks differ in size.
 
-Which attention kernel runs is decided when code is compiled, and PyTorch's caches do not ask for the switches: a
-process with cuDNN's attention off would run it in what another one compiled. So the choice is part of the cache's
-folder and of its keys, and has to be made (`models.attention`) before anything is compiled.
+The attention kernel is chosen at compile time, but PyTorch's cache keys do not contain the switches: a process with
+cuDNN's attention off would run it in another's compiled code. So our cache folder and keys contain the choice, which
+must be made (`models.attention`) before anything is compiled.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from solrl_ray.quantization.gelu import use_sigmoid_gelu_
 SHAPES = 64
 """Compiled variants of one block class (kinds of block × shapes of a forward) before it is an error."""
 WARM_UP_CALLS = 2
-"""Forwards before a CUDA graph is captured: the first compiles, the second meets a settled allocator."""
+"""Forwards before a CUDA graph is captured: the first compiles, the second finds a settled allocator."""
 EAGER_TIERS = ("nvfp4-emulated",)
-"""Not compiled: the emulation promises the reference's bits, and a compiler may divide otherwise."""
+"""Not compiled: the emulation promises the reference's bits, and a compiler may divide differently."""
 
 
 def compiles(settings: Compile, device: torch.device, tier: str) -> bool:
@@ -43,14 +42,14 @@ def compiles(settings: Compile, device: torch.device, tier: str) -> bool:
 
 
 def compile_(transformer: nn.Module, settings: Compile, device: torch.device, tier: str) -> str:
-    """Has the blocks of a transformer compiled when they are first called; returns what was done, in words.
+    """Set the blocks of a transformer to be compiled at their first call; returns what was done, in words.
 
-    A quantised one gets GELUs that compile to less (`use_sigmoid_gelu_`).
+    A quantised transformer gets GELUs that compile to less (`use_sigmoid_gelu_`).
 
-    Fixed shapes only: each new batch size or text length compiles anew. Call it after `quantize_`.
+    Shapes are fixed: each new batch size or text length compiles again. Call after `quantize_`.
 
     Raises:
-        UserError: there is nothing to compile, or CUDA graphs are asked for on another device.
+        UserError: there is nothing to compile, or CUDA graphs are requested on another device.
     """
     if not compiles(settings, device, tier):
         return f"no: tier {tier} keeps the reference's bits" if tier in EAGER_TIERS else _not_enabled(settings)
@@ -63,7 +62,7 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     if tier not in UNQUANTIZED_TIERS:
         use_sigmoid_gelu_(transformer)
     for block in found:
-        # A variant too many is an error and no silent fall-back, because of fullgraph.
+        # With fullgraph, a variant too many raises an error instead of running uncompiled.
         block.compile(fullgraph=tier != "nvfp4", dynamic=False, mode=mode)
     if settings.cudagraphs:
         transformer.forward = GraphedForward(transformer.forward)
@@ -71,17 +70,17 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
 
 
 def compile_learner(transformer: nn.Module, settings: Compile, device: torch.device, activation_memory: float) -> str:
-    """Has the blocks of a transformer compiled, with their backward passes, when they are first called; returns what
-    was done, in words. Call it after `policy.adapters.attach` and `attention.choose_for_training`.
+    """Set the blocks of a transformer to be compiled, with their backward passes, at their first call; returns what was
+    done, in words. Call after `policy.adapters.attach` and `attention.choose_for_training`.
 
     Blocks are compiled once for each adapter in use, with and without gradient, and for each shape.
 
     Args:
-        activation_memory: share of the activations that forwards keep for backward passes, in [0, 1]. Set for the
-            whole process.
+        activation_memory: share of the activations that forwards keep for backward passes, in [0, 1]. Set for the whole
+            process.
 
     Raises:
-        UserError: there is nothing to compile, or nothing to compile it with.
+        UserError: there is nothing to compile, or no compiler.
     """
     found = blocks(transformer)
     lacking = _lacking_compiler(device) if found else f"{type(transformer).__name__} has no list of blocks"
@@ -99,7 +98,7 @@ def compile_learner(transformer: nn.Module, settings: Compile, device: torch.dev
 
 
 def _lacking_compiler(device: torch.device) -> str:
-    """What the compiler's backend for this device lacks on this machine; empty if nothing."""
+    """What this machine lacks for the compiler's backend of this device; empty if nothing."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton  # late, as below: it imports the compiler
 
@@ -114,8 +113,8 @@ def _lacking_compiler(device: torch.device) -> str:
 
 
 def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.device) -> str:
-    """Has the decoder of an autoencoder compiled when it is first called, if `compile.decoder` asks for it; returns
-    what was done, in words. Each number of images at once compiles anew, and with tiling each size of tile.
+    """Set an autoencoder's decoder to be compiled at its first call, if `compile.decoder` is set; returns what was
+    done, in words. Each number of images at once compiles again, and with tiling each size of tile.
     """
     if not settings.decoder:
         return "no: compile.decoder is false"
@@ -127,12 +126,12 @@ def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.dev
 
 
 def what_compiles(*said: str) -> str:
-    """What of `compile_`'s and `compile_decoder`'s words is about compiled code; empty if all of it is eager."""
+    """The part of `compile_`'s and `compile_decoder`'s words about compiled code; empty if all is eager."""
     return "; ".join(words for words in said if not words.startswith("no: "))
 
 
 def cache_folder(configured: str) -> Path:
-    """Where compiled code is kept between runs: `configured`, else ``solrl_ray`` in the user's cache folder."""
+    """Folder of compiled code kept between runs: `configured`, else ``solrl_ray`` in the user's cache folder."""
     if configured:
         return Path(configured).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solrl_ray" / "compiled"
@@ -152,7 +151,7 @@ def _prepare(settings: Compile) -> str | None:
 def _use_cache(configured: str, identity: str) -> None:
     """
     Args:
-        identity: what compiled code depends on beyond that for which PyTorch's caches ask.
+        identity: what compiled code depends on, besides PyTorch's own cache keys.
     """
     folder = cache_folder(configured)
     try:
@@ -163,14 +162,15 @@ def _use_cache(configured: str, identity: str) -> None:
     for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
         if _is_pytorchs_own(os.environ.get(variable, "")):
             os.environ[variable] = str(folder / name)
-    # Also where the user has set these variables: a part of each cache key.
+    # The tag also works if the user has set these variables: it is part of each cache key.
     own = os.environ.get("TORCH_COMPILE_CACHE_KEY_TAG", "")
     torch.compiler.config.cache_key_tag = f"{own}{identity}"
 
 
 def _is_pytorchs_own(folder: str) -> bool:
-    """Whether a cache folder was not chosen by the user: empty, or the one in the system's temporary folder that
-    PyTorch writes into the environment itself, for which the import of a model library is enough."""
+    """Whether the user did not choose a cache folder: it is empty, or PyTorch's own in the system's temporary folder.
+    PyTorch writes the latter into the environment, for example when a model library is imported.
+    """
     default = Path(tempfile.gettempdir()).absolute()
     return not folder or any(
         part.parent == default and part.name.startswith("torchinductor_")
@@ -179,10 +179,10 @@ def _is_pytorchs_own(folder: str) -> bool:
 
 
 class GraphedForward:
-    """A forward that is captured in a CUDA graph once per signature and replayed after that.
+    """A forward that is captured in a CUDA graph once per signature and then replayed.
 
-    Inputs are copied into the graph's own, outputs are copied out. Keyword arguments only; what is not a tensor is
-    part of the signature. Gradients are not captured: with grad mode on the plain forward runs.
+    Inputs are copied into the graph's own, outputs are copied out. Keyword arguments only; values other than tensors
+    are part of the signature. With grad mode on, the plain forward runs.
     """
 
     def __init__(self, forward: Callable[..., Any]) -> None:

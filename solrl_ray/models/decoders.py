@@ -18,9 +18,9 @@ PREVIEW_KEY = "model.preview_decoder"
 def preview_loader(
     config: Model, vae_config: Mapping[str, Any], classes: Mapping[str, Any]
 ) -> Callable[..., nn.Module] | None:
-    """What loads the decoder that ``model.preview_decoder`` names, in a ``torch_dtype``; None if it is empty.
+    """The loader of ``model.preview_decoder``, which takes a ``torch_dtype``; None if the key is empty.
 
-    Raises `UserError` if there is no such decoder, or if its latents have other channels or cells than the VAE's.
+    Raises `UserError` if the decoder is missing, or if its latents have other channels or cells than the VAE's.
     """
     if not config.preview_decoder:
         return None
@@ -43,15 +43,15 @@ def preview_loader(
 
 
 def set_tiling(decoder: Any, decoding: Decoding) -> Any:
-    """Decode in overlapping tiles if asked to: less memory, and seams where tiles are blended."""
+    """Decode in overlapping tiles if configured: less memory, with blended seams."""
     if decoding.tiling:
         decoder.enable_tiling()
     return decoder
 
 
 def factor(settings: Mapping[str, Any]) -> int:
-    """Pixels per latent cell and side, as the stock pipelines work it out: each level after the first halves."""
-    if "temperal_downsample" in settings:  # diffusers' spelling; of an autoencoder for video, a value a halving
+    """Pixels per latent cell and side, as in the stock pipelines: each level after the first halves."""
+    if "temperal_downsample" in settings:  # diffusers' spelling; a video autoencoder has a value for each halving
         return int(2 ** len(settings["temperal_downsample"]))
     levels = settings.get("block_out_channels") or settings["encoder_block_out_channels"]
     return int(2 ** (len(levels) - 1))

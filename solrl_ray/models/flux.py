@@ -17,9 +17,9 @@ from solrl_ray.models.base import DiffusionModel
 class Flux(DiffusionModel):
     """Latents are packed as in `FluxPipeline`: [B, tokens, channels], a token is a 2x2 patch, row by row.
 
-    Text: CLIP (pooled, 77 tokens) and T5 (sequence). The transformer takes sigma itself as timestep, rounded to
-    its own dtype as in Sol-RL's own sampler, and the guidance embedding where the checkpoint has one. The stock
-    pipeline rounds 1000 sigma and divides then, which in bfloat16 are other values.
+    Text: CLIP (pooled, 77 tokens) and T5 (sequence). The transformer takes sigma itself as timestep, rounded to its own
+    dtype as in Sol-RL's own sampler, and the guidance embedding where the checkpoint has one. The stock pipeline rounds
+    1000 sigma and then divides, which gives other values in bfloat16.
     """
 
     FAMILY = "flux"
@@ -65,5 +65,5 @@ class Flux(DiffusionModel):
 def unpack(tokens: Tensor, rows: int, columns: int) -> Tensor:
     """Tokens [B, rows * columns, 4C] to [B, C, 2 rows, 2 columns]."""
     shuffled = functional.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (rows, columns)), Flux.SIZES.patch)
-    # Columns last, as everywhere: with channels last the decoder's convolutions round otherwise.
+    # Columns last, as everywhere: in channels-last format the decoder's convolutions round differently.
     return shuffled.contiguous(memory_format=torch.contiguous_format)

@@ -17,9 +17,9 @@ from solrl_ray.models.base import DiffusionModel
 class Flux2Klein(DiffusionModel):
     """Latents are packed as in the pipeline: [B, tokens, 128], a token is a 2x2 patch, row by row.
 
-    Text: three hidden layers of Qwen3 side by side, the prompt inside its chat template, padding not masked.
-    The timestep is sigma, rounded to the transformer's dtype. Patches are normalised by the running statistics of a
-    batch norm in the autoencoder.
+    Text: three hidden layers of Qwen3 side by side, the prompt inside its chat template, padding not masked. The
+    timestep is sigma, rounded to the transformer's dtype. The running statistics of a batch norm in the autoencoder
+    normalise patches.
     """
 
     FAMILY = "flux2_klein"

@@ -1,4 +1,4 @@
-"""Where checkpoints and prompt files are: local folders, Hugging Face ids and what the package ships."""
+"""Places of checkpoints and prompt files: local folders, Hugging Face ids and files of the package."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ BUILTIN = "builtin:"
 
 
 def resolve(path: str) -> Path | str:
-    """Turn a configured path into a local path, or return it unchanged if it reads as a Hugging Face id.
+    """Turn a configured path into a local path, or return it unchanged if it looks like a Hugging Face id.
 
-    ``builtin:<room>/<rest>`` is ``<rest>`` among the assets of a room of the package, so
-    ``builtin:testbed/pipeline`` is ``solrl_ray/testbed/assets/pipeline``. What exists is a local path; so is
-    what starts with ``/``, ``./``, ``../`` or ``~`` or cannot be an id. Existence is not demanded here.
+    ``builtin:<room>/<rest>`` is ``<rest>`` among the assets of a subpackage: ``builtin:testbed/pipeline`` is
+    ``solrl_ray/testbed/assets/pipeline``. A path is local if it exists, starts with ``/``, ``./``, ``../`` or ``~``, or
+    cannot be an id. It need not exist.
     """
     if path.startswith(BUILTIN):
         room, _, rest = path.removeprefix(BUILTIN).partition("/")
@@ -35,7 +35,7 @@ def resolve(path: str) -> Path | str:
 
 
 def shipped(pattern: str) -> list[str]:
-    """The ``builtin:`` paths of the files of that name, such as ``*.txt``."""
+    """The ``builtin:`` paths of the files that match, such as ``*.txt``."""
     package = Path(solrl_ray.__file__).parent
     found = (path.relative_to(package).parts for path in sorted(package.glob(f"*/assets/**/{pattern}")))
     return [f"{BUILTIN}{room}/{'/'.join(rest)}" for room, _, *rest in found]
@@ -50,7 +50,7 @@ def absolute(path: str) -> str:
 def checkpoint(path: str, key: str) -> Path | str:
     """`resolve` for a checkpoint.
 
-    Raises `UserError` naming `key` if `path` can only be a local folder and there is none.
+    Raises `UserError` naming `key` if `path` can only be a local folder and is missing.
     """
     resolved = resolve(path)
     if isinstance(resolved, Path) and not resolved.is_dir():
@@ -64,7 +64,7 @@ def checkpoint(path: str, key: str) -> Path | str:
 def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
     """Read the JSON file `name` of a checkpoint folder or Hugging Face repository.
 
-    Raises `UserError` naming `key` if the file is missing, unreadable or the hub does not give it.
+    Raises `UserError` naming `key` if the file is missing or unreadable, or the hub refuses it.
     """
     try:
         file = checkpoint / name if isinstance(checkpoint, Path) else Path(hf_hub_download(checkpoint, name))
@@ -79,8 +79,8 @@ def read_json(checkpoint: Path | str, name: str, key: str) -> dict[str, Any]:
 def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
     """`part_class.from_pretrained(checkpoint, **arguments)`.
 
-    Raises `UserError` naming `key` if files are missing or damaged, and also if weights are missing, which
-    `from_pretrained` would fill with random numbers after a mere warning.
+    Raises `UserError` naming `key` if files are missing or damaged, or if weights are missing, which `from_pretrained`
+    would replace by random numbers with only a warning.
     """
     part = arguments.get("subfolder", part_class.__name__)
     try:
@@ -97,8 +97,8 @@ def load_weights(part_class: Any, checkpoint: Path | str, key: str, **arguments:
 def load_tokenizer(tokenizer_class: Any, checkpoint: Path | str, key: str, **arguments: Any) -> Any:
     """`tokenizer_class.from_pretrained(checkpoint, **arguments)`.
 
-    Raises `UserError` naming `key` if files are missing or damaged; `from_pretrained` would answer a missing
-    vocabulary with a tokenizer that knows special tokens alone.
+    Raises `UserError` naming `key` if files are missing or damaged; without a vocabulary, `from_pretrained` would
+    return a tokenizer that knows only special tokens.
     """
     part = arguments.get("subfolder", tokenizer_class.__name__)
     try:
@@ -121,7 +121,7 @@ def unreadable(checkpoint: Path | str, part: str, key: str, error: Exception) ->
     if isinstance(checkpoint, Path):
         return f"{key} is {str(checkpoint)!r}, but {part} cannot be read from that folder: {reason}"
     return (
-        f"{key} is {checkpoint!r}, which is not a local folder, and {part} cannot be had from the Hugging "
+        f"{key} is {checkpoint!r}, which is not a local folder, and {part} cannot be read from the Hugging "
         f"Face hub or its cache (a gated model also needs `hf auth login`): {reason}"
     )
 

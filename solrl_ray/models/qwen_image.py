@@ -18,10 +18,10 @@ from solrl_ray.models.flux import unpack
 class QwenImage(DiffusionModel):
     """Latents are packed as in the pipeline: [B, tokens, 64], a token is a 2x2 patch, row by row.
 
-    Text: the last hidden layer of Qwen2.5-VL, the prompt inside its template, whose first 34 tokens are cut off
-    after encoding. A text is filled up with zeros to `max_sequence_length` tokens, which are masked: the stock
-    pipeline does the same to the shorter texts of a batch. Positions of the image do not depend on the text's length.
-    The timestep is sigma, rounded to the transformer's dtype. The autoencoder is one for video, with one frame.
+    Text: the last hidden layer of Qwen2.5-VL, the prompt inside its template, whose first 34 tokens are cut off after
+    encoding. A text is padded with masked zeros to `max_sequence_length` tokens, as the stock pipeline does with the
+    shorter texts of a batch. Positions of the image do not depend on the text's length. The timestep is sigma, rounded
+    to the transformer's dtype. The autoencoder is a video one, used with one frame.
     """
 
     FAMILY = "qwen_image"
@@ -63,7 +63,7 @@ class QwenImage(DiffusionModel):
 
     @classmethod
     def adapt_(cls, transformer: nn.Module) -> nn.Module:
-        # Its tables of positions are no buffers: made on the meta device, they would stay there.
+        # Its position tables are no buffers: made on the meta device, they would stay there.
         rope: Any = transformer.pos_embed
         transformer.pos_embed = type(rope)(rope.theta, rope.axes_dim, rope.scale_rope)
         return transformer
@@ -77,7 +77,7 @@ class QwenImage(DiffusionModel):
 
 
 def fixed_length(sequence: Tensor, tokens: int) -> dict[str, Tensor]:
-    """A text [1, n, width] filled up with zeros to `tokens` tokens, and the mask [1, tokens] of its own n.
+    """A text [1, n, width] padded with zeros to `tokens` tokens, and the mask [1, tokens] of its own n.
 
     Raises `ValueError` if it is longer.
     """

@@ -1,7 +1,7 @@
-"""Weights that leave a GPU while their worker rests, and are back before its turn.
+"""Weights that leave a GPU while their worker rests, and return before its turn.
 
-A tensor stays the same object: only the memory behind it goes and comes. So modules, optimisers and compiled code need
-not know. Its address may be another one afterwards, which captured CUDA graphs would not bear.
+A tensor stays the same object; only the memory behind it changes. So modules, optimisers and compiled code are not
+affected. Its address may change, which captured CUDA graphs would not survive.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from torch import Tensor, nn
 from solrl_ray.errors import RunError
 
 _ALIGNED = 512
-"""Bytes; each copy on the host begins at a multiple of it."""
+"""Bytes; each copy on the host begins at a multiple of this."""
 _WORD = 8
-"""Bytes of an int64, by which memory is summed up."""
+"""Bytes of an int64, the unit of checksums."""
 
 
 class _HostRoom:
-    """Uninitialised memory of the host; pinned, a GPU copies from and to it at the full speed of its link. PyTorch's
-    own allocator of pinned memory would round the size up to a power of two."""
+    """Uninitialised host memory; if pinned, a GPU copies from and to it at the full speed of its link. PyTorch's own
+    allocator of pinned memory would round the size up to a power of two.
+    """
 
     def __init__(self, size: int, *, pinned: bool) -> None:
-        """Raises RunError if there is not as much."""
+        """Raises RunError if there is not enough memory."""
         reason = ""
         try:
             self.bytes = torch.empty(size, dtype=torch.uint8)
@@ -38,12 +39,12 @@ class _HostRoom:
             address = self.bytes.data_ptr()
             error = int(runtime.cudaHostRegister(address, size, 0)) if runtime else 0
             reason = f"it cannot be pinned: CUDA error {error}" if error else ""
-            if runtime and not error:  # else nobody could pin that address again
+            if runtime and not error:  # else that address could not be pinned again
                 weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
         if reason:
             raise RunError(
-                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be had ({reason}); set "
-                "fleet.sharing to keep, or give the node more memory"
+                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be allocated ({reason}); "
+                "set fleet.sharing to keep, or give the node more memory"
             )
 
 
@@ -55,14 +56,14 @@ class _Piece:
     host: Tensor
     """uint8, as many bytes: the copy."""
     room: _HostRoom
-    """Where it is."""
+    """The memory that holds it."""
     checksum: int
 
 
 class RestingWeights:
     """What one worker lays down.
 
-    The copies on the host are pinned if there is a GPU, and made once: what has not changed since is not copied again.
+    The copies on the host are pinned if there is a GPU, and made once: unchanged data is not copied again.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class RestingWeights:
 
     @torch.no_grad()
     def lay_down(self, tensors: Iterable[Tensor], device: torch.device) -> int:
-        """Give the memory behind tensors on a device back to PyTorch's allocator; returns its bytes.
+        """Return the memory behind tensors on a device to PyTorch's allocator; returns its bytes.
 
-        Nothing may use them until `take_up`. What lies elsewhere, in memory that PyTorch did not allocate, or behind a
-        tensor that only wraps others (Transformer Engine's) stays.
+        The tensors must not be used until `take_up`. Tensors elsewhere, in memory that PyTorch did not allocate, or
+        that only wrap others (Transformer Engine's) are left alone.
         """
         if self._down:
             return 0
@@ -99,23 +100,23 @@ class RestingWeights:
 
     @torch.no_grad()
     def take_up(self) -> int:
-        """Bring back what was laid down, and prove it; returns its bytes.
+        """Bring back what was laid down, and verify it; returns its bytes.
 
         Raises:
-            RunError: it is not what was laid down.
-            torch.OutOfMemoryError: somebody else has the memory.
+            RunError: the bytes differ.
+            torch.OutOfMemoryError: another process has the memory.
         """
         down = self._down
         for piece in down:
             piece.storage.resize_(piece.host.numel())
             _bytes(piece.storage).copy_(piece.host, non_blocking=True)
         if [piece.checksum for piece in down] != _checksums(piece.storage for piece in down):
-            raise RunError("weights came back to the GPU otherwise than they were laid down; its memory is not sound")
+            raise RunError("weights came back to the GPU altered; its memory is faulty")
         self._down = []
         return sum(piece.host.numel() for piece in down)
 
     def _make_room(self, storages: dict[int, torch.UntypedStorage]) -> None:
-        """One piece of host memory for all that have none yet."""
+        """Allocate one piece of host memory for all that have none yet."""
         starts, size = [], 0
         for storage in storages.values():
             starts.append(size)
@@ -150,7 +151,7 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _checksums(storages: Iterable[torch.UntypedStorage]) -> list[int]:
-    """Of each, the sum of its words, modulo 2^64."""
+    """The sum of each storage's words, modulo 2^64."""
     sums = []
     for storage in storages:
         content = _bytes(storage)
@@ -160,6 +161,6 @@ def _checksums(storages: Iterable[torch.UntypedStorage]) -> list[int]:
 
 
 def _wait(storages: Iterable[torch.UntypedStorage]) -> None:
-    """Until what was begun on their GPUs is done."""
+    """Return when pending work on their GPUs is done."""
     for device in {storage.device for storage in storages if storage.device.type == "cuda"}:
         torch.cuda.synchronize(device)

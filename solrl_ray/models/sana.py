@@ -20,14 +20,13 @@ TIMESTEPS = 1000
 class Sana(DiffusionModel):
     """Latents [B, 32, H/32, W/32].
 
-    Text: Gemma, with the mask of its padding, and without the pipeline's default "complex human instruction" before
-    the prompt, as Sol-RL trains: call the stock pipeline with ``complex_human_instruction=None``. The timestep is
-    sigma · 1000 · the checkpoint's `timestep_scale`, in float32. The 1×1 convolutions of the feed-forward are linears
-    here (`LinearGLU`), which is what quantises and takes LoRA factors everywhere else.
+    Text: Gemma, with the mask of its padding, and without the pipeline's default "complex human instruction", as Sol-RL
+    trains: call the stock pipeline with ``complex_human_instruction=None``. The timestep is sigma · 1000 · the
+    checkpoint's `timestep_scale`, in float32. The 1×1 convolutions of the feed-forward are linears here (`LinearGLU`),
+    so that they can be quantised and take LoRA factors.
 
     The stock layers differ from the published training checkpoint's: separate `to_q`, `to_k`, `to_v` instead of one
-    `qkv` and one `kv`, so each has a LoRA factor A of its own, and the width of none exceeds the published
-    limit for quantisation.
+    `qkv` and one `kv`. So each has its own LoRA factor A, and none is wider than the published limit for quantisation.
     """
 
     FAMILY = "sana"
@@ -62,7 +61,7 @@ class Sana(DiffusionModel):
             timestep=sigmas * self._timesteps,
             return_dict=False,
         )[0]
-        # A checkpoint that also predicts a variance has it in the second half of the channels.
+        # If a checkpoint also predicts a variance, it is in the second half of the channels.
         return velocity[:, : self.latent_shape[0]]
 
     @classmethod
@@ -83,7 +82,7 @@ class LinearGLU(nn.Module):
     """SANA's feed-forward with its 1×1 convolutions as linears of the same weights and the same paths."""
 
     def __init__(self, stock: GLUMBConv) -> None:
-        """Takes over the weights of `stock`. Raises `ValueError` if it has what SANA's blocks do not use."""
+        """Takes over the weights of `stock`. Raises `ValueError` for features that SANA's blocks do not use."""
         super().__init__()
         if stock.norm is not None or stock.residual_connection:
             raise ValueError("a feed-forward with its own norm or residual is not SANA's")
@@ -93,7 +92,7 @@ class LinearGLU(nn.Module):
         self.conv_point = as_linear(stock.conv_point)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[B, C, H, W] to the same shape. Channels come last in memory, so that permuting copies nothing."""
+        """[B, C, H, W] to the same shape. Channels are last in memory, so that permuting copies nothing."""
         hidden = self.nonlinearity(self.conv_inverted(hidden_states.permute(0, 2, 3, 1)))
         hidden = self.conv_depth(hidden.permute(0, 3, 1, 2))
         hidden, gate = torch.chunk(hidden, 2, dim=1)
@@ -103,7 +102,7 @@ class LinearGLU(nn.Module):
 
 
 def as_linear(convolution: nn.Conv2d) -> nn.Linear:
-    """The linear over channels that a 1×1 convolution is; shares its memory."""
+    """The linear over channels that equals a 1×1 convolution; shares its memory."""
     if convolution.kernel_size != (1, 1) or convolution.groups != 1:
         raise ValueError(f"a convolution of {convolution.kernel_size}, groups {convolution.groups} is no linear")
     linear = nn.Linear(convolution.in_channels, convolution.out_channels, bias=False, device="meta")

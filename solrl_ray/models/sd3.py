@@ -20,9 +20,9 @@ TIMESTEPS = 1000
 class StableDiffusion3(DiffusionModel):
     """Latents [B, 16, H/8, W/8].
 
-    Text: two CLIP encoders (77 tokens, side by side in width) followed by T5 tokens; a checkpoint without T5
-    stands for it with zeros. The timestep is sigma · 1000 in float32, never truncated: the published sampler
-    rounded it down to a whole number and the published training did not, here both see the same.
+    Text: two CLIP encoders (77 tokens, concatenated in width) followed by T5 tokens; without T5 these are zeros. The
+    timestep is sigma · 1000 in float32, never truncated. The published sampler rounded it down to a whole number and
+    the published training did not; here both use the same value.
     """
 
     FAMILY = "sd3"
@@ -52,7 +52,7 @@ class StableDiffusion3(DiffusionModel):
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
     def _encode_without_t5(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """As `encode_prompt` does, which would ask a transformer for the width of T5."""
+        """As `encode_prompt`, which would ask a transformer for the width of T5."""
         clips = [pipeline._get_clip_prompt_embeds(text, device=self.device, clip_model_index=i) for i in (0, 1)]
         sequence = torch.cat([clip[0] for clip in clips], dim=-1)
         sequence = functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))

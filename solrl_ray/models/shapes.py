@@ -1,4 +1,4 @@
-"""The sizes of a checkpoint that a plan needs; those of the shipped model files are in the package.
+"""The sizes of a checkpoint that a plan needs; those of the shipped models are in the package.
 
 `python benchmarks/model_shapes.py` writes them from the architectures, and a test compares the two.
 """
@@ -18,7 +18,7 @@ from solrl_ray.quantization.planning import Linear
 
 FOLDER = Path(__file__).with_name("shapes")
 SETTINGS = ("in_channels", "num_attention_heads", "attention_head_dim", "dim", "pos_embed_max_size", "axes_lens")
-"""What `FamilySizes` reads of a transformer's ``config.json``."""
+"""Keys of a transformer's ``config.json`` that `FamilySizes` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ModelShapes:
 
 
 def shipped(model: Model) -> ModelShapes | None:
-    """The shapes of a checkpoint that this package knows by its id; None if it does not."""
+    """The shapes of a checkpoint that this package knows by its id; None for others."""
     return _shipped().get(model.path)
 
 

@@ -1,4 +1,4 @@
-"""What a family's sizes follow from, without PyTorch: tokens, latents, and the activations of a backward pass."""
+"""The sizes of a family, without PyTorch: tokens, latents, and the activations of a backward pass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CLIP_TOKENS = 77
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSizes:
-    """Of an autoencoder in bfloat16, as counted by `benchmarks/activation_sizes.py`."""
+    """Sizes of an autoencoder in bfloat16, as counted by `benchmarks/activation_sizes.py`."""
 
     parameters: int
-    """Its encoder is loaded as well."""
+    """Includes its encoder, which is loaded as well."""
     bytes_a_pixel: int
-    """The most that the decoding of an image holds at a time."""
+    """Peak while an image is decoded."""
 
 
 KL = DecoderSizes(parameters=83_819_683, bytes_a_pixel=1536)
@@ -40,29 +40,32 @@ class FamilySizes:
     longest: int
     """Largest `model.max_sequence_length` that the stock pipeline takes."""
     packed: bool
-    """Whether the transformer takes image tokens, and not an image of latent cells."""
+    """Whether the transformer takes image tokens, not an image of latent cells."""
     clip: bool = False
     """Whether the tokens of CLIP come before those of the long text encoder."""
     text_in_blocks: bool = True
-    """Whether the blocks transform the text as well; else they attend to it."""
+    """Whether the blocks transform the text as well; if not, they attend to it."""
     text_multiple: int = 1
-    """Texts are filled up to a multiple of so many tokens."""
+    """Texts are padded to a multiple of this many tokens."""
     width: tuple[str, ...] = ("num_attention_heads", "attention_head_dim")
     """Keys of ``config.json`` whose product is a token's channels inside the transformer."""
     positions: str = ""
-    """Key of ``config.json`` that says where positions end: image tokens a side, or a list that begins with those of
-    the text and has those of rows and columns after them. Empty: nowhere."""
+    """Key of ``config.json`` with the limit of positions: image tokens a side, or a list of the limits of text, rows
+    and columns. Empty: no limit.
+    """
     kept_values: tuple[float, float]
-    """Values that a block's forward keeps for its backward pass, a channel of an image or text token: of compiled
-    blocks, of eager ones. Measured; for estimates of memory."""
+    """Values that a block's forward keeps for its backward pass, per channel of an image or text token: of compiled
+    blocks, of eager ones. Measured; for estimates of memory.
+    """
     forward_values: float
-    """The most values that a forward without gradient holds at a time, a channel of such a token: of eager blocks, as
-    counted by `benchmarks/activation_sizes.py`. Compiled ones hold less."""
+    """Peak of values in a forward without gradient, per channel of such a token: of eager blocks, as counted by
+    `benchmarks/activation_sizes.py`. Compiled ones hold less.
+    """
     decoder: DecoderSizes
     """Of the autoencoder, for estimates of memory."""
 
     def check(self, config: Model, transformer: Mapping[str, Any], factor: int) -> None:
-        """Raise `UserError` for sizes that a checkpoint cannot do.
+        """Raise `UserError` for sizes that a checkpoint does not support.
 
         Args:
             transformer: its ``config.json``.
@@ -88,7 +91,7 @@ class FamilySizes:
             )
         if text is None:
             return
-        # A text's tokens take the positions from 1 on, the image the one after them.
+        # A text's tokens have the positions from 1 on, the image the one after them.
         longest = (text - 2) // self.text_multiple * self.text_multiple
         if config.max_sequence_length > longest:
             raise UserError(
@@ -113,21 +116,20 @@ class FamilySizes:
     def activation_bytes(
         self, config: Model, transformer: Mapping[str, Any], factor: int, *, blocks: int, compiled: bool
     ) -> tuple[int, int]:
-        """Estimates of what a transformer of so many blocks keeps of one sample for a backward pass: bytes if they
-        compute all again (their inputs, and one block's activations when its turn comes), and if they compute nothing
-        again."""
+        """Estimates of what a transformer of `blocks` blocks keeps of one sample for a backward pass: bytes if they
+        recompute everything (their inputs, and one block's activations at a time), and if they recompute nothing.
+        """
         inputs = blocks * self._stream_bytes(config, transformer, factor)
         most = round(self.kept_values[0 if compiled else 1] * inputs)
         return inputs + most // max(1, blocks), most
 
     def sampling_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, int]:
-        """Estimates of the most that a worker without gradients holds at a time: bytes of one sample's forward, of one
-        image's decoding."""
+        """Estimates of a worker's peak without gradients: bytes of one sample's forward, of one image's decoding."""
         forward = round(self.forward_values * self._stream_bytes(config, transformer, factor))
         return forward, self.decoder.bytes_a_pixel * config.resolution**2 * DTYPE_BYTES[config.dtype] // 2
 
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
-        """One sample's tokens as they go from block to block."""
+        """One sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
         tokens = self.image_tokens(config, factor) + self.text_tokens(config)
         return tokens * width * DTYPE_BYTES[config.dtype]
@@ -136,7 +138,7 @@ class FamilySizes:
 FLUX = FamilySizes(
     family="flux", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=17.3, decoder=KL
 )
-FLUX2_KLEIN = FamilySizes(  # activations as of FLUX.1: not measured
+FLUX2_KLEIN = FamilySizes(  # activations as for FLUX.1: not measured
     family="flux2_klein", patch=2, longest=512, packed=True, kept_values=(13.0, 16.4), forward_values=22.4, decoder=KL
 )
 QWEN_IMAGE = FamilySizes(  # activations estimated: what narrow eager blocks save on a CPU, in proportion to SD3.5's
@@ -163,7 +165,7 @@ SD3 = FamilySizes(
     forward_values=12.7,
     decoder=KL,
 )
-Z_IMAGE = FamilySizes(  # activations estimated as of Qwen-Image
+Z_IMAGE = FamilySizes(  # activations estimated as for Qwen-Image
     family="z_image",
     patch=2,
     longest=512,  # the stock call's default; it names no limit

@@ -1,4 +1,4 @@
-"""How the stock diffusers pipeline is called so that it computes what ours does."""
+"""How to call the stock diffusers pipeline so that it computes the same as ours."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ARGUMENTS: dict[str, Callable[[Model], dict[str, Any]]] = {
     "sd3": lambda model: {"guidance_scale": 1.0},
     "z_image": lambda model: {"guidance_scale": 0.0},
 }
-"""``model.family`` → arguments with which no classifier-free guidance is used, and the prompt is taken as it is."""
+"""``model.family`` → arguments that switch off classifier-free guidance and changes to the prompt."""
 
 
 def stock_call(model: Model, steps: int) -> dict[str, Any]:
-    """Arguments of the stock pipeline beside the prompt: size in pixels, steps, tokens, those of the family."""
+    """Arguments of the stock pipeline besides the prompt: size in pixels, steps, tokens, those of the family."""
     return {
         "height": model.resolution,
         "width": model.resolution,

@@ -16,19 +16,20 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.qwen_image import fixed_length
 
 ALIGNMENT = sizes.Z_IMAGE.text_multiple
-"""The transformer was trained on images and texts that were filled up to a multiple of so many tokens, with pads that
-are attended to."""
+"""The transformer was trained on images and texts padded to a multiple of this many tokens, with pads that are attended
+to.
+"""
 PATCHES = "2-1"
-"""By which the transformer finds its layers for patches of 2 x 2 cells of one frame."""
+"""The transformer's key of its layers for patches of 2 x 2 cells of one frame."""
 
 
 class ZImage(DiffusionModel):
     """Latents [B, 16, H/8, W/8].
 
-    Text: the last but one hidden layer of Qwen3, the prompt inside its chat template, padding cut off; then filled up
-    with zeros to a fixed number of tokens, which `FixedTextTransformer` treats as the stock one treats the shorter
-    texts of a batch. The transformer's time runs from 0 (noise) to 1 (image), and it predicts image - noise: it gets
-    1 - sigma in float32, and its answer is negated.
+    Text: the last but one hidden layer of Qwen3, the prompt inside its chat template, without padding; then padded with
+    zeros to a fixed number of tokens, which `FixedTextTransformer` treats as the stock one treats the shorter texts of
+    a batch. The transformer's time runs from 0 (noise) to 1 (image), and it predicts image - noise: it gets 1 - sigma
+    in float32, and its output is negated.
     """
 
     FAMILY = "z_image"
@@ -71,12 +72,12 @@ class ZImage(DiffusionModel):
 
 
 class FixedTextTransformer(ZImageTransformer2DModel):
-    """The stock transformer with a forward of fixed shapes, on tensors where the stock one takes lists.
+    """The stock transformer with a forward of fixed shapes, on tensors instead of lists.
 
-    The stock one cuts each text to its own length, fills it up to a multiple of `ALIGNMENT` with tokens that are
-    attended to, and gives the image the position after them. So the shapes of a forward depend on its texts, and code
-    that is compiled for one shape would be compiled again. Here a text keeps its fixed length; its positions, its
-    pads and the image's position follow its own length as before, and what is beyond it is masked.
+    The stock one cuts each text to its own length, pads it to a multiple of `ALIGNMENT` with tokens that are attended
+    to, and gives the image the position after them. So the shapes of a forward depend on its texts, and compiled code
+    would be compiled again. Here a text keeps a fixed length; its positions, its pads and the image's position still
+    follow its own length, and the rest is masked.
     """
 
     def forward(
@@ -97,7 +98,7 @@ class FixedTextTransformer(ZImageTransformer2DModel):
         Returns:
             [B, C, H, W], as the stock transformers of diffusers return it.
         """
-        embedder = self.t_embedder  # its own forward asks for the type of a weight, which a quantised layer lacks
+        embedder = self.t_embedder  # its own forward reads the dtype of a weight, which a quantised layer lacks
         waves = embedder.timestep_embedding(timestep * self.t_scale, embedder.frequency_embedding_size)
         time = embedder.mlp(waves.type_as(hidden_states)).type_as(hidden_states)
         own = encoder_hidden_states_mask.bool()
@@ -160,7 +161,7 @@ def patches(latents: Tensor) -> Tensor:
 
 
 def unpatched(tokens: Tensor, rows: int, columns: int) -> Tensor:
-    """What `patches` did, undone."""
+    """The inverse of `patches`."""
     size = ZImage.SIZES.patch
     cells = tokens.unflatten(2, (size, size, -1)).unflatten(1, (rows, columns))  # [B, rows, columns, 2, 2, C]
     return cells.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)

@@ -22,7 +22,7 @@ def load(config: Config, grid: Tensor) -> Objective[Any]:
         grid: noise levels of the full schedule, float64 [steps + 1] (`sampling.schedules`).
 
     Raises:
-        ValueError: it learns from transitions, which the configured sampler does not have (`config.checks`).
+        ValueError: it learns from transitions, which the configured sampler lacks (`config.checks`).
     """
     section, sampler, run_seed = config.objective, config.rollout.sampler, config.run.seed
     levels = grid[:-1].float()

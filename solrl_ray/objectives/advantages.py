@@ -1,4 +1,4 @@
-"""Advantages: how much better a sample's reward is than its prompt's other samples."""
+"""Advantages: how much better a sample's reward is than those of its prompt's other samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from solrl_ray.config.objectives import Advantage
 EPSILON = 1e-4
 """Added to the standard deviation, in units of the reward."""
 UNBIASED_EPSILON = 1e-8
-"""The same for the unbiased one, as DanceGRPO has it."""
+"""The same for the unbiased one, as in DanceGRPO."""
 
 
 def advantages(rewards: NDArray[np.float64], groups: NDArray[np.int64], config: Advantage) -> NDArray[np.float64]:

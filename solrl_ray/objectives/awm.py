@@ -1,7 +1,7 @@
-"""Advantage-weighted matching (arXiv 2509.25050): the flow-matching error stands for the log-likelihood.
+"""Advantage-weighted matching (arXiv 2509.25050): the flow-matching error replaces the log-likelihood.
 
-A sample's clean latent is noised to a level t, and l = mean (v - (eps - x0))² is how badly a policy would have made
-it. A decreasing function of l takes the place of log p in the clipped surrogate, whatever sampler made the sample.
+A sample's clean latent is noised to a level t. l = mean (v - (eps - x0))² says how badly a policy would have made it. A
+decreasing function of l replaces log p in the clipped surrogate, whatever sampler made the sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Awm(ForwardProcess):
         self.references = (*base, "anchor") if config.anchor.weight != 0 else base
 
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """One step out of each slice, rising, as released."""
+        """One step from each slice, rising, as released."""
         config = self._config
         end = share_of(len(self._grid), config.timestep_fraction)
         return stratified_steps(address, first=int(config.skip_first), end=end, count=config.timesteps)
@@ -51,7 +51,7 @@ class Awm(ForwardProcess):
 
 
 def stratified_steps(address: Address, *, first: int, end: int, count: int) -> NDArray[np.int64]:
-    """One step out of each of `count` slices of first … end - 1, rising: int64 [count].
+    """One step from each of `count` slices of first … end - 1, rising: int64 [count].
 
     Slices have whole steps, so that no step is drawn twice: as released, their bounds are those of equal slices rounded
     down. Steps 1 … 11 in six slices are [1, 2), [2, 4), [4, 6), [6, 8), [8, 10), [10, 12).
@@ -60,14 +60,14 @@ def stratified_steps(address: Address, *, first: int, end: int, count: int) -> N
         raise ValueError(f"{count} steps cannot be drawn from {first} … {end - 1}")
     bounds = first + np.arange(count + 1) * (end - first) // count
     inside = np.floor(noise.uniform(address, (count,)) * np.diff(bounds)).astype(np.int64)
-    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # what is just below a bound may round up to it
+    return bounds[:-1] + np.minimum(inside, np.diff(bounds) - 1)  # a value just below a bound may round up to it
 
 
 def log_likelihood(v: Tensor, target: Tensor, t: Tensor, weighting: Weighting, power: float) -> Tensor:
-    """What stands for log p of a sample at one noise level, float64 [batch].
+    """The replacement for log p of a sample at one noise level, float64 [batch].
 
-    ``uniform``: -l. ``huber``: -t (sqrt(l + e) - sqrt(e)). ``ghuber``: -(t / p) ((l + e)^p - e^p), which huber is up
-    to a factor at p = 1/2. l = mean (v - target)² and e = 1e-10, in float64 as released.
+    ``uniform``: -l. ``huber``: -t (sqrt(l + e) - sqrt(e)). ``ghuber``: -(t / p) ((l + e)^p - e^p), which equals huber
+    up to a factor at p = 1/2. l = mean (v - target)² and e = 1e-10, in float64 as released.
 
     Args:
         v: velocity [batch, *latent_shape].

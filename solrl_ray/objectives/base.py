@@ -1,4 +1,4 @@
-"""What an objective is to the learner: which velocities it compares, where, and what it makes of them."""
+"""The learner's interface to an objective: which velocities it compares, where, and the loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from solrl_ray.records import Address
 
 Reference = Literal["base", "old", "anchor"]
-"""Policies whose velocities are wanted without gradient: adapters off, the sampling policy, AWM's anchor."""
+"""Policies whose velocities are computed without gradient: adapters off, the sampling policy, AWM's anchor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class MicroBatch:
     """Samples of one forward. Every field has one entry per sample."""
 
     prompt_ids: tuple[str, ...]
-    """Which prompt each sample is of."""
+    """The prompt of each sample."""
     indices: tuple[int, ...]
     """Candidate indices inside their prompts' pools."""
     x0: Tensor
@@ -36,7 +36,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Where the velocities of one pass over a micro-batch are taken. Each sample stands at its own noise level."""
+    """Where the velocities of one pass over a micro-batch are computed. Each sample has its own noise level."""
 
     x_t: Tensor
     """float32 [B, *latent_shape]."""
@@ -58,7 +58,7 @@ class Velocities:
     """Of AWM's anchor; None unless `Objective.references` has it."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a velocity of another shape or dtype than theta's: it would be broadcast in silence."""
+        """Raises ValueError for another shape or dtype than theta's, which would be broadcast silently."""
         if self.theta.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"velocity theta must be float32 or float64, got {self.theta.dtype}")
         for name in ("old", "base", "anchor"):
@@ -81,7 +81,7 @@ class Loss:
     ratio: Tensor | None = None
     """Probability under the trained policy over that under the sampling policy; None if the objective has none."""
     clipped: Tensor | None = None
-    """1 where the ratio is outside of the clip range, else 0."""
+    """1 where the ratio is outside the clip range, else 0."""
 
 
 P = TypeVar("P", bound=Pass)
@@ -91,7 +91,7 @@ class Objective(ABC, Generic[P]):
     """A loss on regenerated samples. The learner makes the passes, and the forwards without gradient before them."""
 
     references: tuple[Reference, ...]
-    """Besides ``old``, in the order in which they are taken."""
+    """Besides ``old``, in the order of computing."""
 
     @abstractmethod
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> Sequence[P]:
@@ -103,13 +103,13 @@ class Objective(ABC, Generic[P]):
 
         Args:
             one: one of `passes`.
-            v: the velocities there.
+            v: its velocities.
             advantages: float64 [B], unclipped, on the device of the velocities.
         """
 
 
 def timestep_addresses(batch: MicroBatch, *, run_seed: int, iteration: int) -> list[Address]:
-    """Where each sample draws the timesteps that it is trained on."""
+    """The addresses from which each sample draws its trained timesteps."""
     return [
         Address(run_seed=run_seed, purpose="timesteps", iteration=iteration, prompt_id=prompt_id, index=index)
         for prompt_id, index in zip(batch.prompt_ids, batch.indices, strict=True)

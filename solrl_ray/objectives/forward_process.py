@@ -32,7 +32,7 @@ def noised(x0: Tensor, eps: Tensor, t: Tensor) -> Tensor:
 
 
 class ForwardProcess(Objective[NoisedPass]):
-    """In pass j every sample stands at the j-th of its own steps of the full schedule."""
+    """In pass j every sample is at the j-th of its own steps of the full schedule."""
 
     def __init__(self, *, grid: Tensor, run_seed: int) -> None:
         """`grid`: noise levels of the full schedule without the final 0, float32 [steps], on the CPU."""
@@ -41,7 +41,7 @@ class ForwardProcess(Objective[NoisedPass]):
 
     @abstractmethod
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """Steps of the full schedule on which a sample is trained, in order: addressed draws, never sigma 0."""
+        """A sample's trained steps of the full schedule, in order: addressed draws, never sigma 0."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[NoisedPass]:
         x0 = batch.x0.to(device)

@@ -1,8 +1,8 @@
-"""Objectives on stored transitions: how much more probable the policy makes the steps that led to good samples.
+"""Objectives on stored transitions: how much more probable the policy makes the steps of good samples.
 
-A transition is x_t → x_next of the stochastic sampler, kept in float32 when the sample was regenerated. Its
-log-probabilities under the trained and the sampling policy are both worked out here, in one path, so that their ratio
-is exactly 1 before the first update.
+A transition is x_t → x_next of the stochastic sampler, stored in float32 when the sample was regenerated. Its
+log-probabilities under the trained and the sampling policy are both computed here, in one path, so that their ratio is
+exactly 1 before the first update.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Grpo(Objective[TransitionPass]):
 
     @abstractmethod
     def chosen(self, address: Address) -> NDArray[np.int64]:
-        """Which stored transitions of a sample are trained on, counted from the first stored one, in order."""
+        """The trained ones of a sample's stored transitions, counted from the first stored one, in order."""
 
     def passes(self, batch: MicroBatch, device: torch.device, iteration: int) -> list[TransitionPass]:
         if batch.states is None:
@@ -101,7 +101,7 @@ class FlowGrpo(Grpo):
 
 
 class DanceGrpo(Grpo):
-    """DanceGRPO (arXiv 2505.07818): each sample on the front of its own permutation of its transitions."""
+    """DanceGRPO (arXiv 2505.07818): each sample on the first part of its own permutation of its transitions."""
 
     _config: DanceGrpoConfig
 

@@ -1,4 +1,4 @@
-"""The DiffusionNFT objective (arXiv 2509.16117): learning from good and bad samples on the forward process.
+"""The DiffusionNFT objective (arXiv 2509.16117): learns from good and bad samples on the forward process.
 
 Rectified flow: x_t = (1 - t) x0 + t eps, velocity v = eps - x0, hence the estimate x0 = x_t - t v.
 """
@@ -28,9 +28,9 @@ class DiffusionNft(ForwardProcess):
         v- = (1 + beta) v_old - beta v_theta        w± = max(mean |x_t - t v± - x0|, 1e-5)
         r = clip(A, ±C) / 2C + 1/2                  policy = C / beta (r L+ + (1 - r) L-)
 
-    r is the probability with which a sample counts as good, and kl is MSE(v_theta, v_base). Everything is computed in
-    v_theta's dtype, except r and the adaptive weights: these are worked out in float64 without gradient and rounded
-    once, so that the loss and its backward stay in float32.
+    r is the probability that a sample counts as good, and kl is MSE(v_theta, v_base). Everything is computed in
+    v_theta's dtype, except r and the adaptive weights: these are computed in float64 without gradient and rounded once,
+    so that the loss and its backward stay in float32.
     """
 
     def __init__(self, config: DiffusionNftConfig, *, grid: Tensor, run_seed: int) -> None:
@@ -39,7 +39,7 @@ class DiffusionNft(ForwardProcess):
         self.references = ("base",) if config.kl != 0 else ()
 
     def steps(self, address: Address) -> NDArray[np.int64]:
-        """The front of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT."""
+        """The first part of the sample's own permutation: drawn without replacement, as in Sol-RL and DiffusionNFT."""
         steps = len(self._grid)
         return permutation(address, steps)[: share_of(steps, self._config.timestep_fraction)]
 

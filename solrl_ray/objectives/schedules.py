@@ -9,10 +9,10 @@ from solrl_ray.config.objectives import Anchor, OldDecay
 
 
 def follower_decay(config: OldDecay | Anchor, steps: int) -> float:
-    """d of old <- d * old + (1 - d) * default, and of anchor likewise, applied after step number `steps`.
+    """d of old <- d * old + (1 - d) * default, and likewise of anchor, applied after step number `steps`.
 
-    min(slope * steps, cap): DiffusionNFT's decay type 1, and the ``ema`` adapter of advantage-weighted matching
-    (arXiv 2509.25050) as released, whose d is small: the anchor follows closely, and holds back what one update may do.
+    min(slope * steps, cap): DiffusionNFT's decay type 1, and the ``ema`` adapter of advantage-weighted matching (arXiv
+    2509.25050) as released, whose d is small: the anchor follows closely and limits what one update may change.
     ``copy``: 0.
     """
     _check(steps)

@@ -30,7 +30,7 @@ from solrl_ray.records import Address
 from solrl_ray.sampling.noise import standard_normal
 
 if TYPE_CHECKING:
-    from peft.tuners.lora import LoraLayer  # otherwise late: it takes seconds, and only a learner has such layers
+    from peft.tuners.lora import LoraLayer  # otherwise late: it takes seconds, and only a learner needs it
 
 Adapter = Literal["default", "old", "anchor"]
 Active = Literal["default", "old", "anchor", "base"]
@@ -38,14 +38,14 @@ ADAPTERS: tuple[Adapter, ...] = ("default", "old")
 TRAINED: Adapter = "default"
 
 INITIALISATION = "lora-init"
-"""Purpose of the addresses of the first A factors; the module path stands in place of the prompt id."""
+"""Purpose of the addresses of the first A factors; the module path replaces the prompt id."""
 
 
 def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = False) -> None:
-    """Freeze `transformer` and put ``default`` and ``old`` into it, and ``anchor`` if wanted, with equal factors.
+    """Freeze `transformer` and put ``default`` and ``old`` into it, and optionally ``anchor``, with equal factors.
 
-    A is gaussian with standard deviation 1 / rank, a function of run seed and module path; B is zero, so that
-    the policy starts as the base. ``default`` is active afterwards.
+    A is gaussian with standard deviation 1 / rank, a function of run seed and module path; B is zero, so that the
+    policy starts as the base. ``default`` is active afterwards.
 
     Raises:
         UserError: an entry of ``model.lora.targets`` names no linear layer.
@@ -59,7 +59,7 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = 
     transformer.requires_grad_(False)
     names: tuple[Adapter, ...] = (*ADAPTERS, "anchor") if anchor else ADAPTERS
     for name in names:
-        # On no device yet: PEFT's own initial values would be drawn from the global generator.
+        # On no device yet: PEFT would draw initial values from the global generator.
         config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))  # type: ignore[arg-type]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
@@ -79,14 +79,14 @@ def attach(transformer: nn.Module, lora: Lora, run_seed: int, *, anchor: bool = 
 def use(transformer: nn.Module, active: Active) -> None:
     """Let forwards of `transformer` use one adapter, or none (``base``).
 
-    Only the factors of ``default`` ever require gradients, whichever adapter is active. With gradient
-    checkpointing the backward pass recomputes forwards: switch back before it.
+    Only the factors of ``default`` ever require gradients, whichever adapter is active. Gradient checkpointing
+    recomputes forwards in the backward pass: switch back before it.
     """
     for _, layer in _layers(transformer):
         layer.enable_adapters(active != "base")
         if active != "base":
             layer.set_adapter(active)
-        # PEFT makes what it activates trainable and the rest not.
+        # PEFT makes active factors trainable and the others not.
         for factors in (layer.lora_A, layer.lora_B):
             for name, factor in factors.items():
                 factor.weight.requires_grad_(name == TRAINED)
@@ -94,7 +94,7 @@ def use(transformer: nn.Module, active: Active) -> None:
 
 @contextmanager
 def using(transformer: nn.Module, active: Active) -> Iterator[None]:
-    """`use` for the length of a ``with`` block; what was active before is active again afterwards."""
+    """`use` inside a ``with`` block; restores the active adapter afterwards."""
     before = active_adapter(transformer)
     use(transformer, active)
     try:
@@ -104,7 +104,7 @@ def using(transformer: nn.Module, active: Active) -> Iterator[None]:
 
 
 def active_adapter(transformer: nn.Module) -> Active:
-    """Which adapter forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
+    """The adapter that forwards use now. Raises `ValueError` if layers disagree or there are no adapters."""
     found = {"base" if layer.disable_adapters else ",".join(layer.active_adapters) for _, layer in _layers(transformer)}
     for active in ("default", "old", "anchor", "base"):
         if found == {active}:
@@ -126,7 +126,7 @@ def parameters(transformer: nn.Module, adapter: Adapter) -> dict[str, nn.Paramet
 
 
 def base_tensors(transformer: nn.Module) -> Iterator[Tensor]:
-    """Weights and buffers that belong to no adapter, none of which ever changes."""
+    """Weights and buffers outside adapters, none of which ever changes."""
     factors = {
         id(weight)
         for _, layer in _layers(transformer)
@@ -144,7 +144,7 @@ def factors(transformer: nn.Module, adapter: Adapter) -> dict[str, Tensor]:
 
 
 def base_factors(factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The factors of a policy that is the base: B is zero."""
+    """The factors of a policy that equals the base: B is zero."""
     return {name: torch.zeros_like(f) if name.endswith(".lora_B") else f for name, f in factors.items()}
 
 
@@ -177,7 +177,7 @@ def decay_(transformer: nn.Module, decay: float, adapter: Adapter = "old") -> No
         if decay == 0.0:
             old.copy_(trained[name])
         else:
-            # Two products and a sum, each rounded: a fused operation would round otherwise elsewhere.
+            # Two products and a sum, each rounded: a fused operation would round differently.
             old.mul_(decay).add_(trained[name] * (1.0 - decay))
 
 
@@ -190,7 +190,7 @@ def _layers(transformer: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
 
 
 def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
-    """Every target must match as PEFT matches it: a module's whole path, or its end after a dot."""
+    """Every target must match as in PEFT: a module's whole path, or its end after a dot."""
     linears = [path for path, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if not any(path == target or path.endswith(f".{target}") for path in linears):

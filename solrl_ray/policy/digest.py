@@ -1,4 +1,4 @@
-"""One number for a set of LoRA factors: equal digests are equal policies, bit for bit."""
+"""A digest of LoRA factors: equal digests are equal policies, bit for bit."""
 
 from __future__ import annotations
 

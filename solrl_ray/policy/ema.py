@@ -1,4 +1,4 @@
-"""Exponential moving average of the trained factors; evaluated and saved, never sampled from in training."""
+"""Exponential moving average of the trained factors; evaluated and saved, never used to sample in training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Ema:
-    """Float32 copies of LoRA factors that follow the trained ones, held apart from the model."""
+    """Float32 copies of LoRA factors that follow the trained ones, separate from the model."""
 
     def __init__(self, factors: Mapping[str, Tensor]) -> None:
         self._factors = {name: factors[name].detach().float().clone() for name in sorted(factors)}

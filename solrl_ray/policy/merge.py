@@ -1,4 +1,4 @@
-"""Folding LoRA factors into a weight, with the same bits on every device."""
+"""Merges LoRA factors into a weight, with the same bits on every device."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 _CACHE_BYTES = 1 << 20
-"""Rows are merged in blocks whose sums stay in the cache while the rank is run through."""
+"""Rows are merged in blocks whose sums stay in the cache during the loop over the rank."""
 
 
 @torch.no_grad()
 def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) -> Tensor:
     """base + scaling · B A, in float64, rounded once (to nearest, ties to even) to the dtype of `base`.
 
-    A product of two float32 numbers is exact in float64 and the sum over the rank runs in order, so neither
-    fused operations nor a device's way of blocking a matrix product can change a bit.
+    A product of two float32 numbers is exact in float64 and the sum over the rank runs in order, so neither fused
+    operations nor a device's blocking of a matrix product can change a bit.
 
     Args:
         base: float32 or bfloat16 [out, in].
@@ -31,7 +31,7 @@ def merged_weight(base: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float) 
     if lora_a.dtype != torch.float32 or lora_b.dtype != torch.float32:
         raise ValueError(f"factors are {lora_a.dtype} and {lora_b.dtype}, not float32")
     if base.is_cuda:
-        from solrl_ray.policy import merge_kernel  # Triton is there where CUDA is
+        from solrl_ray.policy import merge_kernel  # CUDA comes with Triton
 
         return merge_kernel.merged_weight(base, lora_a.to(base.device), lora_b.to(base.device), scaling)
     a, b = lora_a.double(), lora_b.double()

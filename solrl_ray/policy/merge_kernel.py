@@ -1,6 +1,6 @@
 """`merge.merged_weight` on a CUDA device in one kernel: the same sums in the same order, so the same bits.
 
-The device's cache would have to hold float64 sums while the rank is run through; here they stay in registers.
+The float64 sums stay in registers, because the device's cache could not hold them.
 """
 
 from __future__ import annotations

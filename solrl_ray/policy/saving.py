@@ -24,12 +24,12 @@ METADATA_KEY = "lora_adapter_metadata"
 def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convolutions: Collection[str] = ()) -> Path:
     """Write `factors` to ``folder/pytorch_lora_weights.safetensors``, atomically, and return the file.
 
-    Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. The header carries
-    what diffusers reads back as `LoraConfig`; without it alpha would be taken as the rank.
+    Keys are ``transformer.<module>.lora_A.weight`` and ``….lora_B.weight`` in float32. The header is diffusers'
+    `LoraConfig`; without it, diffusers would take the rank as alpha.
 
     Args:
-        convolutions: ends of the paths of linears that the checkpoint has as 1×1 convolutions
-            (`models.CONVOLUTIONS`); their factors get the trailing [1, 1] of a convolution's weight.
+        convolutions: path endings of linears that are 1×1 convolutions in the checkpoint (`models.CONVOLUTIONS`); their
+            factors get the trailing [1, 1] of a convolution's weight.
     """
     tensors = {}
     for name in sorted(factors):
@@ -47,8 +47,8 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
 def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
     """Read a file that `save_lora` or diffusers wrote with its metadata; `path` is the file or its folder.
 
-    Returns the float32 factors by name in sorted order, those of 1×1 convolutions as matrices, and rank, alpha
-    and targets.
+    Returns the float32 factors by name in sorted order, those of 1×1 convolutions as matrices, and rank, alpha and
+    targets.
 
     Raises:
         UserError: the file is missing, damaged, without adapter metadata or holds more than LoRA factors.
@@ -76,7 +76,7 @@ def load_lora(path: Path) -> tuple[dict[str, Tensor], Lora]:
 
 
 def _adapter(header: str, file: Path) -> Lora:
-    """What a LoRA file says of itself. Raises UserError if that is no adapter of a transformer."""
+    """A LoRA file's metadata. Raises UserError if it is no adapter of a transformer."""
     try:
         adapter = {name.removeprefix(PREFIX): value for name, value in json.loads(header).items()}
         return Lora(rank=adapter["r"], alpha=adapter["lora_alpha"], targets=sorted(adapter["target_modules"]))

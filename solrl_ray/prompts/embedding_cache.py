@@ -33,20 +33,20 @@ def embedding_digest(tensors: Mapping[str, Tensor]) -> str:
 class EmbeddingCache:
     """Embeddings on disk, one safetensors file a prompt, encoded when first needed.
 
-    A file's name is a digest of the prompt and of all that fixes the bits of its embedding (weights of the
-    text encoders, tokenizers, sequence length, dtype, device type, libraries), so that runs may share a
-    folder. Files appear by rename; one that is damaged is encoded again, with a warning.
+    A file's name is a digest of the prompt and of all that fixes the bits of its embedding (weights of the text
+    encoders, tokenizers, sequence length, dtype, device type, libraries), so that runs may share a folder. Files appear
+    by rename; a damaged one is encoded again, with a warning.
     """
 
     def __init__(self, folder: Path, model: DiffusionModel) -> None:
-        """`model` must have its text encoders loaded."""
+        """`model` must have its text encoders."""
         self._folder = folder
         self._model = model
         self._identity = json.dumps(model.text_identity(), sort_keys=True)
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
-        """The prompts' embeddings, in their order. What is missing is encoded, each prompt alone."""
+        """The prompts' embeddings, in their order. Missing ones are encoded, each prompt alone."""
         found: dict[str, PromptEmbedding] = {}
         for prompt in prompts:
             if prompt.id not in found:

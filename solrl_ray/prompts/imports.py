@@ -1,7 +1,7 @@
-"""Prompt sets from where users have them to the two files that a run reads: ``train.jsonl`` and ``heldout.jsonl``.
+"""Converts prompt sets to the two files that a run reads: ``train.jsonl`` and ``heldout.jsonl``.
 
 text, CSV, TSV, JSONL, parquet, a folder of two of them, a data set's id
-    ──► strip ──► one of each id ──► train without what is held out ──► files, and what became of every line
+    ──► strip ──► one of each id ──► train without what is held out ──► files, and counts of all lines
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from solrl_ray.prompts.prompt_set import json_object, prompt_id
 PUBLISHED = {"pickscore": (25432, 2048), "drawbench": (0, 200)}
 """Known sets → lines to train on and lines held out, as published. DrawBench is for evaluation only."""
 COLUMNS = ("text", "prompt", "prompts", "caption")
-"""Names under which tables are known to have their prompts, in any case."""
+"""Usual names of the prompt column, in any case."""
 SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 SPLIT = b"solrl.heldout"
 HELDOUT_STEMS = ("test", "heldout")
@@ -31,20 +31,20 @@ _HELP = f"give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a folder wit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Two lists of distinct prompts, in the order of their source, and what became of its lines."""
+    """Two lists of distinct prompts, in the order of their source, with counts of its lines."""
 
     train: tuple[str, ...]
     heldout: tuple[str, ...]
     lines: tuple[int, int]
-    """Prompts read, repetitions included: to train on, held out. A part that was split off counts as the first."""
+    """Prompts read, repetitions included: for training, held out. A part that was split off counts as training."""
     repeated: int
-    """Lines that were dropped because the same prompt stands in an earlier one of the same part."""
+    """Lines dropped because the same part has the prompt earlier."""
     removed: int
-    """Distinct training prompts that were dropped because they are held out."""
+    """Distinct training prompts dropped because they are held out."""
     empty: int = 0
     """Lines and rows without a prompt."""
     columns: tuple[str, ...] = ()
-    """Of tables and objects, the columns that the prompts were in; one, unless parts differ."""
+    """The prompts' columns in tables and objects; one, unless parts differ."""
 
 
 def import_prompts(source: str, *, name: str = "", heldout: int | str | None = None, column: str = "") -> Imported:
@@ -53,11 +53,11 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
     Args:
         source: a file, a folder with a train and a test (or heldout) file, or the id of a data set (``owner/name``).
         name: a known set; ``drawbench`` is held out as a whole.
-        heldout: a file of held-out prompts, or how many to split off. Which ones depends on their ids alone, not on
-            their order, so that a set that grows keeps nearly all of them.
-        column: of tables and objects; else the first of `COLUMNS` that is there.
+        heldout: a file of held-out prompts, or how many to split off. The choice depends only on their ids, not on
+            their order, so that a growing set keeps nearly all of them.
+        column: of tables and objects; default: the first of `COLUMNS` that exists.
 
-    Raises UserError: the source is not there, is of no known kind, holds no prompt, or has fewer than `heldout`.
+    Raises UserError: the source is missing, of an unknown kind, without a prompt, or has fewer than `heldout`.
     """
     read = _parts(source, column)
     first, second = read[0].texts, read[1].texts
@@ -77,7 +77,7 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
             raise UserError(f"--heldout is {heldout}, but {source} has held-out prompts of its own; leave it out.")
         if not 0 < heldout < len(train):
             raise UserError(f"--heldout is {heldout}; it must be 1 to {len(train) - 1}, for {source} has {len(train)}.")
-        # By a hash of their own, so that which ones are chosen does not depend on those around them.
+        # By a separate hash, so that the choice of one does not depend on the others.
         chosen = set(
             sorted(train, key=lambda key: blake2b(key.encode(), digest_size=8, person=SPLIT).digest())[:heldout]
         )
@@ -100,8 +100,7 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
 def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> list[Path]:
     """Write ``train.jsonl`` and ``heldout.jsonl``, each if it has a prompt; returns the files.
 
-    Raises UserError: one of them is there with other prompts, and not to be overwritten (`force`). Nothing is written
-    then.
+    Raises UserError: a file exists with other prompts and `force` is not set. Nothing is written then.
     """
     contents = {
         folder / f"{part}.jsonl": "".join(
@@ -143,15 +142,15 @@ def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The prompts of a part of the source, repetitions kept; an empty text for each line that has none."""
+    """The prompts of a part of the source, with repetitions; an empty text for each line without one."""
 
     texts: list[str]
     column: str = ""
-    """That they were in, if there are columns."""
+    """Their column, if there are columns."""
 
 
 def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
-    """The source's training and held-out lines; one file is all to train on."""
+    """The source's training and held-out lines; a single file is all for training."""
     path = Path(source).expanduser()
     if path.is_file():
         return _read(path, column), _Lines([])
@@ -189,7 +188,7 @@ def _read(path: Path, column: str) -> _Lines:
     if path.suffix == ".jsonl":
         rows = [json_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
         return _column(rows, list(rows[0]) if rows else [], column, str(path))
-    # Strict: else a quote that nobody closes makes one prompt of all lines after it.
+    # Strict: else an unclosed quote would join all following lines into one prompt.
     delimiter = "\t" if path.suffix == ".tsv" else ","
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:

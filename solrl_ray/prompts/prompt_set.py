@@ -1,4 +1,4 @@
-"""Prompt sets, and which prompts an iteration takes."""
+"""Prompt sets, and the choice of an iteration's prompts."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def prompt_id(text: str) -> str:
 def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     """Read a file with one prompt a line, or, if it ends in ``.jsonl``, one object with key ``text`` a line.
 
-    White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its
-    first place. Other keys of an object are not read. `path` may be ``builtin:…``.
+    White space around a prompt is dropped, empty lines are skipped, a repeated prompt counts once, at its first place.
+    Other keys of an object are ignored. `path` may be ``builtin:…``.
 
     Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt.
     """
@@ -56,9 +56,9 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
 
 
 def two_prompts(config: Config, sources: Sources | None = None) -> tuple[str, str]:
-    """The first two held-out prompts, or the only one and the first to train on; for trying a reward.
+    """The first two held-out prompts, or the only one and the first training prompt; for trying a reward.
 
-    Raises `UserError`: a file of prompts cannot be read.
+    Raises `UserError` if a file of prompts cannot be read.
     """
     sources, found = sources or Sources(), list[str]()
     for name, path in (("heldout", config.prompts.heldout), ("train", config.prompts.train)):
@@ -73,7 +73,7 @@ def prompts_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int) -> list[Prompt]:
-    """The prompts of an iteration: the first `count` of an addressed permutation, drawn anew each iteration.
+    """The prompts of an iteration: the first `count` of an addressed permutation, drawn again each iteration.
 
     Raises `ValueError` if there are fewer than `count`.
     """
@@ -84,7 +84,7 @@ def choose(prompts: Sequence[Prompt], run_seed: int, iteration: int, count: int)
 
 
 def json_object(line: str, place: str) -> dict[str, Any]:
-    """The object in one line. Raises UserError, which begins with `place`, if there is none."""
+    """The object in one line. Raises UserError, which begins with `place`, if it is none."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,17 +1,17 @@
 """Dynamic quantisation of activations: the same bits as `nvfp4.quantize`, in few passes and once per tensor.
 
-An emulated linear needs its input as an exact operand (E2M1 value times block scale) and the input's amax,
-not as packed codes. On the CPU that is done with in-place float32 passes over two scratch buffers:
+An emulated linear needs its input as an exact operand (E2M1 value times block scale) and the input's amax, not as
+packed codes. On the CPU that takes in-place float32 passes over two scratch buffers:
 
-* E2M1 keeps one mantissa bit, so rounding y to it is adding and subtracting ``1.5 · 2^22 · P`` where P is y's
-  power of two, at least 1: the sum's last bit is then worth one E2M1 step and the hardware's tie rule is
-  E2M1's. E4M3 scales are rounded likewise with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are
-  exact, so it does not matter whether the addition is fused.
-* The largest of 16 neighbouring magnitudes is found on their integer bits, which order like the floats and
-  which torch reduces several times faster, because integers have no NaN to look after.
-* Where every block scale is a normal E4M3 number, no code can leave [-6, 6] and the clamps are skipped.
+* E2M1 keeps one mantissa bit, so y is rounded to it by adding and subtracting ``1.5 · 2^22 · P`` where P is y's power
+  of
+  two, at least 1: the sum's last bit is then worth one E2M1 step and the hardware's tie rule is E2M1's. E4M3 scales are
+  rounded likewise with ``1.5 · 2^20 · P`` and P at least 2^-6. Both products are exact, so the addition may be fused.
+* The largest of 16 neighbouring magnitudes is found on their integer bits, which order like the floats. torch reduces
+  them several times faster, because integers have no NaN.
+* If every block scale is a normal E4M3 number, no code can leave [-6, 6] and the clamps are skipped.
 
-Linears that consume one tensor (the query, key and value projections of an attention) share one
+Linears with the same input tensor (the query, key and value projections of an attention) share one
 `ActivationQuantizer` and thereby one quantisation.
 """
 
@@ -28,7 +28,7 @@ from solrl_ray.errors import NotFiniteError
 from solrl_ray.quantization import nvfp4
 
 _EXPONENT = 0x7F800000
-"""The exponent field of a float32: what is left is the power of two below |y|."""
+"""The exponent field of a float32; its value is the power of two below |y|."""
 _EXPONENT_TENSOR = torch.tensor(_EXPONENT, dtype=torch.int32)  # made once: making it takes as long as using it
 _ONE_BITS = 0x3F800000
 _E4M3_MIN_NORMAL = 2.0**-6
@@ -51,15 +51,16 @@ class Activation:
     operand: torch.Tensor
     """[rows, K padded to 32], exact: float32 on the CPU, bfloat16 elsewhere."""
     amax: torch.Tensor | float
-    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor (nobody waits)."""
+    """max |x| over the whole tensor: a float on the CPU, elsewhere a float32 scalar tensor, without waiting for the
+    device.
+    """
 
 
 class ActivationQuantizer:
-    """Quantises inputs of linears; remembers the last one, so that its further consumers get it for nothing.
+    """Quantises inputs of linears; remembers the last one for its other consumers.
 
-    A tensor is recognised by being the same Python object over the same memory at the same version counter,
-    which every in-place operation of torch raises. Inference-mode tensors have no counter and are never
-    shared. Not safe for use by two threads at once.
+    A tensor is recognised by the same Python object, memory and version counter, which every in-place operation of
+    torch raises. Inference-mode tensors have no counter and are never shared. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class ActivationQuantizer:
         self._stamp = (0, 0)
         self._last: Activation | None = None
         self.shared = 0
-        """How often a remembered activation was handed out again."""
+        """How often a remembered activation was reused."""
 
     def __call__(self, x: torch.Tensor) -> Activation:
         """Quantises x [..., K] with one amax over the whole tensor and 1x16 blocks along K.
@@ -82,7 +83,7 @@ class ActivationQuantizer:
             self.shared += 1
             return self._last
         self._last = None
-        # SANA holds a single image with its channels first in memory.
+        # SANA's single image has its channels first in memory.
         matrix = nvfp4.pad_columns(x.detach().reshape(-1, x.shape[-1]).float()).contiguous()
         activation = self._on_cpu(matrix) if x.device.type == "cpu" else _on_device(matrix)
         if not x.is_inference():
@@ -162,7 +163,7 @@ def _encode_scale(amax: float) -> np.float32:
 
 
 def _on_device(matrix: torch.Tensor) -> Activation:
-    """The accelerators' path: the reference's arithmetic on device tensors, never waiting for one."""
+    """The accelerators' path: the reference's arithmetic on device tensors, without waiting."""
     blocks = matrix.view(matrix.shape[0], -1, nvfp4.BLOCK)
     block_amax = blocks.abs().amax(dim=-1, keepdim=True)
     amax = block_amax.amax()

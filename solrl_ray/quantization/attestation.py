@@ -39,10 +39,10 @@ _ROWS, _IN, _OUT = 48, 320, 96
 
 
 def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str, str]:
-    """Proves that `model` runs `tier` on its device; returns the name of each check → what it found.
+    """Proves that `model` runs `tier` on its device; returns name of each check → result.
 
     Raises:
-        RunError: a known answer is not met, the product is inexact, or other layers are there than reported.
+        RunError: a wrong known answer, an inexact product, or other layers than reported.
     """
     device = next(model.parameters()).device
     checks = {"layers": _check_layers(model, tier, report)}
@@ -54,10 +54,10 @@ def attest(model: nn.Module, tier: str, report: QuantizationReport) -> dict[str,
 
 
 def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: int, compiled: str = "") -> str:
-    """Digest (16 hex digits) of all that fixes the bits of a score beside its unit.
+    """Digest (16 hex digits) of all that fixes the bits of a score besides its unit.
 
-    Two workers of one class answer a unit with the same bits; scores of different classes never mix in one
-    unit. `compiled` says how the forward is compiled; empty if it is not.
+    Two workers of one class answer a unit with the same bits; scores of different classes never mix in one unit.
+    `compiled` says how the forward is compiled; empty if it is not.
     """
     facts: dict[str, Any] = {
         "device": device_name(device),
@@ -75,14 +75,14 @@ def score_class(device: torch.device, tier: str, *, micro_batch: int, threads: i
 
 
 def device_name(device: torch.device) -> str:
-    """``NVIDIA H200 (sm_90)``, or the CPU's model and the instruction set that torch's kernels use on it."""
+    """``NVIDIA H200 (sm_90)``, or the CPU's model and the instruction set of torch's kernels."""
     if device.type == "cpu":
         return f"{_cpu_model()} ({torch.backends.cpu.get_cpu_capability()})"
     return capability.device_name(device)
 
 
 def check_vectors(device: torch.device) -> str:
-    """Quantises every known-answer input on `device`. Raises `RunError` naming the first that differs."""
+    """Quantises every known-answer input on `device`. Raises `RunError` naming the first wrong one."""
     vectors = json.loads(resources.files("solrl_ray.quantization").joinpath("vectors.json").read_text())["vectors"]
     for vector in vectors:
         bits = np.frombuffer(bytes.fromhex(vector["input"]), dtype="<f4").reshape(vector["shape"])
@@ -96,10 +96,10 @@ def check_vectors(device: torch.device) -> str:
 
 
 def check_tiers(tiers: Iterable[str], device: torch.device) -> dict[str, str]:
-    """The self-test of each tier on a device: known answers, a product, and the kernel that computed it.
+    """The self-test of each tier on a device: known answers, a product, and its kernel.
 
     Raises:
-        RunError: a known answer is not met, a product is inexact, or the kernel is of another format.
+        RunError: a wrong known answer, an inexact product, or a kernel of another format.
     """
     checks: dict[str, str] = {}
     formats = {LAYERS[tier].format for tier in tiers}
@@ -142,10 +142,10 @@ def check_fp8_rows(device: torch.device) -> str:
 
 
 def check_product(device: torch.device, tier: str = "nvfp4-emulated") -> str:
-    """Runs a tier's linear on addressed data with outliers against exact arithmetic of the same operands.
+    """Compares a tier's linear on addressed data with outliers with exact arithmetic of the same operands.
 
     Operands have few significant bits, so float64 holds every product, and every sum of this length, exactly.
-    `TOLERANCE` says what is allowed, of the sum of magnitudes.
+    `TOLERANCE` is the limit, relative to the sum of magnitudes.
 
     Raises:
         RunError: an output is further off.
@@ -168,15 +168,15 @@ TOLERANCE: dict[tuple[str, str], Callable[[int], float]] = {
     ("cpu", "fp8"): lambda k: (k + 4) * 2.0**-24 + 2.0**-8,
     ("cuda", "fp8"): lambda k: (k / 32 + 1) * 2.0**-13 + 2.0**-8,
 }
-"""(Device, tier) → K → what a product of K terms may be off by, of the sum of magnitudes.
+"""(Device, tier) → K → allowed error of a product of K terms, relative to the sum of magnitudes.
 
-Accumulation in float32 in any order loses at most K roundings; a bfloat16 output one more of 2^-9, doubled.
-FP8 tensor cores add 32 terms at a time to an accumulator that keeps 13 bits behind the largest of them.
+Accumulation in float32 in any order loses at most K roundings; a bfloat16 output one more of 2^-9, doubled. FP8 tensor
+cores add 32 terms at a time to an accumulator that keeps 13 bits below the largest of them.
 """
 
 
 def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a quantised linear should return for x [rows, in], in float64 on the CPU, and the sum of magnitudes."""
+    """The exact result of a quantised linear for x [rows, in], in float64 on the CPU, and the sum of magnitudes."""
     held = {name: tensor.cpu() for name, tensor in layer.tensors().items()}
     if layer.format == "nvfp4":
         activation = nvfp4.quantize(nvfp4.pad_columns(x.cpu().float()))
@@ -194,11 +194,11 @@ def exact_product(layer: QuantizedLinear, x: torch.Tensor) -> tuple[torch.Tensor
 
 
 _KERNELS = {"fp8": r"e4m3|f8|fp8|nvjet_(sm\d+_)?q", "nvfp4": r"e2m1|fp4|f4|nvjet_(sm\d+_)?o"}
-"""Tier → what the name of its matrix product's kernel contains (CUTLASS and cuBLAS name the operand type)."""
+"""Tier → pattern of its matrix product's kernel name (CUTLASS and cuBLAS name the operand type)."""
 
 
 def check_kernel(device: torch.device, tier: str) -> str:
-    """The kernel that a tier's product is really dispatched to, from the profiler.
+    """The actual kernel of a tier's product, from the profiler.
 
     Raises:
         RunError: the matrix product's kernel is not of the tier's format.
@@ -268,7 +268,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu_model() -> str:
-    """The CPU's model name where the system tells it: kernels choose their blocking by model."""
+    """The CPU's model name, if the system states it: kernels choose their blocking by model."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

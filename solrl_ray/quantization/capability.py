@@ -1,4 +1,4 @@
-"""Which tiers a device can run, and which one `auto` means there."""
+"""Which tiers a device can run, and what `auto` means there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from solrl_ray.errors import UserError
 
-if TYPE_CHECKING:  # takes seconds, and of a CPU everything is known without
+if TYPE_CHECKING:  # takes seconds, and is not needed for a CPU
     import torch
 
     Device = torch.device | str
@@ -31,7 +31,7 @@ def lacks(tier: str, device: Device) -> str:
 
 
 def check(tiers: Iterable[str], device: Device) -> None:
-    """Raises UserError if `device` cannot run one of `tiers`, with the tiers that it can run."""
+    """Raises UserError if `device` cannot run one of `tiers`; it lists the tiers that it can run."""
     for tier in tiers:
         reason = lacks(tier, device)
         if reason:
@@ -48,11 +48,10 @@ def available(device: Device) -> list[str]:
 
 
 def resolve(tier: str, device: Device, dtype: str) -> str:
-    """What `auto` means: of a GPU the fastest tier that it has kernels for, of a CPU the emulation.
+    """What `auto` means: on a GPU the fastest tier with kernels for it, on a CPU the emulation.
 
-    A GPU's is ``nvfp4``, else ``fp8``, else the model's own arithmetic (`dtype`), for the emulation is slower than
-    that. On CPUs, where nobody trains for speed, ranking has the numerics that it has on a card. Any other tier means
-    itself.
+    On a GPU: ``nvfp4``, else ``fp8``, else the model's own type (`dtype`), because the emulation is slower. On CPUs,
+    where speed does not matter, ranking has the numerics of a card. Any other tier means itself.
     """
     if tier != "auto":
         return tier

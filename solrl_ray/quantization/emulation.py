@@ -1,10 +1,10 @@
 """A linear layer with NVFP4's numerics on any device (never its speed): tier ``nvfp4-emulated``.
 
-Every product of an E2M1 code and an E4M3 block scale is exact in bfloat16. Both operands are therefore held
-without their global scales (bfloat16 on accelerators, float32 on the CPU), multiplied with float32
-accumulation, and the product of the two global scales, alpha, is applied to the accumulator in float32, with
-the bias, as the epilogue of a real FP4 kernel does it; then there is one rounding to the output's type.
-Folding the global scale into a bfloat16 operand instead would change half of all outputs.
+Every product of an E2M1 code and an E4M3 block scale is exact in bfloat16. So both operands are held without their
+global scales (bfloat16 on accelerators, float32 on the CPU) and multiplied with float32 accumulation. The product of
+the two global scales, alpha, is applied to the accumulator in float32, with the bias, as in the epilogue of a real FP4
+kernel; then there is one rounding to the output's type. Folding the global scale into a bfloat16 operand instead would
+change half of all outputs.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class EmulatedNVFP4Linear(QuantizedLinear):
         self.operand.copy_(self.weight().operand())
 
     def weight(self) -> nvfp4.NVFP4Tensor:
-        """The quantised weight that the layer computes with (its buffers, not a copy)."""
+        """The quantised weight of the layer (its buffers, not a copy)."""
         return nvfp4.NVFP4Tensor(**self.tensors())
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] of any float type → [..., out_features] of the same type.
 
         Raises:
-            RuntimeError: a gradient is asked for, or the module was cast to another type after quantisation.
+            RuntimeError: a gradient is requested, or the module was cast to another type after quantisation.
             NotFiniteError: x has NaN or Inf.
         """
         if x.requires_grad and torch.is_grad_enabled():

@@ -26,8 +26,7 @@ HEADROOM = 1.5
 def frozen_amax(base: Tensor) -> float:
     """The amax with which a weight is quantised in every revision: 1.5 · max |W| of the bfloat16 base.
 
-    A scale that does not follow each update keeps the codes of consecutive revisions equal where the weights
-    are.
+    With a fixed scale, unchanged weights keep their codes in the next revision.
 
     Raises:
         ValueError: the weight has NaN or Inf.

@@ -1,9 +1,9 @@
 """FP8 with one scale a row, and a linear that computes with it: tier ``fp8``.
 
-A value is stored as ``e4m3 · scale``; the scale is a power of two, the smallest that brings the row's largest
-magnitude to at most 448. E4M3 is a floating-point format, so such a scale is as accurate as one that fits
-exactly, and it makes scaling exact: the one rounding is E4M3's, whatever device or compiler does the division,
-and a weight that an update does not change keeps its code unless its row outgrows its power of two.
+A value is stored as ``e4m3 · scale``; the scale is the smallest power of two that brings the row's largest magnitude to
+at most 448. E4M3 is a floating-point format, so such a scale is as accurate as one that fits exactly, and scaling is
+exact. The only rounding is E4M3's, whatever device or compiler divides. An unchanged weight keeps its code unless its
+row outgrows its power of two.
 
 FP8 is nearer to bfloat16 than NVFP4 is. It is never called NVFP4.
 """
@@ -15,10 +15,10 @@ from torch import Tensor
 
 E4M3_MAX = 448.0
 _ROUND_UP = 0x1FFFFF
-"""Added to a float32's bits, it carries into the exponent when the mantissa is above 1.75 = 448 / 2^8."""
+"""Added to a float32's bits, it carries into the exponent if the mantissa is above 1.75 = 448 / 2^8."""
 _EXPONENT = 0x7F800000
 _SMALLEST = 0x0D000000
-"""Bits of 2^-101: the scale of rows that are smaller still, or zero; its inverse is far from overflow."""
+"""Bits of 2^-101: the scale of zero rows and of even smaller ones; its inverse is far from overflow."""
 
 
 def row_scale(x: Tensor) -> Tensor:

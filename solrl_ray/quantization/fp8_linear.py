@@ -10,11 +10,11 @@ from solrl_ray.quantization.layers import QuantizedLinear
 
 
 class FP8Linear(QuantizedLinear):
-    """One scale per row of the weight, one per row of activations, found as they come (`fp8.row_scale`).
+    """One scale per row of the weight, one per row of activations, computed dynamically (`fp8.row_scale`).
 
-    The product is torch's scaled matrix product with bfloat16 output; the quantisation of the activation is
-    plain elementwise code, which a compiler fuses with what comes before it and shares between consumers.
-    Elsewhere than on CUDA the product is one of float32 numbers: exact codes, for tests, without speed.
+    The product is torch's scaled matrix product with bfloat16 output. The quantisation of the activation is plain
+    elementwise code, which a compiler fuses with the code before it and shares between consumers. Without CUDA the
+    product is computed in float32: exact codes, for tests, without speed.
     """
 
     tier = "fp8"

@@ -1,9 +1,9 @@
-"""GELU in the form that costs a compiled FP8 explorer least.
+"""The form of GELU that is fastest in a compiled FP8 explorer.
 
-In front of a linear that quantises its rows, the compiler fuses GELU into the quantisation, which reads a row twice:
-once for its largest magnitude and once for the codes. So it is computed twice, and its hyperbolic tangent is what the
-kernel waits for. One exponential says the same: (1 + tanh u) / 2 = σ(2u). In bfloat16, where nothing is read twice, it
-gains nothing (docs/decisions/explorer-kernels.md).
+Before a linear that quantises its rows, the compiler fuses GELU into the quantisation. That reads a row twice, for its
+largest magnitude and for the codes, so it computes GELU twice and waits for the hyperbolic tangent. One exponential
+gives the same: (1 + tanh u) / 2 = σ(2u). In bfloat16, with one read, it gains nothing
+(docs/decisions/explorer-kernels.md).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def sigmoid_gelu(x: Tensor) -> Tensor:
 
 
 class SigmoidGELU(nn.Module):
-    """For `nn.GELU(approximate="tanh")`."""
+    """Replaces `nn.GELU(approximate="tanh")`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return sigmoid_gelu(x)
 
 
 class ProjectedSigmoidGELU(nn.Module):
-    """For diffusers' `GELU` with ``approximate="tanh"``: the projection, under its name, then GELU."""
+    """Replaces diffusers' `GELU` with ``approximate="tanh"``: the projection, under its name, then GELU."""
 
     def __init__(self, proj: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ProjectedSigmoidGELU(nn.Module):
 
 
 def use_sigmoid_gelu_(model: nn.Module) -> int:
-    """Replaces every tanh GELU of `model`, in place; returns how many. Paths of linears stay as they are."""
+    """Replaces every tanh GELU of `model`, in place; returns how many. Paths of linears do not change."""
     from diffusers.models import activations  # late: every process imports this module, and few load a model
 
     replaced = 0

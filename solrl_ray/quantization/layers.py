@@ -1,4 +1,4 @@
-"""What every quantised linear has in common: how it is made, what it stores, and that it changes in place."""
+"""What all quantised linears share: creation, storage, and updates in place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from solrl_ray.quantization.planning import Format
 class QuantizedLinear(nn.Module, ABC):
     """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient.
 
-    What it stores is a function of the weight alone, so that layers of equal `format` can exchange it
-    whatever their tier. Buffers keep their addresses for the life of the layer, `load` writes into them:
-    compiled code and captured CUDA graphs stay valid.
+    What it stores is a function of the weight alone, so layers of equal `format` can exchange it whatever their tier.
+    `load` writes into the same buffers, whose addresses never change: compiled code and captured CUDA graphs stay
+    valid.
     """
 
     tier: ClassVar[str]
@@ -36,10 +36,10 @@ class QuantizedLinear(nn.Module, ABC):
         in_features: int,
         quantizer: ActivationQuantizer | None = None,
     ) -> None:
-        """Takes a copy of what `tensors` of such a layer returns, on the layer's device.
+        """Copies the `tensors` of such a layer, on the layer's device.
 
-        Layers with one `quantizer` may share the quantisation of a common input; a tier whose compiler does
-        that by itself has no use for it.
+        Layers with one `quantizer` may share the quantisation of a common input; a tier whose compiler does that needs
+        none.
         """
         super().__init__()
         names = TENSORS[self.format]
@@ -60,12 +60,12 @@ class QuantizedLinear(nn.Module, ABC):
         return cls(pack(cls.format, linear.weight, amax), linear.bias, linear.in_features, quantizer)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The stored weight by the names of `formats`, in its canonical layout; not a copy where that can be."""
+        """The stored weight by the names of `formats`, in its canonical layout; not a copy if possible."""
         return {name: getattr(self, name) for name in TENSORS[self.format]}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Overwrites the weight in place with what another layer's `tensors` returned, from any device.
+        """Overwrites the weight in place with another layer's `tensors`, from any device.
 
         Raises:
             ValueError: other names, shapes or dtypes than this layer's.

@@ -1,15 +1,14 @@
 """The NVFP4 number format and its reference quantiser, variant ``te-1d`` (Transformer Engine's arithmetic).
 
-A value is stored as ``e2m1 · block scale · global scale``: a 4-bit E2M1 code, one E4M3 scale for 16
-consecutive elements of a row, one FP32 scale for the tensor. Following Transformer Engine, the tensor's
-*amax* is stored instead of its global scale ``amax / 2688`` (2688 = 6 · 448, the largest code times the
-largest block scale).
+A value is stored as ``e2m1 · block scale · global scale``: a 4-bit E2M1 code, one E4M3 scale for 16 consecutive
+elements of a row, one FP32 scale for the tensor. As in Transformer Engine, the tensor's *amax* is stored instead of its
+global scale ``amax / 2688`` (2688 = 6 · 448, the largest code times the largest block scale).
 
-The even element of a pair sits in the low nibble. "NVFP4" is not the same bits in every library (ties, tiny
-blocks, nibble order), therefore everything that stores codes also stores `VARIANT`.
+The even element of a pair is in the low nibble. "NVFP4" has other bits in other libraries (ties, tiny blocks, nibble
+order), therefore everything that stores codes also stores `VARIANT`.
 
-Every step is one IEEE float32 operation, rounded to nearest even, in the order of Transformer Engine's
-kernels, so that the bits do not depend on the device. `vectors.json` beside this file holds known answers.
+Every step is one IEEE float32 operation, rounded to nearest even, in the order of Transformer Engine's kernels, so that
+the bits do not depend on the device. `vectors.json` beside this file holds known answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which linears are quantised, to what, and how large they become: from their shapes alone, without PyTorch."""
+"""Which linears are quantised, to what, and their sizes: from their shapes alone, without PyTorch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 
 Format = Literal["nvfp4", "fp8-row"]
 FORMAT_OF_TIER: dict[str, Format] = {"nvfp4": "nvfp4", "nvfp4-emulated": "nvfp4", "fp8": "fp8-row"}
-"""In what a tier's layers hold their weights. A tier that is not here quantises nothing."""
+"""The weight format of a tier's layers. A tier that is not here quantises nothing."""
 BLOCK = 16
 """Elements of NVFP4 that share a block scale, along K."""
 K_MULTIPLE = 32
-"""FP4 matrix products want K in multiples of this; shorter rows are padded with zeros, which add nothing."""
+"""FP4 matrix products need K in multiples of this; shorter rows are padded with zeros."""
 DIVISORS = {"fp8": (16, 16), "nvfp4": (32, 16)}
-"""Tier → what in_features and out_features must be multiples of, for its matrix product; the emulation pads."""
+"""Tier → required divisors of in_features and out_features, for its matrix product; the emulation pads."""
 
 
 class Linear(Protocol):
@@ -32,16 +32,16 @@ class Linear(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of each linear of a model."""
+    """The plan for each linear of a model."""
 
     tiers: dict[str, str]
-    """Path of each linear that is quantised → its tier, in module order."""
+    """Path of each quantised linear → its tier, in module order."""
     skipped: dict[str, str]
-    """Path of each linear that stays as it is → why."""
+    """Path of each linear that is not quantised → why."""
 
 
 def plan(linears: Mapping[str, Linear], tier: str, scope: QuantizationScope) -> Plan:
-    """Which of a model's linears are quantised, and how, when its explorers run `tier`. Pure; touches no weight."""
+    """Which of a model's linears are quantised, and how, if explorers run `tier`. Pure; touches no weight."""
     tiers: dict[str, str] = {}
     skipped: dict[str, str] = {}
     for name, linear in linears.items():
@@ -54,7 +54,7 @@ def plan(linears: Mapping[str, Linear], tier: str, scope: QuantizationScope) -> 
 
 
 def _tier_of(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> tuple[str, str]:
-    """The tier of one linear, and why it is not quantised; that is empty if it is."""
+    """The tier of one linear, and why it is not quantised, or empty."""
     if tier in UNQUANTIZED_TIERS:
         return tier, f"tier {tier} quantises nothing"
     for part in scope.skip:
@@ -80,7 +80,7 @@ def _tier_of(name: str, linear: Linear, tier: str, scope: QuantizationScope) -> 
 def _matches(name: str, part: str) -> bool:
     """Whether a part of a module path is in `name`; after ``^`` it must be at its start.
 
-    That is how FLUX's final ``proj_out`` is told from the ``proj_out`` of each single block.
+    This separates FLUX's final ``proj_out`` from the ``proj_out`` of each single block.
     """
     return name.startswith(part[1:]) if part.startswith("^") else part in name
 

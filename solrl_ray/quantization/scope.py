@@ -1,4 +1,4 @@
-"""Which linears of a model are quantised, at which tier, and the one verb that does it: `quantize_`."""
+"""Which linears of a model are quantised, at which tier, and the function that does it: `quantize_`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LAYERS: dict[str, type[QuantizedLinear]] = {
     "nvfp4-emulated": EmulatedNVFP4Linear,
 }
 TIERS = (*UNQUANTIZED_TIERS, *LAYERS)
-"""The tiers that this version runs."""
+"""All tiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class QuantizationReport:
     tiers: dict[str, int] = field(default_factory=dict)
     """Tier → layers that run it."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Module path of each linear that stays as it is → why."""
+    """Module path of each linear that is not quantised → why."""
     quantized_parameters: int = 0
-    """Weights held in the tier's format. A row of activations costs twice as many FLOPs in these layers."""
+    """Weights in the tier's format. A row of activations costs twice as many FLOPs in these layers."""
     skipped_parameters: int = 0
     """Weights of the skipped linears."""
 
     @classmethod
     def of(cls, tier: str, planned: Plan, linears: Mapping[str, nn.Linear]) -> QuantizationReport:
-        """Of a model of `linears` on which a plan was carried out."""
+        """The report of a model of `linears` after `planned` was carried out."""
         return cls(
             tier=tier,
             layers=tuple(planned.tiers),
@@ -74,17 +74,15 @@ def quantize_(
 ) -> QuantizationReport:
     """Replaces, in place, every `nn.Linear` inside the scope by its tier's linear.
 
-    The weights are rounded to bfloat16 and quantised as revision 0 publishes them. The model must already be
-    on its device and in its type. The new layers share one activation quantiser.
+    The weights are rounded to bfloat16 and quantised as revision 0 publishes them. The model must already be on its
+    device and in its type. The new layers share one activation quantiser.
 
     Args:
-        without_kernels: take tiers that the device has no kernels for by their slow reference path, as tests
-            on a CPU do.
+        without_kernels: run tiers without kernels for the device by their slow reference path, as tests on a CPU do.
 
     Raises:
         UserError: the device cannot run the tier, or the scope leaves no linear to quantise.
-        ValueError: the model carries PEFT adapters (quantise the plain transformer), or a weight is not
-        finite.
+        ValueError: the model carries PEFT adapters (quantise the plain transformer), or a weight is not finite.
     """
     if tier not in TIERS:
         raise UserError(f"rollout.explore.precision is {tier!r}, but this version runs only {', '.join(TIERS)}")
@@ -107,5 +105,5 @@ def quantize_(
 
 
 def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
-    """The quantised layers that a model really contains, by module path."""
+    """The quantised layers of a model, by module path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}

@@ -1,11 +1,11 @@
 """NVFP4 in hardware through Transformer Engine: tier ``nvfp4``, for cards of compute capability 10.0 and newer.
 
-Written to the documented interface of Transformer Engine 2.20; not yet run on a Blackwell card by us. What runs on
-other cards is tested there: `EngineLinear` with an FP8 recipe, and Engine's reference quantiser against ours.
+Written to the documented interface of Transformer Engine 2.20; not yet run on a Blackwell card by us. The parts that
+run on other cards are tested there: `EngineLinear` with an FP8 recipe, and Engine's reference quantiser against ours.
 
-The recipe is `NVFP4BlockScaling` without random Hadamard transform, stochastic rounding and 16x16 blocks: those three
-serve training's backward pass; without them the codes are those of `nvfp4.quantize`. (The class `DelayedScaling` with
-`Format.E2M1` is FP8, whatever its name suggests: docs/concepts/precision.md.)
+The recipe is `NVFP4BlockScaling` without random Hadamard transform, stochastic rounding and 16x16 blocks, which serve
+training's backward pass; without them the codes are those of `nvfp4.quantize`. (The class `DelayedScaling` with
+`Format.E2M1` is FP8, despite its name: docs/concepts/precision.md.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solrl_ray.quantization.activations import ActivationQuantizer
 from solrl_ray.quantization.layers import QuantizedLinear
 
 ROW_MULTIPLE = 16
-"""Transformer Engine quantises activations in multiples of 16 rows; zero rows are added and cut off again."""
+"""Transformer Engine quantises activations in multiples of 16 rows; zero rows are added and removed."""
 
 
 def nvfp4_recipe() -> Any:
@@ -38,7 +38,7 @@ def nvfp4_recipe() -> Any:
 
 
 class EngineLinear(nn.Module):
-    """`transformer_engine.pytorch.Linear` whose only weight is quantised, for any recipe; for sampling only."""
+    """`transformer_engine.pytorch.Linear` with only a quantised weight, for any recipe; for sampling only."""
 
     def __init__(self, in_features: int, out_features: int, bias: Tensor | None, recipe: Any) -> None:
         import transformer_engine.pytorch as te
@@ -56,7 +56,7 @@ class EngineLinear(nn.Module):
 
     @torch.no_grad()
     def refresh(self, weight: Tensor) -> None:
-        """Quantises a bfloat16 weight [out, in] into the buffers that are there."""
+        """Quantises a bfloat16 weight [out, in] into the existing buffers."""
         self.linear.weight.quantize_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class EngineLinear(nn.Module):
 
 
 class EngineNVFP4Linear(QuantizedLinear):
-    """An `EngineLinear` that stores exactly the codes, block scales and amax that were published for it."""
+    """An `EngineLinear` that stores exactly the published codes, block scales and amax."""
 
     tier = "nvfp4"
     format = "nvfp4"
@@ -89,7 +89,7 @@ class EngineNVFP4Linear(QuantizedLinear):
         self.out_features = tensors["packed"].shape[0]
         self.engine = EngineLinear(in_features, self.out_features, bias, nvfp4_recipe())
         self.bias = self.engine.linear.bias if bias is not None else None
-        # Scales are padded to whole tiles of 128 x 4; what nobody writes must be zero.
+        # Scales are padded to whole tiles of 128 x 4; the padding must be zero.
         self._weight._rowwise_scale_inv.zero_()
         self._write(tensors)
 
@@ -108,7 +108,7 @@ class EngineNVFP4Linear(QuantizedLinear):
 
 
 def engine_codes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What Transformer Engine's own quantiser makes of x [M, K], bfloat16 on the GPU: packed, scales, amax."""
+    """The result of Transformer Engine's own quantiser for x [M, K], bfloat16 on the GPU: packed, scales, amax."""
     from transformer_engine.pytorch import NVFP4Quantizer
 
     quantized: Any = NVFP4Quantizer(rowwise=True, columnwise=False)(x)

@@ -1,6 +1,6 @@
-"""The model card of a finished run, and the folder that is published with it: LoRA, card and pictures.
+"""The model card of a finished run, and the folder to publish: LoRA, card and pictures.
 
-Nothing of the machine goes into it: of local paths, the last name alone.
+It tells nothing about the machine: local paths are reduced to their last name.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ CARD = "README.md"
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """`FILE` of `solrl_ray.policy.saving`, whose import takes seconds."""
 LONGEST = 512
-"""Of a picture's sides, pixels."""
+"""Limit of a picture's sides, pixels."""
 LICENCE = ("license", "license_name", "license_link")
-"""Fields of a model card that say under which licence a model is."""
+"""Fields of a model card that state the licence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Target:
     revision: str | None
     """A branch; None: the main one."""
     licence: Mapping[str, str]
-    """`LICENCE` fields of the base model, as far as they are known."""
+    """`LICENCE` fields of the base model, where known."""
 
 
 def hub_id(model: str) -> str | None:
@@ -68,8 +68,7 @@ def hub_id(model: str) -> str | None:
 def contents(data: RunData, target: Target) -> dict[str, bytes]:
     """File → content of what is published.
 
-    Raises UserError: the run has not ended, was not evaluated, or its LoRA file is not the one that it was
-    summarised with.
+    Raises UserError: the run has not ended or was not evaluated, or its LoRA file has changed since its summary.
     """
     base, final = find_evaluation(data.evaluations, "base"), find_evaluation(data.evaluations, "ema")
     if data.summary is None or base is None or final is None:
@@ -109,7 +108,7 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
 
 
 def _pictures(data: RunData, base: EvaluationMetrics, final: EvaluationMetrics) -> tuple[list[Pair], dict[str, bytes]]:
-    """Of each prompt that has pictures of both policies, those of its first seed; and the files."""
+    """The first seed's pictures of each prompt with pictures of both policies; and the files."""
     first: dict[str, PictureKey] = {}
     for key in data.pictures["base"].keys() & data.pictures["final"].keys():
         first[key[0]] = min(key, first.get(key[0], key))
@@ -131,12 +130,12 @@ def _lora(run: Path, summary: Summary) -> bytes:
     if not file.is_file():
         raise UserError(f"{run} has no {name}; solrl train --resume {run} writes it again.")
     if stamp(file) != summary.files.get(name, stamp(file)):
-        raise UserError(f"{file} is not the file that {SUMMARY_FILE} was made of; `solrl verify {run}` says more.")
+        raise UserError(f"{file} has changed since {SUMMARY_FILE} was written; `solrl verify {run}` says more.")
     return file.read_bytes()
 
 
 def _metadata(base: str | None, licence: Mapping[str, str]) -> str:
-    """The card's header, YAML; the hub shows it and finds models by it."""
+    """The card's header, YAML, which the hub shows and searches."""
     more: dict[str, Any] = {"base_model": base, "base_model_relation": "adapter"} if base else {}
     return ModelCardData(
         library_name="diffusers",

@@ -1,4 +1,4 @@
-"""What ``solrl eval`` found: policies against rewards, as numbers, as a table and as a page with pictures."""
+"""The results of ``solrl eval``: policies against rewards, as numbers, as a table and as a page with pictures."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Comparison:
         *,
         updates: int,
     ) -> Comparison:
-        """Put results (policy → reward → metrics) side by side."""
+        """Compare results (policy → reward → metrics)."""
         base = results.get(BASE)
         cells = []
         for policy, columns in results.items():

@@ -1,4 +1,4 @@
-"""How far a run had come after how many updates and how much time: for time to target, and for runs side by side."""
+"""A run's progress by updates and by time: for time to target, and for comparing runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from solrl_ray.report.data import RunData
 from solrl_ray.report.rendering import clock
 
 SHARES = (0.5, 0.75, 0.9, 1.0)
-"""Of a gain: the targets that are looked for."""
+"""Shares of a gain, as targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Point:
 
     updates: float
     seconds: float
-    """Of the iterations until then; evaluations and start are not counted."""
+    """Time of the iterations so far, without evaluations and start."""
     reward: float
     stderr: float
     """Over prompts."""
@@ -47,15 +47,15 @@ class Curve:
 
     @property
     def gain(self) -> float:
-        """Of the last evaluation over the base; 0 before there is one."""
+        """The last evaluation minus the base; 0 before there is one."""
         return self.points[-1].reward - self.points[0].reward if self.points else 0.0
 
     def time(self, seconds: float) -> str:
-        """What iterations of `seconds` took of the fleet: GPU-hours, or on CPUs time."""
+        """The fleet's cost of iterations of `seconds`: GPU-hours, or on CPUs time."""
         return f"{self.gpus * seconds / 3600:.3g} GPU-hours" if self.gpus else clock(seconds)
 
     def reaches(self, reward: float) -> Point | None:
-        """When the policy first had this held-out reward, on a straight line between two evaluations."""
+        """When the policy first had this held-out reward, by linear interpolation between evaluations."""
         if self.points and self.points[0].reward >= reward:
             return self.points[0]
         for one, other in pairwise(self.points):
@@ -71,6 +71,6 @@ class Curve:
 
 
 def gpus(config: Config) -> float:
-    """How many GPUs the fleet takes, shares added up."""
+    """The fleet's GPUs, shares added up."""
     workers = sum(pool.count * pool.num_gpus for pool in pools(config.fleet).values())
     return workers + config.learner.world_size * config.fleet.learners.num_gpus

@@ -1,4 +1,4 @@
-"""What a report is made of: a run folder read back into records."""
+"""A report's input: a run folder read back into records."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RunData:
     starts: tuple[Start, ...]
     """When it was begun and resumed."""
     iterations: tuple[IterationMetrics, ...]
-    """In iteration order; an iteration that was done again after a resume counts as it was done last."""
+    """In iteration order; of an iteration repeated after a resume, the last record."""
     evaluations: tuple[EvaluationMetrics, ...]
     """By updates, then policy."""
     attestations: tuple[Attestation, ...]
     summary: Summary | None
-    """None while the run has not ended, also one that has been given more iterations since."""
+    """None while the run has not ended, also if it was extended since."""
     pictures: dict[str, dict[PictureKey, Path]]
-    """``base``, ``final``, ``real`` → pictures; empty where the run kept none."""
+    """``base``, ``final``, ``real`` → pictures; empty if the run kept none."""
 
     @property
     def finished(self) -> bool:
@@ -53,7 +53,7 @@ class RunData:
 def read_run(folder: Path) -> RunData:
     """Reads a run folder, finished or not.
 
-    Raises UserError: `folder` is no run folder, is of another format, or one of its files, which it names, is damaged.
+    Raises UserError: `folder` is no run folder, has another format, or a file, which it names, is damaged.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
@@ -102,10 +102,9 @@ def _read_metrics(places: RunFolder) -> tuple[dict[int, IterationMetrics], dict[
 
 
 def stored_progress(folder: Path) -> Progress:
-    """How a run is by its folder alone, when nobody is at work in it.
+    """A run's progress from its folder alone, when no process is at work in it.
 
-    Raises UserError as `read_run` does, but for a run that is starting or ended while it was; RunError if its disk
-    hangs.
+    Raises UserError as `read_run`, except for a run that is starting or ended while it was; RunError if its disk hangs.
     """
     places = RunFolder(folder)
     if (folder / FILE).is_file() and not places.metrics.is_file():
@@ -126,7 +125,7 @@ def stored_progress(folder: Path) -> Progress:
 
 
 def _start_progress(places: RunFolder) -> Progress:
-    """Of a run that has measured nothing yet."""
+    """Progress of a run without measurements."""
     check_format(places.path)
     config, starts = load([places.path / FILE]), places.starts()
     ended = NOT_RUNNING if places.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
@@ -140,7 +139,7 @@ def _start_progress(places: RunFolder) -> Progress:
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a run folder. Raises UserError: there is none yet, it is not JSON or lacks a field."""
+    """The summary of a run folder. Raises UserError: it is missing, not JSON or lacks a field."""
     path, mend = folder / SUMMARY_FILE, "remove it, and solrl train --resume writes it again"
     if not path.is_file():
         raise UserError(f"{folder} has no {SUMMARY_FILE}: the run has not ended yet.")
@@ -151,7 +150,7 @@ def read_summary(folder: Path) -> Summary:
 
 
 def read_attestations(path: Path) -> tuple[Attestation, ...]:
-    """Those of a run, by worker; none if the file is not there. Raises UserError if it is damaged."""
+    """A run's attestations, by worker; none if the file is missing. Raises UserError if it is damaged."""
     if not path.is_file():
         return ()
     values = read_json(path, "remove it")

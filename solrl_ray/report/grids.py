@@ -1,4 +1,4 @@
-"""Pictures on the disk: image tensors to PNG files and back, and contact sheets of them."""
+"""Pictures on the disk: image tensors to PNG files and back, and contact sheets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from PIL import Image
 from solrl_ray.common.files import replace_file
 from solrl_ray.errors import UserError
 
-if TYPE_CHECKING:  # takes seconds, and who looks for pictures alone does without
+if TYPE_CHECKING:  # takes seconds; finding pictures does not need it
     import torch
 
 PictureKey = tuple[str, int]
-"""(prompt id, sample number): which fixed address a picture was drawn from."""
+"""(prompt id, sample number): the fixed address of a picture."""
 LARGEST = 256
 """Longest side of a picture in a contact sheet, pixels; larger ones are reduced."""
 ENLARGED = 96
-"""Pictures are enlarged by the whole number that brings their width up to this, pixels."""
+"""Pictures are enlarged by a whole number to at least this width, pixels."""
 GAP = 2
-"""Between the pictures of a contact sheet and around it, pixels."""
+"""Space between the pictures of a contact sheet and around it, pixels."""
 
 
 def to_picture(image: torch.Tensor) -> Image.Image:
@@ -45,14 +45,14 @@ def encode_png(picture: Image.Image) -> bytes:
 
 
 def save_pictures(folder: Path, pictures: Mapping[PictureKey, torch.Tensor]) -> None:
-    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each complete or not."""
+    """Writes ``<prompt id>-<sample>.png`` for every picture, float32 [3, H, W] in [0, 1]; each atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     for (prompt_id, sample), image in sorted(pictures.items()):
         replace_file(folder / f"{prompt_id}-{sample}.png", encode_png(to_picture(image)))
 
 
 def picture_paths(folder: Path) -> dict[PictureKey, Path]:
-    """The pictures that `save_pictures` left in `folder`, by key, in key order; none if there is no folder.
+    """The pictures of `save_pictures` in `folder`, by key, in key order; none if there is no folder.
 
     Raises UserError for a PNG file whose name is not ``<prompt id>-<sample>.png``.
     """
@@ -66,7 +66,7 @@ def picture_paths(folder: Path) -> dict[PictureKey, Path]:
 
 
 def contact_sheet(rows: Sequence[Sequence[torch.Tensor]]) -> Image.Image:
-    """Lays pictures of one size, float32 [3, h, w] in [0, 1], out in rows, which may differ in length.
+    """Lays out pictures of one size, float32 [3, h, w] in [0, 1], in rows, which may differ in length.
 
     Large ones are reduced by area averaging, small ones enlarged by a whole number, without smoothing.
     """

@@ -1,4 +1,4 @@
-"""The metrics record of a finished iteration, from what the stages reported."""
+"""The metrics record of a finished iteration, from the stages' reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from solrl_ray.scheduling.staleness import staleness_of
 
 _LOSSES = ("loss", "policy_loss", "kl", "gradient_norm", "passes")
 _RATIOS = ("ratio_mean", "ratio_deviation", "first_ratio_deviation", "clip_fraction")
-"""What the record has from the update's metrics, under the same names."""
+"""Fields copied from the update's metrics, under the same names."""
 
 
 def iteration_metrics(
@@ -41,15 +41,16 @@ def iteration_metrics(
     fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
-    """Args:
-    summary: the selector's end of the iteration.
-    rewards: rewards of each prompt's samples, as they are learned from, in prompt and selection order.
-    factors: LoRA factors of the trained policy after the update.
-    publication: of the revision that was explored with.
-    requeued: units that were given to another worker because an answer was lost or refused.
-    reward_costs: what reward servers and judges were asked.
-    fallback_level: of the fallback ladder, on which it was explored.
-    weights_wait: share of the explorers' time in which they waited for weights.
+    """
+    Args:
+        summary: the selector's end of the iteration.
+        rewards: rewards of each prompt's samples, as learned from, in prompt and selection order.
+        factors: LoRA factors of the trained policy after the update.
+        publication: of the revision that explored.
+        requeued: units that went to another worker because an answer was lost or refused.
+        reward_costs: use of reward servers and judges.
+        fallback_level: the level of the fallback ladder that explored it.
+        weights_wait: share of the explorers' time spent waiting for weights.
     """
     full = np.array(rewards, dtype=np.float64)
     preview = None if is_one_stage(config) else previews(config)[fallback_level]
@@ -92,7 +93,7 @@ def iteration_metrics(
 
 
 def audit_plan(config: Config) -> AuditPlan | None:
-    """What is audited of each iteration; None if nothing is."""
+    """What is audited in each iteration; None if nothing is."""
     fidelity = config.fidelity
     if not fidelity.audit_prompts:
         return None

@@ -1,4 +1,4 @@
-"""The live view of a run: a panel that renews itself on a terminal, plain lines elsewhere (logs, pipes)."""
+"""The live view of a run: a panel that refreshes on a terminal, plain lines elsewhere (logs, pipes)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from solrl_ray.metrics.records import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 30
-"""Most iterations that a sparkline shows, the newest ones: what a terminal of 80 columns has room for."""
+"""Number of iterations in a sparkline, the newest ones: this fits a terminal of 80 columns."""
 WORKERS_SHOWN = 8
 MESSAGES_SHOWN = 4
 NOTES_SHOWN = 4
 NOTES_SECONDS = 10.0
-"""Between two lines of a log on what those are doing that start."""
+"""Seconds between two log lines on starting actors."""
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
     """The newest `width` values as one character each, scaled from their least to their greatest.
 
-    Values that are not finite are drawn as a space; equal values at half height.
+    Values that are not finite are a space; equal values have half height.
     """
     shown = values[-width:]
     finite = [value for value in shown if math.isfinite(value)]
@@ -54,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
-    """The panel of a snapshot that was taken `since_update` seconds ago; the clocks run on by it."""
+    """The panel of a snapshot taken `since_update` seconds ago; its clocks run on by that."""
     elapsed = duration(progress.elapsed + since_update)
     parts: list[RenderableType] = [_headline(progress, since_update), Text(), _stages(progress)]
     numbers = _numbers(progress)
@@ -140,7 +140,7 @@ def _workers(progress: Progress) -> Table:
 class PlainLines:
     """Turns snapshots into log lines: each new state, message, evaluation and finished iteration once.
 
-    What those do that start is a line now and then, while it is something else than before.
+    Notes of starting actors come as an occasional line, if they have changed.
     """
 
     def __init__(self) -> None:
@@ -152,9 +152,9 @@ class PlainLines:
         self._noted_at = 0.0
 
     def lines(self, progress: Progress) -> list[str]:
-        """What is new since the last snapshot; a state that comes back is told the first time only.
+        """News since the last snapshot; a repeated state is told only once.
 
-        Of what a resumed run made before, only the newest iteration and evaluation are told.
+        Of the iterations and evaluations before a resume, only the newest is told.
         """
         made = len(progress.train_rewards)
         if progress.remaining is None and made > self._iterations:  # there was no pace yet when they were made
@@ -197,7 +197,7 @@ def _notes(notes: Mapping[str, str]) -> str:
 
 
 def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Messages come as a sliding window: those of `now` after its longest beginning that ends `before`."""
+    """Messages are a sliding window: returns what `now` adds to `before`."""
     for overlap in range(min(len(before), len(now)), 0, -1):
         if before[-overlap:] == now[:overlap]:
             return now[overlap:]
@@ -205,17 +205,17 @@ def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, .
 
 
 class LiveView:
-    """Shows snapshots of a run while it goes on.
+    """Shows snapshots of a live run.
 
-    On a terminal one panel is redrawn in place, and stays as the run left it; elsewhere each piece of news is
-    printed as one plain line. Text printed by others while the view is open appears above the panel.
+    On a terminal, one panel is redrawn in place, and its last state stays; elsewhere each piece of news is one plain
+    line. Text printed by others while the view is open appears above the panel.
 
     >>> with LiveView() as view:  # doctest: +SKIP
     ...     view.update(progress)
     """
 
     def __init__(self, console: Console | None = None, *, plain: bool = False) -> None:
-        """`plain` asks for lines on a terminal too."""
+        """`plain`: lines on a terminal too."""
         self._console = console or Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None

@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page, made from the files of a run folder and nothing else."""
+"""The report: one self-contained HTML page, made only from the files of a run folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build(run_folder: Path) -> Path:
 
 
 def _values(data: RunData) -> dict[str, Any]:
-    """What the template is filled with."""
+    """The template's values."""
     config, iterations = data.config, data.iterations
     base, final, real = (find_evaluation(data.evaluations, policy) for policy in ("base", "ema", "real"))
     gain = None if base is None or final is None else paired_gain(base, final)
@@ -101,14 +101,14 @@ def _values(data: RunData) -> dict[str, Any]:
 
 
 def _devices(data: RunData) -> str:
-    """What it computed on, and how many GPUs that took; empty if no worker has told."""
+    """Its devices and number of GPUs; empty if no worker has attested."""
     names = sorted({attestation.device for attestation in data.attestations})
     count = gpus(data.config)
     return ", ".join([*names, *([f"{count:g} GPU{'s' if count != 1 else ''}"] if names and count else [])])
 
 
 def _line(config: Config) -> str:
-    """What was trained how, in one line."""
+    """Model and training, in one line."""
     rollout, pool = config.rollout, pool_sampling(config)
     rewards = " + ".join(reward.kind for reward in config.rewards)
     if rollout.strategy == "direct":
@@ -129,7 +129,7 @@ def _line(config: Config) -> str:
 
 
 def _targets(curve: Curve) -> list[tuple[str, str, str]]:
-    """When the policy had which share of its gain: share, updates, time. Empty if it gained nothing."""
+    """When the policy had which share of its gain: share, updates, time. Empty without a gain."""
     if curve.gain <= 0:
         return []
     found = [(share, curve.reaches(curve.points[0].reward + share * curve.gain)) for share in SHARES]
@@ -137,7 +137,7 @@ def _targets(curve: Curve) -> list[tuple[str, str, str]]:
 
 
 def _drawn(data: RunData, curve: Curve, gain: PairedGain | None, workers: list[WorkerTime]) -> dict[str, str]:
-    """Name → SVG of what there is to plot."""
+    """Name → SVG of all plots."""
     drawn = {}
     if any(record.policy in ("base", "ema") for record in data.evaluations):
         drawn["heldout"] = plots.heldout_reward(data.evaluations)

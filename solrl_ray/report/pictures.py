@@ -1,4 +1,4 @@
-"""Pictures on fixed prompts and seeds, side by side: one card per prompt, one row per policy, one column per seed."""
+"""Pictures on fixed prompts and seeds, for comparison: one card per prompt, one row per policy, one column per seed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Gallery:
         scores: Mapping[str, Mapping[str, Sequence[float]]],
         score: str = "reward",
     ) -> Gallery:
-        """Put policies one below the other.
+        """Arrange pictures in one row per policy.
 
         Args:
             captions: prompt id → text, in order; prompts without pictures are left out.
@@ -98,19 +98,19 @@ class Gallery:
 
     @property
     def small(self) -> bool:
-        """Whether pictures are so small that their pixels are to be seen."""
+        """Whether pictures are so small that pixels should show."""
         shown = [picture for card in self.cards for row in card.rows.values() for picture in row if picture]
         return all(picture.uri.startswith("data:image/png") for picture in shown)
 
 
 def data_uri(path: Path) -> str:
-    """A picture as ``data:`` URI, as `reduced`."""
+    """A picture as ``data:`` URI, see `reduced`."""
     content, kind = reduced(path)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
-    """A picture's file and its kind: small PNG files as they are, larger pictures as JPEG of at most `longest` pixels.
+    """A picture's file and its kind: small PNG files unchanged, larger pictures as JPEG of at most `longest` pixels.
 
     Raises UserError if it cannot be read.
     """
@@ -119,7 +119,7 @@ def reduced(path: Path, longest: int = LARGEST) -> tuple[bytes, str]:
             if max(file.size) <= LOSSLESS and file.format == "PNG":
                 return path.read_bytes(), "png"
             picture = file.convert("RGB")
-    except OSError as error:  # what Pillow raises for files that are no pictures, or cut off, is one, too
+    except OSError as error:  # also Pillow's error for files that are no pictures, or truncated
         raise UserError(f"The picture {path} cannot be read: {error}.") from error
     picture.thumbnail((longest, longest), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()

@@ -1,6 +1,6 @@
-"""The report's plots: matplotlib figures made into inline SVG that follows the page's light or dark theme.
+"""The report's plots: matplotlib figures as inline SVG that follows the page's light or dark theme.
 
-Colours are those of Okabe and Ito (2008), which colour-blind readers tell apart; markers differ too.
+Colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish; markers differ too.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ COLORS = {
     "grey": "#8a929b",
     "card": "#ffffff",
 }
-"""Theme variable of the page → its light value; plots are drawn with it, the page puts its own in place."""
+"""Theme variable of the page → its light value; plots are drawn with it, and the page replaces it."""
 
 SEGMENT_COLORS = ("sky", "blue", "purple", "orange", "green", "grey")
-"""Of `SEGMENTS`."""
+"""Colours of `SEGMENTS`."""
 WIDE, NARROW = (5.4, 3.2), (3.7, 2.8)
-"""Sizes of a plot that shares its line with one other or with two, inches; the page scales them."""
+"""Sizes of a plot beside one other or two others, inches; the page scales them."""
 DASHED = (0, (4, 3))
 SVG_DPI = 72
-"""At which Matplotlib writes SVG."""
+"""Matplotlib's resolution of SVG."""
 
 STYLE = {
     "font.size": 9,
@@ -75,11 +75,11 @@ STYLE = {
 def _plot(
     name: str, title: str, x: str, y: str, *, size: tuple[float, float] = WIDE, columns: int = 0
 ) -> Callable[[Callable[Concatenate[Axes, P], None]], Callable[P, str]]:
-    """Makes a function that draws into axes one that returns the plot as SVG, in the report's style.
+    """Turns a function that draws into axes into one that returns the plot as SVG, in the report's style.
 
     Args:
-        name: what the ids inside the SVG begin with.
-        x, y: names of the axes; where x counts something, its ticks are whole numbers.
+        name: prefix of the ids inside the SVG.
+        x, y: names of the axes; an axis that counts has whole-number ticks.
         columns: of the legend above; 0: no legend.
     """
 
@@ -94,7 +94,7 @@ def _plot(
 
             with matplotlib.rc_context(STYLE):
                 figure = Figure(figsize=size, dpi=SVG_DPI)
-                FigureCanvasSVG(figure)  # by whose text metrics it is laid out
+                FigureCanvasSVG(figure)  # its text metrics are used for the layout
                 axes = figure.subplots()
                 axes.set_xlabel(x)
                 axes.set_ylabel(y)
@@ -104,7 +104,7 @@ def _plot(
                 if columns:
                     place = "outside upper left"
                     figure.legend(loc=place, ncols=columns, frameon=False, handlelength=1.6, borderpad=0.2)
-                ConstrainedLayoutEngine().execute(figure)  # were it the figure's engine, all would be drawn twice
+                ConstrainedLayoutEngine().execute(figure)  # as the figure's own engine, it would draw everything twice
                 buffer = io.StringIO()
                 figure.savefig(buffer, format="svg", metadata={"Date": None})
             return _inline(buffer.getvalue(), name, title)
@@ -115,7 +115,7 @@ def _plot(
 
 
 def _inline(svg: str, name: str, title: str) -> str:
-    """Makes matplotlib's SVG fit to stand in a page: no prolog, own ids, theme colours, no fixed size."""
+    """Makes matplotlib's SVG fit for a page: no prolog, own ids, theme colours, no fixed size."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1{name}-", svg)
@@ -129,7 +129,7 @@ def _inline(svg: str, name: str, title: str) -> str:
 def _line(
     axes: Axes, records: Iterable[IterationMetrics], field: str, color: str, marker: str = "o", **style: Any
 ) -> None:
-    """A metric over the iterations, with gaps where it is None; `style` as `Axes.plot` takes it."""
+    """A metric over the iterations, with gaps where it is None; `style` as for `Axes.plot`."""
     points = [(record.iteration, getattr(record, field)) for record in records]
     values = [math.nan if value is None else value for _, value in points]
     axes.plot([number for number, _ in points], values, color=COLORS[color], marker=marker, **style)
@@ -160,7 +160,7 @@ def heldout_reward(axes: Axes, evaluations: Sequence[EvaluationMetrics]) -> None
 
 
 def _real_level(axes: Axes, level: float, low: float, high: float) -> None:
-    """Draws the level of real pictures, or names it where drawing it would flatten the curve from `low` to `high`."""
+    """Draws the level of real pictures, or only names it if drawing it would flatten the curve from `low` to `high`."""
     if level <= high + 2.5 * (high - low):
         axes.axhline(level, color=COLORS["green"], linestyle=DASHED, linewidth=1.2, label="real pictures")
         return
@@ -189,7 +189,7 @@ def rewards_by_gpu_hours(axes: Axes, curves: Mapping[str, Curve]) -> None:
 
 
 def _curves(axes: Axes, curves: Mapping[str, tuple[Curve, list[float]]]) -> None:
-    """Each run's rewards at its places on the x axis, with a band of one standard error over prompts."""
+    """Each run's rewards over its x values, with a band of one standard error over prompts."""
     colors = [COLORS[name] for name in ("blue", "orange", "green", "vermillion", "purple", "sky", "grey")]
     for number, (name, (curve, places)) in enumerate(curves.items()):
         color, marker = colors[number % len(colors)], "os^Dvx"[number % 6]
@@ -201,7 +201,7 @@ def _curves(axes: Axes, curves: Mapping[str, tuple[Curve, list[float]]]) -> None
 
 @_plot("training", "Training reward per iteration", "iteration", "reward, training prompts", size=NARROW, columns=2)
 def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previews: bool) -> None:
-    """Rewards measured in training: of the samples that are learned from, and of the whole pool as it was ranked."""
+    """Rewards measured in training: of the samples learned from, and of the whole pool as ranked."""
     trained, pool = ("regenerated seeds", "pool, by previews") if previews else ("trained on", "whole pool")
     _line(axes, iterations, "reward_mean", "blue", label=trained)
     numbers, means = [record.iteration for record in iterations], [record.reward_mean for record in iterations]
@@ -212,7 +212,7 @@ def training_reward(axes: Axes, iterations: Sequence[IterationMetrics], *, previ
 
 @_plot("gains", "Reward gain of each held-out prompt", "held-out prompts, by gain", "final − base reward", columns=1)
 def prompt_gains(axes: Axes, gain: PairedGain) -> None:
-    """What training changed for each held-out prompt, sorted; the mean with its standard error."""
+    """The change by training for each held-out prompt, sorted; the mean with its standard error."""
     values = sorted(gain.differences.values())
     colors = [COLORS["blue"] if value > 0 else COLORS["vermillion"] for value in values]
     axes.bar(range(len(values)), values, width=0.8, color=colors)
@@ -225,7 +225,9 @@ def prompt_gains(axes: Axes, gain: PairedGain) -> None:
 
 @_plot("fidelity", "Rank fidelity per iteration", "iteration", "correlation, share", columns=3)
 def rank_fidelity(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Agreement of preview and full-precision rewards on the regenerated seeds, and what audits say of whole pools."""
+    """Agreement of preview and full-precision rewards on the regenerated seeds, and estimates for whole pools by
+    audits.
+    """
     _line(axes, iterations, "spearman", "blue", label="Spearman")
     _line(axes, iterations, "kendall", "orange", "s", label="Kendall")
     _line(axes, iterations, "side_agreement", "green", "^", label="same half")
@@ -248,14 +250,13 @@ def reference_distance(axes: Axes, iterations: Sequence[IterationMetrics]) -> No
 
 @_plot("loss", "Loss per iteration", "iteration", "loss", size=NARROW, columns=2)
 def loss(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """What the learner minimises, and the policy's part of it."""
+    """The learner's loss, and the policy's part of it."""
     _line(axes, iterations, "loss", "blue", label="all")
     _line(axes, iterations, "policy_loss", "orange", "s", label="policy", linewidth=1.2)
 
 
 @_plot("gradient", "Gradient norm per iteration", "iteration", "gradient norm", size=NARROW)
 def gradient_norm(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
-    """Size of the gradient."""
     _line(axes, iterations, "gradient_norm", "vermillion")
     axes.set_ylim(bottom=0)
 
@@ -275,7 +276,7 @@ def stage_time(axes: Axes, iterations: Sequence[IterationMetrics]) -> None:
 
 @_plot("workers", "Busy and idle time of workers", "share of wall time × workers, %", "", columns=2)
 def worker_time(axes: Axes, times: Sequence[WorkerTime]) -> None:
-    """Share of the workers' wall time that was work, one bar for each kind of worker."""
+    """Share of the workers' wall time spent working, one bar for each kind of worker."""
     names = [f"{time.role} ({time.workers})" for time in times]
     shares = [100 * time.busy_share for time in times]
     weights = [100 * time.weights_share for time in times]

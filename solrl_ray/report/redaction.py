@@ -1,4 +1,4 @@
-"""A configuration as a service gets it that others may read: it says how a run was trained, not where."""
+"""A configuration for services that others may read: it says how a run was trained, not where."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from solrl_ray.config.schema import Config
 from solrl_ray.models import paths
 
 LEFT_OUT = frozenset({"url", "request", "upload", "network", "labels", "fallback_labels"})
-"""Keys of addresses, of what is sent to a judge, which may hold a secret, and of what names machines."""
+"""Keys of addresses, of requests to a judge, which may hold a secret, and of names of machines."""
 WORDS = frozenset({"text", "pattern"})
-"""Keys whose values are no paths, whatever is in them: of a judge's question."""
+"""Keys of a judge's question, whose values are never paths."""
 IDS = frozenset({"path", "base", "preview_decoder", "model", "space"})
 """Keys whose values may be Hugging Face ids."""
 
 
 def redacted(config: Config) -> dict[str, Any]:
-    """The configuration as JSON has it, without `LEFT_OUT`; of local paths the last part alone."""
+    """The configuration as JSON, without `LEFT_OUT`; local paths are reduced to their last part."""
     shown: dict[str, Any] = _shown("", config.model_dump(mode="json"))
     return shown
 
@@ -31,7 +31,7 @@ def _shown(key: str, value: Any) -> Any:
 
 
 def _last_part(key: str, text: str) -> str:
-    """Of a path, and of a function in a file; anything else stays, but for an address, which is empty then."""
+    """The last part of a path, or of a function in a file; empty for an address; any other text unchanged."""
     if "://" in text:
         return ""
     if "/" not in text or text.startswith(paths.BUILTIN):

@@ -1,4 +1,4 @@
-"""Pages from the templates in `templates`: what is filled in is escaped, and what is missing is an error."""
+"""Pages from the templates in `templates`: values are escaped, and a missing one is an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solrl_ray.common.files import replace_file
 
 
 def digits(value: float) -> str:
-    """A reward or its error for display: three decimals, or two digits where three decimals show nothing."""
+    """A reward or its error for display: three decimals, or two digits if three decimals are all zero."""
     if not math.isfinite(value):
         return "undefined"
     return f"{value:.3f}" if value == 0 or abs(value) >= 0.001 else f"{value:.1e}"
@@ -45,7 +45,7 @@ _FILTERS = {
 
 @cache
 def _templates() -> Environment:
-    """One, that each template is compiled once."""
+    """Cached, so that each template is compiled once."""
     templates = Environment(
         loader=PackageLoader("solrl_ray.report"),
         autoescape=True,
@@ -63,5 +63,5 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
-    """Fill `values` in `template` and write the page, complete or not at all."""
+    """Fill `values` in `template` and write the page atomically."""
     replace_file(path, rendered(template, **values).encode())

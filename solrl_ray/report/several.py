@@ -1,4 +1,4 @@
-"""Runs side by side: who reached which held-out reward when, as a table and as a page."""
+"""Compares runs: which held-out reward each reached when, as a table and as a page."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PAGE_FILE = "runs.html"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A run beside the first one."""
+    """A run compared with the first one."""
 
     run: RunData
     name: str
-    """Told apart from the others' by its folder, if need be."""
+    """Made unique by its folder, if needed."""
     curve: Curve
     reference: Curve
     """The first run's."""
@@ -36,8 +36,9 @@ class Compared:
         return [self.name, self.run.config.objective.kind, chosen, reward, *map(self._reached, SHARES)]
 
     def _reached(self, share: float) -> str:
-        """When it had this share of the reference's gain, and how many times less of the time, or of GPU-hours if both
-        have GPUs, that took."""
+        """When it had this share of the reference's gain, and how many times less time that took, or GPU-hours if both
+        have GPUs.
+        """
         target = self.reference.points[0].reward + share * self.reference.gain
         mine, other = self.curve.reaches(target), self.reference.reaches(target)
         if mine is None or self.reference.gain <= 0:

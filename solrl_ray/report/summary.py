@@ -1,4 +1,4 @@
-"""The numbers that a run comes to: `summary.json`."""
+"""The numbers of a finished run: `summary.json`."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class Summary:
     lora_digest: str
     """LoRA digest after the last iteration."""
     spearman_mean: float | None
-    """Mean over the iterations in which it is defined; None if in none (no previews, or all rewards tied)."""
+    """Mean over the iterations where it is defined; None if nowhere (no previews, or all rewards tied)."""
     candidates: int
     samples: int
     requeued_units: int
     duplicate_results: int
     preview_precision: str | None
-    """The configured tier; what each worker really ran is in attestations.json. None without previews."""
+    """The configured tier; attestations.json has each worker's actual tier. None without previews."""
     reward_costs: dict[str, int] = field(default_factory=dict)
     """Of all iterations and evaluations: see `IterationMetrics.reward_costs`."""
     strategy: str = "two_stage"
@@ -74,13 +74,14 @@ class Summary:
     """What a reader of these numbers must know first."""
     versions: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, int | str]] = field(default_factory=dict)
-    """What was there when the summary was written: file → its first ``bytes`` and their ``sha256``. Metrics and spans
-    may have grown since."""
+    """State of other files when the summary was written: file → its first ``bytes`` and their ``sha256``. Metrics and
+    spans may have grown since.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedGain:
-    """What training changed, prompt by prompt at the same addresses."""
+    """The change by training, prompt by prompt at the same addresses."""
 
     differences: dict[str, float]
     """Prompt id → mean reward after - mean reward before."""
@@ -120,14 +121,14 @@ def paired_gain(before: EvaluationMetrics, after: EvaluationMetrics) -> PairedGa
 
 
 def gap_closed(base: float, final: float, real: float | None) -> float | None:
-    """Share of the way from `base` to `real` that `final` has come; None if there is no gap above `base`."""
+    """(`final` - `base`) / (`real` - `base`); None unless `real` is above `base`."""
     if real is None or not real > base:
         return None
     return (final - base) / (real - base)
 
 
 def finite_mean(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are there and finite; None if there is none."""
+    """Mean of the finite values; None if there is none."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return math.fsum(finite) / len(finite) if finite else None
 
@@ -147,7 +148,7 @@ def run_selection_digest(iterations: Sequence[IterationMetrics]) -> str:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that results depend on; a package that is not installed is left out."""
+    """Versions of the packages that affect results; missing packages are left out."""
     found = {}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -210,6 +211,6 @@ def write_summary(folder: Path, summary: Summary) -> Path:
 
 
 def stamp(path: Path, size: int | None = None) -> dict[str, int | str]:
-    """Of a file's first `size` bytes, or all of it: how many they are, and their SHA-256."""
+    """Number of bytes and SHA-256 of a file's first `size` bytes, or of all of it."""
     content = path.read_bytes()[:size]
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -19,7 +19,7 @@ TIERS = {
     "bfloat16": "bfloat16, unquantised",
     "float32": "float32, unquantised",
 }
-"""What each tier is, so that no reader takes one for another."""
+"""What each tier is, so that no reader confuses them."""
 
 _AUDITED = {
     "whole pools: Spearman": "spearman",
@@ -56,14 +56,14 @@ def fidelity(data: RunData) -> list[list[str]]:
 
 
 def stages(data: RunData) -> dict[str, float]:
-    """Seconds of the run by part of the iteration; without what a strategy of one stage does not do."""
+    """Seconds of the run by part of the iteration; a one-stage strategy lacks some parts."""
     split = [wall_segments(record) for record in data.iterations]
     left_out = (OVERLAP, "regenerate") if is_one_stage(data.config) else ()
     return {part: math.fsum(parts[part] for parts in split) for part in SEGMENTS if part not in left_out}
 
 
 def attested(data: RunData) -> list[list[Attestation]]:
-    """What each worker really computes with, as it attested at its start: those that attest the same together."""
+    """What each worker really computes with, as attested at its start; workers with equal attestations are grouped."""
     alike: dict[tuple[object, ...], list[Attestation]] = defaultdict(list)
     for one in data.attestations:
         key = (one.tier, one.device, one.score_class, one.quantized_layers, *one.checks.items())

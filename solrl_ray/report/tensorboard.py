@@ -24,8 +24,7 @@ from solrl_ray.report.grids import contact_sheet, encode_png
 class TensorBoardWriter:
     """Appends a run's metrics to one event file in `folder`; everything written is on the disk on return.
 
-    A resumed run passes `first_iteration`: TensorBoard then drops what an interrupted process had written
-    from there on.
+    A resumed run passes `first_iteration`: TensorBoard then drops the interrupted process's events from there on.
     """
 
     def __init__(self, folder: Path, *, first_iteration: int = 0) -> None:

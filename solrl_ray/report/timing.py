@@ -1,4 +1,4 @@
-"""Where the time went: wall seconds without overlap, and how much of the workers' time was work."""
+"""Use of time: wall seconds without overlap, and the workers' share of working time."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from solrl_ray.metrics.records import IterationMetrics
 OVERLAP = "explore + regenerate"
 REST = "rest"
 SEGMENTS = ("explore", OVERLAP, "regenerate", "learn", "publish", REST)
-"""Parts of an iteration's wall time, in the order in which they mostly happen; they add up to the total."""
+"""Parts of an iteration's wall time, roughly in time order; they add up to the total."""
 
 
 def wall_segments(record: IterationMetrics) -> dict[str, float]:
     """Splits one iteration's wall seconds into `SEGMENTS`, which sum to its total.
 
-    Exploration and regeneration overlap; each is measured from its first start to its last end. Their union
-    is what the total leaves beside the stages after them: at most the sum, at least the longer of the two. The
-    checkpoint is written while others are at work and has no part of its own.
+    Exploration and regeneration overlap; each is measured from its first start to its last end. Their union is the
+    total without the later stages: at most the sum, at least the longer of the two. The checkpoint is written beside
+    other work and has no part of its own.
     """
     explore, regenerate = record.seconds.get("explore", 0.0), record.seconds.get("regenerate", 0.0)
     after = {stage: record.seconds.get(stage, 0.0) for stage in ("learn", "publish")}
@@ -38,7 +38,7 @@ def wall_segments(record: IterationMetrics) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTime:
-    """How the wall time of one kind of worker was used over the whole run."""
+    """Use of the wall time of one kind of worker over the whole run."""
 
     role: str
     workers: int
@@ -47,7 +47,7 @@ class WorkerTime:
     available: float
     """Workers × wall seconds of the iterations."""
     weights: float = 0.0
-    """Seconds of it in which they waited for weights; known of explorers."""
+    """Seconds of it spent waiting for weights; known for explorers."""
 
     @property
     def busy_share(self) -> float:

@@ -1,8 +1,7 @@
-"""When what was done: the spans of a run, and the timeline that Perfetto and chrome://tracing show of them.
+"""The spans of a run, and their timeline for Perfetto and chrome://tracing.
 
-``spans.jsonl`` in the run folder has one object a line. A unit's span is measured by its worker, a stage's by the
-controller; clocks of different machines may differ. Nothing else reads this file: it is no part of the run's state,
-and a resumed run appends to it.
+``spans.jsonl`` in the run folder has one object a line. A worker measures a unit's span, the controller a stage's;
+clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it.
 
 Timeline: the Trace Event Format of Chrome, JSON object form, complete events (``ph: X``), times in microseconds.
 """
@@ -30,15 +29,15 @@ UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "audit", "eva
 class Span:
     kind: Literal["unit", "stage"]
     name: str
-    """Unit id, or what the controller said it was doing."""
+    """Unit id, or the controller's words for its work."""
     stage: str
-    """``explore``, ``regenerate``, ``evaluate`` of a unit; ``learn``, ``publish``, … of the controller."""
+    """``explore``, ``regenerate``, ``evaluate`` for a unit; ``learn``, ``publish``, … for the controller."""
     iteration: int
     started: float
     """Seconds since 1970."""
     seconds: float
     worker: str = ""
-    """Of a unit."""
+    """For a unit."""
 
     @property
     def ended(self) -> float:
@@ -49,7 +48,7 @@ _SPAN = TypeAdapter(Span)
 
 
 class SpanWriter:
-    """Appends spans; each is with the operating system on return, which is enough for a timeline."""
+    """Appends spans; each is given to the operating system on return, which is enough for a timeline."""
 
     def __init__(self, folder: Path) -> None:
         self._file: IO[str] = (folder / FILE).open("a")
@@ -64,7 +63,7 @@ class SpanWriter:
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """All spans of a run, by start. A line that was cut short or damaged is left out.
+    """All spans of a run, by start. Incomplete or damaged lines are skipped.
 
     Raises UserError: the run has no spans.
     """
@@ -76,7 +75,7 @@ def read_spans(folder: Path) -> list[Span]:
         )
     spans = []
     for line in path.read_bytes().splitlines():
-        with suppress(ValueError, RecursionError):  # cut short, or damaged: a timeline does without it
+        with suppress(ValueError, RecursionError):  # incomplete or damaged
             spans.append(_SPAN.validate_json(line))
     return sorted(spans, key=lambda span: (span.started, span.name))
 
@@ -84,8 +83,8 @@ def read_spans(folder: Path) -> list[Span]:
 def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     """The trace: one track a stage, one a worker; times count from the first span.
 
-    Stages of units (``explore``, ``regenerate``) reach from the first unit's start to the last one's end, an iteration
-    each; those of the controller are as it measured them.
+    In each iteration, stages of units (``explore``, ``regenerate``) reach from the first unit's start to the last one's
+    end; the controller's stages are as it measured them.
     """
     zero = min((span.started for span in spans), default=0.0)
     units = [span for span in spans if span.kind == "unit"]
@@ -103,7 +102,7 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _unit_stages(units: Iterable[Span]) -> list[Span]:
-    """What exploring and regenerating took, iteration by iteration; evaluations are stages of the controller."""
+    """Exploring and regenerating, iteration by iteration; evaluations are stages of the controller."""
     groups = defaultdict[tuple[str, int], list[Span]](list)
     for span in units:
         if span.stage != "evaluate":
@@ -122,7 +121,7 @@ def _unit_stages(units: Iterable[Span]) -> list[Span]:
 
 
 def _complete(spans: list[Span], process: int, track: int, zero: float) -> list[dict[str, Any]]:
-    """Events of one track, none of which reaches into the next: the wall clock may be set back a little by NTP."""
+    """Events of one track, made not to overlap: NTP may set the wall clock back a little."""
     ordered = sorted(spans, key=lambda span: span.started)
     ends = [span.started for span in ordered[1:]] + [float("inf")]
     return [

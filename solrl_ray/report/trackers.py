@@ -1,8 +1,7 @@
-"""W&B and trackio, which get what TensorBoard gets, under the same names (`solrl_ray.metrics.scalars`).
+"""W&B and trackio, which get the same data and names as TensorBoard (`solrl_ray.metrics.scalars`).
 
-A run has one id for all trackers, kept in its folder: a resumed run goes on in the same tracked run, a new one in a
-folder of the same name does not. What an interrupted process had brought of iterations that are done again stays there,
-beside what comes again.
+A run has one id for all trackers, kept in its folder. A resumed run continues the same tracked run; a new run in a
+folder of the same name does not. Data that an interrupted process sent stays there, beside the repeated iterations.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from solrl_ray.report.grids import contact_sheet
 from solrl_ray.report.redaction import redacted
 
 FILE = "trackers.json"
-"""Of a run folder: the id under which trackers know the run."""
+"""File of a run folder with the run's id for trackers."""
 UPDATES = "updates"
-"""What W&B draws all curves over. Its own step only rises, and an evaluation may come after the next iteration."""
+"""The x axis of W&B's curves. Its own step only rises, and an evaluation may come after the next iteration."""
 _NAMING = threading.Lock()
 
 
@@ -65,12 +64,12 @@ def opened(name: str, config: Config, folder: Path) -> TrackerWriter:
 
 
 def run_id(folder: Path) -> str:
-    """Eight hexadecimal digits, by which trackers know the run in `folder`; the first caller makes them.
+    """Eight hexadecimal digits that identify the run in `folder` to trackers; the first caller makes them.
 
-    Raises UserError if the file that has them is damaged.
+    Raises UserError if their file is damaged.
     """
     path = folder / FILE
-    with _NAMING:  # trackers are opened side by side
+    with _NAMING:  # trackers are opened in parallel
         if not path.exists():
             replace_file(path, json.dumps({"id": secrets.token_hex(4)}).encode())
         found = read_json(path, "remove it")
@@ -84,7 +83,7 @@ class _Wandb:
         import wandb
 
         tracking = config.tracking
-        # What the run does not say itself is nobody's: no console, no code, no machine.
+        # Send only what the run sends itself: no console, no code, no machine.
         settings = wandb.Settings(
             console="off",
             silent=True,
@@ -126,7 +125,7 @@ class _Trackio:
 
         tracking = config.tracking
         self._image: Callable[[Image.Image], Any] = trackio.Image
-        # It knows a run by its name.
+        # It identifies a run by its name.
         self._run = trackio.init(
             project=tracking.project,
             name=f"{config.run.name}-{number}",

@@ -1,4 +1,4 @@
-"""``solrl verify``: whether every file of a run folder is what was written."""
+"""``solrl verify``: whether every file of a run folder is unchanged since it was written."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Verified:
 
     name: str
     problem: str
-    """A sentence; empty if it is as it was written."""
+    """A sentence; empty if it is unchanged."""
     detail: str = ""
 
 
 def verify(path: Path) -> Iterator[Verified]:
-    """What there is of a run, one after another. Raises UserError if it is no run folder."""
+    """The files of a run, one after another. Raises UserError if it is no run folder."""
     config, folder = continuation.stored(path), RunFolder(path)
     yield Verified("config.yaml", "", f"format {continuation.FORMAT}")
     for function in own_functions.of(config):
         if function.digest:
             found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
-            lost = "" if found else f"{path / own_functions.FOLDER} has not the files of {function.spec} as they were"
+            lost = "" if found else f"{path / own_functions.FOLDER} lacks the original files of {function.spec}"
             yield Verified(f"code of {function.spec}", lost)
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
     for file in folder.evaluation_files():
@@ -73,7 +73,7 @@ def _samples(folder: RunFolder, iteration: int, prompt_id: str) -> str:
     group = folder.load_group(iteration, prompt_id)
     written = [e for e in folder.journal(iteration).entries() if e["kind"] == "regenerate" and e["prompt"] == prompt_id]
     if any(entry["digest"] != group_digest(group) for entry in written):
-        raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} are not those of the journal")
+        raise UserError(f"the samples of prompt {prompt_id} in iteration {iteration} differ from the journal")
     return f"{len(group.indices)} samples"
 
 
@@ -92,7 +92,9 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
         return
     yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iterations")
     if summary.iterations != iterations:
-        return  # of a run that has been given more iterations since
+        return  # the run was extended since
     for name, stated in summary.files.items():
         same = (path / name).is_file() and stamp(path / name, int(stated["bytes"])) == stated
-        yield Verified(f"{name} as summarised", "" if same else f"{path / name} is not what {SUMMARY_FILE} was made of")
+        yield Verified(
+            f"{name} as summarised", "" if same else f"{path / name} has changed since {SUMMARY_FILE} was written"
+        )

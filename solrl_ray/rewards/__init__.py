@@ -31,9 +31,8 @@ def check(
     """Check that every reward can be loaded and takes images of `resolution` pixels. Loads no weights.
 
     Args:
-        named: how a message names a dotted key such as ``rewards.0.path``.
-        tell: is given each checkpoint that is not fetched and each server that is not started yet, which otherwise is
-            raised.
+        named: turns a dotted key such as ``rewards.0.path`` into its name in a message.
+        tell: is given a sentence for each missing checkpoint and silent server, which are errors without it.
 
     Raises:
         UserError: one sentence naming key, value and what would be right.
@@ -57,9 +56,9 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
 
 
 def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    """The class of a reward, whose options are those that the configuration gives.
+    """The class of a reward, with its options checked.
 
-    Raises `UserError` for an unknown kind, a library that is missing, an option that is not read or not given.
+    Raises `UserError` for an unknown kind, a missing library, an option that it does not read or that is missing.
     """
     found: type[CheckpointReward] = CallableReward if ":" in config.kind else _registered(config, keys)
     given = [option for option in OPTIONS if getattr(config, option) != RewardConfig.model_fields[option].default]

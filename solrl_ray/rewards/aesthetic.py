@@ -1,4 +1,4 @@
-"""The LAION aesthetic predictor, version 2: how well people rate an image, whatever its prompt."""
+"""The LAION aesthetic predictor, version 2: people's rating of an image, independent of its prompt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SOURCE = (
 
 
 class Aesthetic(CheckpointReward):
-    """Unit CLIP-L/14 image features through a `ScoreHead`: a mark from about 1 to 10, in float32.
+    """Unit CLIP-L/14 image features through a `ScoreHead`: a rating from about 1 to 10, in float32.
 
-    `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as Pillow does.
+    `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as in Pillow.
     """
 
     options = required = frozenset({"path", "base"})

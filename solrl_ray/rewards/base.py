@@ -13,26 +13,26 @@ from solrl_ray.config.schema import RewardConfig
 from solrl_ray.errors import RewardError, RewardNonsense
 
 Keys = Callable[[str], str]
-"""How a message names a field of a reward's configuration: ``path`` to ``rewards[0].path``."""
+"""A field of a reward's configuration → its name in a message: ``path`` → ``rewards[0].path``."""
 
 
 class Reward(ABC):
-    """Subclasses write `compute`; callers use `score`, which checks what comes out of it."""
+    """Subclasses write `compute`; callers use `score`, which checks the result."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """How errors call it, e.g. ``rewards[0] (clipscore)``."""
+        """The name in errors, e.g. ``rewards[0] (clipscore)``."""
 
     @abstractmethod
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """One number an image, [B]; see `score` for the arguments. A function of this batch alone."""
 
     def take_costs(self) -> dict[str, int]:
-        """What it cost since this was last asked, if it asks a server: ``requests``, ``retries``, ``tokens``, …"""
+        """Costs since the last call, for a reward that asks a server: ``requests``, ``retries``, ``tokens``, …"""
         return {}
 
     def modules(self) -> Iterator[nn.Module]:
-        """Networks whose weights may leave the GPU while nothing is scored; a callable keeps its own to itself."""
+        """Networks whose weights may leave the GPU between scorings; a callable's stay."""
         yield from (value for value in vars(self).values() if isinstance(value, nn.Module))
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class CheckpointReward(Reward):
     options: ClassVar[frozenset[str]] = frozenset({"path"})
     """Fields of the configuration that it reads besides ``kind``, ``weight`` and ``normalize``."""
     required: ClassVar[frozenset[str]] = frozenset()
-    """Those of them that must be given."""
+    """Required fields among them."""
 
     @classmethod
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Functions of the user's own, named in the configuration as ``module:function`` or ``file.py:function``."""
+"""The user's own functions, named in the configuration as ``module:function`` or ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callabl
 
     Args:
         spec: ``module:function`` or ``file.py:function``.
-        key: how a message names what says so.
-        code: its files; None: they are looked for in the present folder and on Python's path.
+        key: the key to name in a message.
+        code: its files; None: search the present folder and Python's path.
 
-    Raises `UserError` naming `key` if the module or the function in it is not there, or it cannot be called.
+    Raises `UserError` naming `key` if the module or the function is missing or cannot be called.
     """
     place, name = own_code.split(spec, key)
     code = code or own_code.find(spec, key)
     try:
         module: ModuleType = own_code.load(code) if code else import_module(place)
-    except Exception as error:  # whatever the user's file raises
+    except Exception as error:  # the user's file may raise anything
         what = f"the {'file' if own_code.names_file(place) else 'module'} {place} cannot be imported"
         said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
         raise UserError(f"{key} is {spec!r}, but {what}: {said}{where(error, code)}") from error
@@ -45,7 +45,7 @@ def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callabl
 
 
 def where(error: BaseException, code: OwnCode | None) -> str:
-    """The last place in the user's files that `error` came through, to be added to a sentence; empty if in none."""
+    """The last place in the user's files that raised `error`, to be added to a sentence; empty if there is none."""
     files = {file.path for file in code.files} if code else set()
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
@@ -99,7 +99,7 @@ class CallableReward(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
-        """Nothing of it is executed here: `rewards.trial` does that in a process of its own."""
+        """Executes nothing: `rewards.trial` does that in a child process."""
         if config._own is None:
             own_code.find(config.kind, keys("kind"))
 
@@ -111,7 +111,7 @@ class CallableReward(CheckpointReward):
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         try:
             values = self._function(images.to(self._device, torch.float32), list(prompts))
-        except Exception as error:  # whatever the user's function raises: say whose it is, keep the cause
+        except Exception as error:  # the user's function may raise anything: name it, keep the cause
             raise RewardError(
                 f"Reward {self.name} failed with {type(error).__name__}: {error}{where(error, self._code)}"
             ) from error

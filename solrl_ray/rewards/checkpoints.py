@@ -1,4 +1,4 @@
-"""Where a reward's checkpoint is: a local folder or the Hugging Face cache. Nothing is downloaded behind one's back."""
+"""Finds a reward's checkpoint: a local folder or the Hugging Face cache. Nothing is downloaded unasked."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 
 
 def folder(path: str, files: Sequence[tuple[str, ...]], key: str, *, source: str = "") -> Path:
-    """The folder that holds a checkpoint: `path` itself, or its snapshot in the Hugging Face cache.
+    """The folder of a checkpoint: `path` itself, or its snapshot in the Hugging Face cache.
 
-    Rewards weigh gigabytes, so they are fetched once, by hand, and not by a worker whose start has a deadline.
+    Rewards have gigabytes, so the user fetches them once. A worker's start has a deadline.
 
     Args:
         path: local folder or Hugging Face id.
-        files: what must be there; each entry is a file, or several of which one is enough.
-        key: how a message names the configuration's entry.
-        source: where to get a file that no repository of the hub holds.
+        files: required files; each entry is a file, or several of which one is enough.
+        key: the name of the configuration's entry in a message.
+        source: where to get a file that is not on the hub.
 
     Raises:
-        UserError: no such folder, or files that it lacks.
-        MissingCheckpoint: nor does the cache have them, with the command that fetches them.
+        UserError: no such folder, or files are missing from it.
+        MissingCheckpoint: they are not in the cache either; has the command that fetches them.
     """
     resolved = paths.checkpoint(path, key)
     found = [next((there for name in names if (there := find(resolved, name))), None) for names in files]
@@ -71,7 +71,7 @@ def read_torch(folder: Path, name: str, key: str) -> dict[str, Any]:
 
 
 def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: str, key: str) -> None:
-    """Load all of `weights` into `module`, leaving nothing of either out.
+    """Load all of `weights` into `module`; both must match completely.
 
     Raises `UserError` naming `key` if names or shapes do not fit.
     """
@@ -82,7 +82,7 @@ def fill(module: torch.nn.Module, weights: dict[str, Any], folder: Path, name: s
 
 
 def find(resolved: Path | str, name: str) -> Path | None:
-    """One file of a checkpoint, which is a folder or an id in the Hugging Face cache; None if it is not there."""
+    """One file of a checkpoint, which is a folder or an id in the Hugging Face cache; None if it is missing."""
     if isinstance(resolved, Path):
         return resolved / name if (resolved / name).is_file() else None
     cached = try_to_load_from_cache(resolved, name)

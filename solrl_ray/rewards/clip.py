@@ -26,14 +26,14 @@ from solrl_ray.rewards.preprocessing import CLIP_SIZE, Preprocessing
 from solrl_ray.rewards.texts import Texts
 
 SCALE = 26.0
-"""Divisor by which Flow-GRPO and its descendants bring PickScore near 1."""
+"""Divisor with which Flow-GRPO and its descendants scale PickScore to about 1."""
 
 
 class CLIPReward(CheckpointReward):
     """The cosine by a transformers `CLIPModel`, in float32.
 
-    The images of a call are one forward; each text is encoded once, alone, and its features are kept. A prompt longer
-    than the text encoder takes is cut, with a warning and a count.
+    The images of a call are one forward; each text is encoded once, alone, and its features are kept. Longer prompts
+    than the text encoder takes are truncated, with a warning and a count.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class CLIPReward(CheckpointReward):
 class CLIPScore(CLIPReward):
     """cos(image, text) in [-1, 1]: ``logits_per_image / logit_scale`` on the diagonal.
 
-    ``preprocessing: checkpoint`` follows the checkpoint's image processor, without rounding to 8 bits.
-    ``preprocessing: torchvision`` is what the published figures of the Flow-GRPO family were made with: ``Resize``
-    (bilinear, antialiased) and ``CenterCrop`` of the float tensor, whatever the checkpoint says.
+    ``preprocessing: checkpoint`` follows the checkpoint's image processor, without rounding to 8 bits. ``preprocessing:
+    torchvision`` reproduces the published figures of the Flow-GRPO family: ``Resize`` (bilinear, antialiased) and
+    ``CenterCrop`` of the float tensor, whatever the checkpoint says.
     """
 
     options = frozenset({"path", "preprocessing"})
@@ -107,8 +107,8 @@ class CLIPScore(CLIPReward):
 class PickScore(CLIPReward):
     """cos(image, text) · exp(logit_scale) / 26; multiply by 26 for the figures of the paper.
 
-    `path` is the model, `base` the checkpoint it was trained from, which holds tokenizer and image processor.
-    Images are rounded to 8 bits and resized as Pillow does, as in the published pipelines: equal pixels.
+    `path` is the model, `base` the checkpoint it was trained from, with tokenizer and image processor. Images are
+    rounded to 8 bits and resized as in Pillow, as in the published pipelines: equal pixels.
     """
 
     options = frozenset({"path", "base"})
@@ -134,7 +134,7 @@ def read_preprocessing(folder: Path, key: str, *, eight_bit: bool) -> Preprocess
 
 
 def check_size(preprocessing: Preprocessing, folder: Path, keys: Keys, resolution: int) -> None:
-    """Raise `UserError` if square images of `resolution` pixels do not become what the vision tower takes."""
+    """Raise `UserError` if preprocessed square images of `resolution` pixels do not fit the vision tower."""
     side = image_size(folder, keys("path"))
     try:
         made = tuple(preprocessing(torch.zeros(1, 3, resolution, resolution)).shape[2:])
@@ -148,7 +148,7 @@ def check_size(preprocessing: Preprocessing, folder: Path, keys: Keys, resolutio
 
 
 def image_size(folder: Path, key: str) -> int:
-    """Height and width that the checkpoint's vision tower takes, pixels."""
+    """Height and width of the vision tower's input, pixels."""
     vision = paths.read_json(folder, "config.json", key).get("vision_config") or {}
     return int(vision.get("image_size", CLIP_SIZE))
 

@@ -1,4 +1,4 @@
-"""A server that scores, asked over HTTP: attempts, their deadlines, and what they came to. For `remote` and `judge`."""
+"""Requests to a scoring server over HTTP: attempts, deadlines and costs. For `remote` and `judge`."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ PAUSE = 0.5
 """Seconds before the first retry; doubled for each further one."""
 CHUNK = 65536
 MAX_ANSWER = 16 * 2**20
-"""Bytes; a score takes some 20."""
+"""Limit of an answer, bytes; a score takes some 20."""
 CONNECT_CHECK = 5.0
-"""Longest that the check before a run waits for the server, seconds."""
+"""Limit of the server check before a run, seconds."""
 
 T = TypeVar("T")
 
 
 class TryAgain(Exception):
-    """A failure that may pass: no connection, a timeout, a busy or failing server, an answer without a score."""
+    """A failure that may be temporary: no connection, a timeout, a busy or failing server, an answer without a
+    score.
+    """
 
 
 class Endpoint:
-    """Posts JSON, and posts it again when the server cannot be reached, takes longer than the timeout, answers 429 or
-    5xx, or when the reader of its answer asks for it. Every other answer ends the run with the server's own words: a
-    failed reward is never a number. Threads may share one."""
+    """Posts JSON, and repeats the request if the server cannot be reached, times out or answers 429 or 5xx, or if the
+    reader of its answer asks for it. Every other answer ends the run with the server's own words: a failed reward is
+    never a number. Thread-safe.
+    """
 
     def __init__(self, name: str, url: str, *, token: str, timeout: float, retries: int) -> None:
         """
         Args:
             name: the reward's.
-            timeout: longest that one attempt may take, seconds.
-            retries: further attempts after one that failed for a reason that may pass.
+            timeout: limit of one attempt, seconds.
+            retries: further attempts after a failure that may be temporary.
         """
         self._name, self._url, self._token = name, urlsplit(url), token
         self._shown, self._timeout, self._attempts = url, timeout, retries + 1
@@ -52,14 +55,14 @@ class Endpoint:
         self._counted: Counter[str] = Counter()
 
     def ask(self, body: bytes, identity: str, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the answer to a request.
+        """The result of `read` for the answer to a request.
 
         Args:
             identity: of the request, the same in all attempts.
-            read: may raise `TryAgain` for an answer that another attempt may better.
+            read: may raise `TryAgain` to repeat the request.
 
         Raises:
-            RewardError: no attempt brought an answer that could be read, or the server refused the request.
+            RewardError: no attempt brought a readable answer, or the server refused the request.
         """
         for attempt in range(self._attempts):
             self.count(requests=1, retries=int(attempt > 0))
@@ -75,12 +78,12 @@ class Endpoint:
         raise AssertionError("unreachable")
 
     def count(self, **more: int) -> None:
-        """Add to what the requests cost."""
+        """Add to the requests' costs."""
         with self._lock:
             self._counted.update(more)
 
     def take_costs(self) -> dict[str, int]:
-        """What requests cost since this was last asked: ``requests`` (``retries`` among them), and what was counted."""
+        """Costs since the last call: ``requests`` (``retries`` among them), and what was counted."""
         with self._lock:
             counted, self._counted = self._counted, Counter()
         return {name: count for name, count in counted.items() if count}
@@ -112,7 +115,7 @@ class Endpoint:
 
 
 def check_url(url: str, key: str, example: str) -> None:
-    """Raise UserError for an address that cannot be right."""
+    """Raise UserError for an impossible address."""
     try:
         parts = urlsplit(url)
         usable = (
@@ -152,7 +155,7 @@ def png(image: Tensor) -> str:
 
 
 def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
-    """The whole answer; a server that sends it byte by byte does not prolong the deadline."""
+    """The whole answer; a server that sends it byte by byte does not extend the deadline."""
     answer = b""
     while part := response.read1(CHUNK):
         answer += part

@@ -1,4 +1,4 @@
-"""The head that ImageReward and the aesthetic predictor share: linear layers, and nothing between them but dropout."""
+"""The head of ImageReward and the aesthetic predictor: linear layers, with only dropout between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DROPOUT_AFTER = {1024: 0.2, 128: 0.2, 64: 0.1}
 
 
 class ScoreHead(nn.Module):
-    """features-1024-128-64-16-1, without activations: so it was published. Parameters have the published names."""
+    """features-1024-128-64-16-1, without activations, as published. Parameters have the published names."""
 
     def __init__(self, features: int) -> None:
         super().__init__()

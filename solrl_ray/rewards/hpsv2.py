@@ -1,7 +1,6 @@
 """HPSv2 (Wu et al. 2023, arXiv 2306.09341): a CLIP ViT-H-14 fine-tuned on human preferences; v2.1 and v2.0.
 
-The checkpoint is in open_clip's format, so open_clip carries it. It holds every weight; the LAION checkpoint it was
-trained from is not needed.
+The checkpoint is in open_clip's format and holds every weight; the LAION checkpoint it was trained from is not needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ImageReward (Xu et al. 2023, arXiv 2304.05977): BLIP reads the prompt while looking at the image.
 
-The published code does not run beside current libraries, so its network is rebuilt from transformers' BLIP, and the
+The published code does not run with current libraries, so its network is rebuilt from transformers' BLIP, and the
 checkpoint `ImageReward.pt` is renamed key by key. `make parity` compares the two.
 """
 
@@ -27,10 +27,10 @@ from solrl_ray.rewards.texts import Texts
 
 FILE = "ImageReward.pt"
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
-"""Of the network's raw output on the authors' data; the published score is normalised with them."""
+"""Mean and deviation of the network's raw output on the authors' data; they normalise the published score."""
 MAX_TOKENS = 35
 HEAD_WIDTH = 64
-"""Features of one attention head, in both towers: the one size that a checkpoint's shapes do not tell."""
+"""Features of one attention head, in both towers: the only size that a checkpoint's shapes do not show."""
 _VISION = (
     (r"^cls_token$", "embeddings.class_embedding"),
     (r"^pos_embed$", "embeddings.position_embedding"),
@@ -42,15 +42,15 @@ _VISION = (
     (r"^blocks\.(\d+)\.mlp\.", r"encoder.layers.\1.mlp."),
 )
 _UNUSED = ("blip.vision_proj.", "blip.text_proj.", "blip.text_encoder.embeddings.position_ids")
-"""Of BLIP's pre-training, not of the reward."""
+"""From BLIP's pre-training, not needed for the reward."""
 
 
 class ImageReward(CheckpointReward):
     """(head(text tower's first token) - MEAN) / STD, about -2.3 to 2.0, in float32.
 
     One forward scores each image with its own prompt; the published `inference_rank` scores every image with every
-    prompt. `path` holds the checkpoint, `base` the BERT tokenizer. Images are rounded to 8 bits and resized as Pillow
-    does. The text tower sees the image, so only a prompt's tokens can be kept.
+    prompt. `path` holds the checkpoint, `base` the BERT tokenizer. Images are rounded to 8 bits and resized as in
+    Pillow. The text tower sees the image, so only a prompt's tokens can be kept.
     """
 
     options = required = frozenset({"path", "base"})
@@ -156,13 +156,13 @@ def build(weights: Mapping[str, Tensor]) -> tuple[BlipVisionModel, BlipTextModel
         num_hidden_layers=_layers(text, r"^encoder\.layer\.(\d+)\."),
         num_attention_heads=words[1] // HEAD_WIDTH,
         max_position_embeddings=text["embeddings.position_embeddings.weight"].shape[0],
-        is_decoder=True,  # or there would be no cross-attention
+        is_decoder=True,  # else there is no cross-attention
     )
     return BlipVisionModel(vision_config), BlipTextModel(text_config, add_pooling_layer=False), ScoreHead(words[1])
 
 
 def vision_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The image tower's weights under the names that transformers gives them."""
+    """The image tower's weights under transformers' names."""
     renamed = {}
     for name, tensor in _under(weights, "blip.visual_encoder.").items():
         new = name

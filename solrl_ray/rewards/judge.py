@@ -22,18 +22,18 @@ from solrl_ray.rewards.endpoint import Endpoint, TryAgain, check_reachable, chec
 from solrl_ray.rewards.preprocessing import eight_bits
 
 ALTERNATIVES = 20
-"""Most likely first tokens that are asked for, as many as the interface gives."""
+"""Most likely first tokens to request, the interface's maximum."""
 PROMPT = "{prompt}"
 TOKENS = ("prompt_tokens", "completion_tokens")
-"""What an answer says that it cost, and what metrics call it."""
+"""Token counts of an answer, also their names in metrics."""
 
 
 class Judge(CheckpointReward):
-    """A request a picture, `concurrency` of them at a time; the answer's number, or its probability of "yes", is the
-    score, between 0 and 1.
+    """One request a picture, `concurrency` at a time; the answer's number, or its probability of "yes", is the score,
+    between 0 and 1.
 
-    An answer without a score is asked for again, like one that does not come. Equal pictures of equal prompts are asked
-    about once, as long as they are remembered.
+    An answer without a score is requested again, like a missing one. Equal pictures of equal prompts are asked about
+    once, as long as their score is cached.
     """
 
     options = required = frozenset({"judge"})
@@ -44,7 +44,7 @@ class Judge(CheckpointReward):
         url = config.url.rstrip("/") + "/chat/completions"
         self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
         self._known: OrderedDict[str, float] = OrderedDict()
-        """Digest of what was asked → score, the longest unused first."""
+        """Digest of the request → score, the longest unused first."""
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
@@ -111,9 +111,9 @@ class Judge(CheckpointReward):
 
 
 def score(question: Question, choice: Mapping[str, Any]) -> float:
-    """What a choice of a chat completion says, between 0 and 1.
+    """The score of a chat completion's choice, between 0 and 1.
 
-    Raises ValueError if it says no score; KeyError, TypeError or IndexError if it is no such choice.
+    Raises ValueError if it has no score; KeyError, TypeError or IndexError if it is no such choice.
     """
     if question.answer == "yes":
         return probability_of_yes(choice["logprobs"]["content"][0]["top_logprobs"])
@@ -128,7 +128,7 @@ def score(question: Question, choice: Mapping[str, Any]) -> float:
 
 
 def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
-    """Of the first token: P(yes) / (P(yes) + P(no)), summed over spellings. Raises ValueError if it is neither."""
+    """For the first token: P(yes) / (P(yes) + P(no)), summed over spellings. Raises ValueError if it is neither."""
     total = {"yes": 0.0, "no": 0.0}
     for entry in alternatives:
         word = entry["token"].strip().lower()
@@ -140,7 +140,7 @@ def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:
-    """The section and the token. Raises UserError for what cannot be right."""
+    """The section and the token. Raises UserError for impossible values."""
     judge = config.judge
     assert judge is not None
     check_url(judge.url, keys("judge.url"), "http://127.0.0.1:8000/v1")

@@ -1,4 +1,4 @@
-"""The reward of a run: a weighted sum of rewards, each optionally brought to a common scale."""
+"""The reward of a run: a weighted sum of rewards, each optionally scaled."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Weighted(NamedTuple):
 class RewardMixture(Reward):
     """sum_i weight_i · (reward_i - mean_i) / std_i in float32, in the order of the configuration.
 
-    Rewards differ in scale (ImageReward's standard deviation over a model's images is near 1, HPSv2's near 0.03), so a
-    plain sum is dominated by one of them. Running statistics would change that too, but a score would then depend on
-    what was scored before it: on the order of arrival, on the worker, on a retry. It must be a function of the image
-    and its prompt alone, so the numbers are measured once, on images of the base model, and written down.
+    Rewards differ in scale (ImageReward's standard deviation over a model's images is near 1, HPSv2's near 0.03), so
+    one of them dominates a plain sum. With running statistics, a score would depend on what was scored before: on the
+    order of arrival, the worker, a retry. It must be a function of the image and its prompt alone. So the numbers are
+    measured once, on images of the base model, and configured.
     """
 
     def __init__(self, rewards: Sequence[Weighted]) -> None:
@@ -47,7 +47,7 @@ class RewardMixture(Reward):
         return total
 
     def take_costs(self) -> dict[str, int]:
-        """Of all together."""
+        """Of all rewards together."""
         total: Counter[str] = Counter()
         for each in self._rewards:
             total.update(each.reward.take_costs())
@@ -59,9 +59,9 @@ class RewardMixture(Reward):
 
 
 class Columns(Reward):
-    """Keeps what each reward of a mixture said of the last images; the first one's values are the reward.
+    """Keeps each reward's scores of the last images; the first one's values are the reward.
 
-    So each image is sampled once, whatever it is scored by.
+    So each image is sampled once for all rewards.
     """
 
     def __init__(self, mixture: RewardMixture) -> None:

@@ -1,4 +1,4 @@
-"""Writing in pictures: is the text that a prompt puts in quotation marks there, letter by letter? Read by RapidOCR."""
+"""Writing in pictures: is the quoted text of a prompt there, letter by letter? Read by RapidOCR."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”|「([^」]+)」')
 
 
 class Ocr(CheckpointReward):
-    """1 - edits / letters: the edits that turn what is read into what the prompt asks for, at most all letters.
+    """1 - edits / letters: the edits from the text read to the text wanted, at most all letters.
 
-    Case, spaces and line breaks do not count; if what is asked for is there as a whole, neither does other writing
-    (Flow-GRPO, arXiv 2505.05470, scores text rendering so). The models of PP-OCR are part of the package `rapidocr`
-    and run on the CPU, with the worker's threads.
+    Case, spaces and line breaks do not count; nor does other writing if the whole wanted text is there, as in Flow-GRPO
+    (arXiv 2505.05470). The models of PP-OCR are part of the package `rapidocr` and run on the CPU, with the worker's
+    threads.
     """
 
     options = frozenset()
@@ -35,7 +35,7 @@ class Ocr(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
-        pass  # its library was imported, and that is all it needs
+        pass  # it needs only its library, which was imported
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Ocr:
@@ -67,7 +67,7 @@ class Ocr(CheckpointReward):
 
 
 def quoted(prompt: str) -> str:
-    """All that a prompt has in quotation marks."""
+    """All quoted text of a prompt."""
     return " ".join("".join(groups) for groups in QUOTED.findall(prompt))
 
 

@@ -1,13 +1,13 @@
 """Pillow's 8-bit resampling as matrix products: the same bytes as `Image.resize`, on any device, for a whole batch.
 
-The published rewards were trained and are evaluated on images that Pillow has resized. Pillow
-(`src/libImaging/Resample.c`) filters the rows, rounds to 8 bits, filters the columns, rounds again, with filter weights
-in fixed point. Weights, pixels and their sums are whole numbers below 2^53, so float64 products are exact in every
-order of summation: this arithmetic has no rounding error that could differ between devices.
+The published rewards were trained and are evaluated on images resized by Pillow. Pillow (`src/libImaging/Resample.c`)
+filters the rows, rounds to 8 bits, filters the columns, rounds again, with filter weights in fixed point. Weights,
+pixels and their sums are whole numbers below 2^53. So float64 products are exact in every order of summation, on every
+device.
 
-The rows are filtered first here, as every version does with the square images of this project's models. Pillow 13
-filters the columns of very tall ones first, whose bytes are then others: seen of images four times as tall as wide, and
-not of those twice as tall.
+Rows are filtered first here, as in every version for the square images of this project's models. For very tall images
+Pillow 13 filters the columns first, with other bytes: seen for images four times as tall as wide, not for twice as
+tall.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FILTERS: dict[str, tuple[Callable[[float], float], float]] = {"bilinear": (_bili
 
 
 def resize(images: Tensor, size: tuple[int, int], interpolation: str) -> Tensor:
-    """What `PIL.Image.resize` makes of 8-bit images.
+    """The result of `PIL.Image.resize` for 8-bit images.
 
     Args:
         images: [B, C, H, W] of whole numbers from 0 to 255, any dtype.
@@ -77,7 +77,7 @@ def _weights(before: int, after: int, interpolation: str) -> Tensor:
         first = max(int(centre - support * stretch + 0.5), 0)
         last = min(int(centre + support * stretch + 0.5), before)
         taps = [function((column - centre + 0.5) * (1.0 / stretch)) for column in range(first, last)]
-        # In this order, as Pillow sums them.
+        # In Pillow's order of summation.
         total = 0.0
         for tap in taps:
             total += tap

@@ -20,13 +20,13 @@ CLIP_SIZE = 224
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preprocessing:
-    """Resize, centre crop, normalise, as an image processor of transformers or torchvision does.
+    """Resize, centre crop, normalise, as an image processor of transformers or torchvision.
 
-    With `eight_bit` the pixels are those that the published pipelines see after their round trip through Pillow,
-    exactly: rounded to 8 bits, then resized as Pillow does (`rewards.pillow`). Without it nothing is rounded, as
-    torchvision does with float tensors. From 512 to 224 pixels the two differ by 0.3/255 in a channel on average; at
-    most by 1.4/255 on smooth pictures, and 4.1/255 on noise, where Pillow also cuts the overshoot of its first pass
-    (bounds: `tests/unit/rewards/test_preprocessing.py`).
+    With `eight_bit` the pixels equal those of the published pipelines after their round trip through Pillow: rounded to
+    8 bits, then resized as in Pillow (`rewards.pillow`). Without it nothing is rounded, as torchvision does with float
+    tensors. From 512 to 224 pixels the two differ by 0.3/255 in a channel on average; at most by 1.4/255 on smooth
+    pictures, and 4.1/255 on noise, where Pillow also cuts the overshoot of its first pass (bounds:
+    `tests/unit/rewards/test_preprocessing.py`).
     """
 
     size: tuple[int, int] | int | None
@@ -36,9 +36,9 @@ class Preprocessing:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     eight_bit: bool = False
-    """Round to 8 bits and resize as Pillow does."""
+    """Round to 8 bits and resize as in Pillow."""
     torchvision_crop: bool = False
-    """Where an odd margin goes: torchvision rounds half of it to even, transformers rounds it down."""
+    """Rounding of half an odd margin: torchvision to even, transformers down."""
 
     @classmethod
     def torchvision(cls, size: int, *, interpolation: str, eight_bit: bool) -> Preprocessing:
@@ -104,9 +104,9 @@ class Preprocessing:
 class LongestSide:
     """HPSv2's preprocessing: the longest side becomes `size`, zeros fill the square, normalised with CLIP's constants.
 
-    `hpsv2.src.open_clip.transform`: 8-bit pixels become floats first, and the float tensor is resized (bicubic,
-    antialiased: the default of torchvision since 0.17; earlier ones did not antialias tensors, which is one reason why
-    scores in older reports differ). So overshoot is kept, and the padding is black before normalising.
+    As in `hpsv2.src.open_clip.transform`, 8-bit pixels become floats first, and the float tensor is resized (bicubic,
+    antialiased: the default of torchvision since 0.17; earlier versions did not antialias tensors, which is one reason
+    why older reports have other scores). So overshoot is kept, and the padding is black before normalising.
     """
 
     size: int
@@ -125,7 +125,7 @@ class LongestSide:
 
 
 def eight_bits(images: Tensor) -> Tensor:
-    """Images in [0, 1] as whole numbers from 0 to 255, float32; rounded half to even, as NumPy does before Pillow."""
+    """Images in [0, 1] as whole numbers from 0 to 255, float32; rounded half to even, as in NumPy."""
     return (images.float() * 255).round()
 
 

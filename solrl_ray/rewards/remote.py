@@ -19,8 +19,9 @@ from solrl_ray.rewards.preprocessing import eight_bits
 
 
 class RemoteReward(CheckpointReward):
-    """Posts images as PNG with their prompts, and reads one score an image; a request is repeated under the same id
-    (`Endpoint`)."""
+    """Posts images as PNG with their prompts, and reads one score an image; a repeated request has the same id
+    (`Endpoint`).
+    """
 
     options = required = frozenset({"remote"})
 
@@ -63,7 +64,7 @@ class RemoteReward(CheckpointReward):
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
-    """The section and the token. Raises UserError for an address or variable that cannot be right."""
+    """The section and the token. Raises UserError for an impossible address or variable."""
     remote = config.remote
     assert remote is not None
     check_url(remote.url, keys("remote.url"), "http://rewards.internal:8000/score")

@@ -1,4 +1,4 @@
-"""What a reward keeps of each prompt: computed once, alone, and so a function of the prompt and not of its batch."""
+"""A reward's cache of prompts: each is computed once, alone, and so does not depend on its batch."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ logger = logging.getLogger(__name__)
 
 
 KEPT = 1024
-"""Prompts: more than an iteration or an evaluation comes back to, and a few MB of features on a device."""
+"""Prompts: more than an iteration or an evaluation returns to, and a few MB of features on a device."""
 
 
 class Texts:
-    """Tensors by prompt, of which the last `KEPT` are kept. A prompt longer than `limit` tokens is cut, with a warning
-    and a count."""
+    """Tensors by prompt; the last `KEPT` are kept. A prompt longer than `limit` tokens is truncated, with a warning and
+    a count.
+    """
 
     def __init__(self, name: str, encode: Callable[[str], Tensor], count: Callable[[str], int], limit: int) -> None:
-        """Args:
-        name: the reward's.
-        encode: prompt to its tensor, cut to `limit` tokens.
-        count: tokens of a prompt that is not cut, special ones included.
+        """
+        Args:
+            name: the reward's.
+            encode: prompt to its tensor, truncated to `limit` tokens.
+            count: tokens of a whole prompt, special ones included.
         """
         self._name = name
         self._encode = encode
@@ -32,11 +34,11 @@ class Texts:
         self._limit = limit
         self._of = lru_cache(maxsize=KEPT)(self._one)
         self._cut: set[int] = set()
-        """Hashes of the prompts that were cut: also of those whose tensors are not kept any more."""
+        """Hashes of all truncated prompts, including those whose tensors are gone."""
 
     @property
     def truncated(self) -> int:
-        """Distinct prompts that were cut so far."""
+        """Distinct prompts truncated so far."""
         return len(self._cut)
 
     def __call__(self, prompts: Sequence[str]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A user's functions are tried on two pictures: in a child process before anything starts, and where they will score.
+"""Tries a user's functions on two pictures: in a child process before anything starts, and where they will score.
 
 What draws real pictures (`evaluation.reference`) is tried on two prompts.
 

@@ -1,25 +1,23 @@
 """The audit: rank fidelity on whole pools, estimated from a few unselected seeds that are regenerated as well.
 
 The regenerated seeds of a prompt are the extremes of its proxy rewards, so figures on them alone flatter the proxy. A
-pool has strata: the K selected seeds, all of whose full-precision rewards are known, and the n others, of which m are
-drawn at random without replacement. Where previews are pruned, the others are two strata, each with an n and an m of
-its own: those that went on, and those that were dropped. A selected seed has inclusion probability 1, another one
-m / n, and two of one stratum m (m - 1) / (n (n - 1)); strata are drawn independently. Weighting by the reciprocals
-(Horvitz and Thompson, JASA 47, 1952) makes every sum over seeds or pairs of seeds unbiased. Spearman's rho is such a
-sum too::
+pool has strata: the K selected seeds, whose full-precision rewards are all known, and the n others, of which m are
+drawn at random without replacement. If previews are pruned, the others are two strata, each with its own n and m: those
+that continued, and those that were pruned. A selected seed has inclusion probability 1, another one m / n, and two of
+one stratum m (m - 1) / (n (n - 1)); strata are drawn independently. Weighting by the reciprocals (Horvitz and Thompson,
+JASA 47, 1952) makes every sum over seeds or pairs of seeds unbiased. Spearman's rho is such a sum too::
 
     rho = sum_i x_i y_i / norm = sum_{i<j} (x_i - x_j) sign(r_i - r_j) / (2 norm)
 
-with centred ranks x of the proxy, which are known of all seeds, and centred ranks y_i = sum_j sign(r_i - r_j) / 2 of
-the full rewards r, which are not.
+with centred ranks x of the proxy, known for all seeds, and centred ranks y_i = sum_j sign(r_i - r_j) / 2 of the full
+rewards r.
 
-What pruning cost is such a sum as well, over the dropped seeds d: what the best K/2 of those that went on have least
-is t, and no choice that had d too would gain more than max(0, r_d - t) of its sum. So the mean contrast that can be
-lost is at most
+The loss by pruning is such a sum as well, over the pruned seeds d. Let t be the least reward of the best K/2 seeds that
+continued. A choice that had d too would gain at most max(0, r_d - t) of its sum. So the mean contrast lost is at most
 
-    sum_d max(0, r_d - t) / (K/2),    and the same of the worst with all signs turned,
+    sum_d max(0, r_d - t) / (K/2),    and the same for the worst with all signs turned,
 
-with equality if no more than one dropped seed belongs to either side.
+with equality if at most one pruned seed belongs to either side.
 """
 
 from __future__ import annotations
@@ -57,8 +55,9 @@ class AuditPlan:
     def indices(
         self, iteration: int, prompt_id: str, pool: int, chosen: Sequence[int], dropped: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """The audited seeds of a pool, rising: an addressed draw, without replacement, from those not `chosen`; of
-        `dropped` ones and of the rest so many each."""
+        """The audited seeds of a pool, rising: an addressed draw, without replacement, from those not `chosen`; the
+        same number from `dropped` ones and from the rest.
+        """
         address = Address(run_seed=self.run_seed, purpose="audit", iteration=iteration, prompt_id=prompt_id)
         taken, out = set(chosen), set(dropped)
         others = [index for index in permutation(address, pool).tolist() if index not in taken]
@@ -71,7 +70,7 @@ class AuditedPool:
     """One prompt's pool, as far as it is known."""
 
     proxies: tuple[float, ...]
-    """Proxy reward of every seed of the pool: of one that was dropped its early score."""
+    """Proxy reward of every seed of the pool; of a pruned one its early score."""
     chosen: tuple[int, ...]
     """Selected seeds: the best, then as many worst."""
     chosen_rewards: tuple[float, ...]
@@ -80,14 +79,14 @@ class AuditedPool:
     """Seeds drawn from the others."""
     audited_rewards: tuple[float, ...]
     dropped: tuple[int, ...] = ()
-    """Seeds whose previews were not finished: none of them is chosen."""
+    """Seeds whose previews were pruned: none is chosen."""
 
 
 def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
     """Estimates of several pools' mean fidelity; a good proxy has little ``worst_beats`` and little ``regret``.
 
-    Pools are independent draws, and so are the audits inside them: Student's interval over the pools' estimates
-    covers both sources of error. Estimates and interval ends may leave [-1, 1], as unbiased ones must.
+    Pools are independent draws, and so are the audits inside them: Student's interval over the pools' estimates covers
+    both sources of error. Estimates and interval ends may leave [-1, 1], because they are unbiased.
 
     Returns:
         ``pools``; ``seeds``, the unselected ones that were regenerated; ``spearman`` and ``kendall`` of proxy and
@@ -95,12 +94,12 @@ def audit(pools: Sequence[AuditedPool]) -> dict[str, float]:
         pool's other seeds that a seed chosen as best truly beats (ties count half; by chance 0.5), and ``worst_beats``
         of one chosen as worst; ``regret``, the reward contrast lost by choosing with the proxy: mean of the truly best
         minus mean of the truly worst, less that of the chosen ones (not a sum over seeds: consistent, not unbiased).
-        Of pruned pools also ``contrast_lost``: how much of the contrast at most was lost because the best or worst were
-        dropped. Of several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
+        For pruned pools also ``contrast_lost``: at most how much contrast was lost by pruning the best or worst. For
+        several pools also the ends of each figure's 95 % interval, as ``…_low`` and ``…_high``.
 
     Raises:
         ValueError: no pool, some pools pruned and others not, a pool of which fewer than two seeds of a stratum are
-            known while there are more, numbers that do not fit together, or a reward that is not finite.
+            known while there are more, inconsistent numbers, or a reward that is not finite.
     """
     if not pools:
         raise ValueError("an audit needs at least one pool")
@@ -154,9 +153,9 @@ def _figures(pool: AuditedPool) -> dict[str, float]:
 
 
 def _weights(pool: AuditedPool) -> tuple[Values, Values]:
-    """Reciprocal inclusion probabilities of the seeds whose rewards are known, chosen ones first, and of their pairs.
+    """Reciprocal inclusion probabilities of the seeds with known rewards, chosen ones first, and of their pairs.
 
-    Raises ValueError if the pool's numbers do not fit together.
+    Raises ValueError if the pool's numbers are inconsistent.
     """
     size, kept, out = len(pool.proxies), len(pool.chosen), set(pool.dropped)
     seen = pool.chosen + pool.audited
@@ -184,15 +183,14 @@ def _weights(pool: AuditedPool) -> tuple[Values, Values]:
 
 
 def _most_gained(values: Values, weights: Values, out: NDArray[np.bool_], side: int) -> float:
-    """By how much at most the mean of the `side` highest seeds would rise if those that were dropped (`out`) could be
-    among them."""
+    """The most that the mean of the `side` highest seeds could rise if pruned ones (`out`) could be among them."""
     order = np.argsort(-values[~out], kind="stable")
     least = values[~out][order][np.searchsorted(np.cumsum(weights[~out][order]), side - 1e-9)]
     return float((weights[out] * np.maximum(0.0, values[out] - least)).sum() / side)
 
 
 def _mean_of_top(values: Values, weights: Values, mass: int) -> float:
-    """Mean of the `mass` highest seeds, each standing for as many as its weight says."""
+    """Mean of the `mass` highest seeds, each counted by its weight."""
     order = np.argsort(-values, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(weights[order])[:-1]])
     taken = np.clip(mass - before, 0.0, weights[order])

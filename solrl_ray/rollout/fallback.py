@@ -1,11 +1,11 @@
-"""The fallback ladder: previews that rank too badly for too long get less pruning, more steps, then a higher tier.
+"""The fallback ladder: previews that rank badly for too long get less pruning, more steps, then a higher tier.
 
 ::
 
     level 0, as configured ──`patience` iterations below `floor`──► level 1 ──…──► last level        never back
 
-On which level an iteration is explored is a function of what earlier iterations measured and of nothing else. So a
-resumed run arrives at the same level, and the fleet has no say in it.
+The level of an iteration is a function of earlier iterations' measurements alone. So a resumed run arrives at the same
+level, and the fleet has no influence.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solrl_ray.records import Pruning
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where an iteration stands before it begins."""
+    """The state before an iteration."""
 
     level: int
     low: int
@@ -44,21 +44,21 @@ class FallbackLadder:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every iteration is explored on level 0, whatever is measured."""
+        """Whether every iteration has level 0, whatever is measured."""
         return self._config.fidelity.floor is None or not self._config.fidelity.fallback
 
     def fallback_level(self, iteration: int, records: Sequence[IterationMetrics]) -> int:
-        """The level on which `iteration` is explored, from the records of earlier ones; others do not matter."""
+        """The level that explores `iteration`, from the records of earlier ones; others are ignored."""
         return self.standing(iteration, records).level
 
     def standing(self, iteration: int, records: Sequence[IterationMetrics]) -> Standing:
-        """As `fallback_level`, with how often in a row fidelity was below the floor there."""
+        """As `fallback_level`, with the number of iterations in a row below the floor there."""
         fidelity = self._config.fidelity
         level = low = 0
         for record in sorted(records, key=lambda record: record.iteration):
             known = record.iteration < iteration - self._staleness
             if fidelity.floor is None or not known or record.fallback_level != level:
-                continue  # one explored before the last level took effect says nothing about that level
+                continue  # an iteration explored before the last level took effect says nothing about that level
             value = self.measured(record)
             low = low + 1 if value is not None and value < fidelity.floor else 0
             if low == fidelity.patience and level < len(fidelity.fallback):
@@ -66,18 +66,18 @@ class FallbackLadder:
         return Standing(level, low)
 
     def measured(self, record: IterationMetrics) -> float | None:
-        """What the floor is held against: the figure of whole pools if they are audited, else of regenerated seeds."""
+        """The figure that is compared with the floor: of whole pools if they are audited, else of regenerated seeds."""
         fidelity = self._config.fidelity
         if fidelity.audit_prompts:
             return record.audit.get(fidelity.measure)
         return record.spearman if fidelity.measure == "spearman" else record.kendall
 
     def steps(self, level: int) -> int | None:
-        """Solver steps of a preview on `level`; None on level 0, whose units need not say so."""
+        """Solver steps of a preview on `level`; None on level 0, whose units do not state them."""
         return previews(self._config)[level].steps if level else None
 
     def pruning(self, level: int) -> Pruning | None:
-        """Of each unit of previews on `level`; None if all are finished, or none are drawn."""
+        """Pruning of each unit of previews on `level`; None if all are finished, or there are none."""
         return None if is_one_stage(self._config) else previews(self._config)[level].pruning
 
     def config(self, level: int) -> Config:

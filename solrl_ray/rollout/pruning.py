@@ -1,11 +1,11 @@
-"""Who of a pruned unit goes on: the tails by the early scores. A function of the unit's own scores alone.
+"""Which members of a pruned unit continue: the tails by the unit's own early scores.
 
 ::
 
     all members ──after steps──► x0 estimates, scored ──► best and worst go on ──to the end──► ranked
                                                       └─► the middle is dropped
 
-Explorers decide by it, and the selector reads by it in their answers who was dropped.
+Explorers decide by it, and the selector finds the pruned members in their answers by it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from solrl_ray.rollout.selection import extremes
 
 
 def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
-    """Positions of the `keep` members that go on, rising: half of them with the highest early scores, half with the
-    lowest; of equal scores the earlier member is the better.
+    """Positions of the `keep` members that continue, rising: half of them with the highest early scores, half with the
+    lowest; of equal scores the earlier member is better.
 
     Raises:
         ValueError: fewer than `keep` scores, or `keep` is below 2.
@@ -28,10 +28,10 @@ def survivors(early: Sequence[float], keep: int) -> tuple[int, ...]:
 
 
 def dropped(result: UnitResult) -> tuple[int, ...]:
-    """Candidate indices of the members that did not go on, rising; none if the unit is not pruned.
+    """Candidate indices of the pruned members, rising; none if the unit is not pruned.
 
     Raises:
-        ValueError: early scores that the unit does not ask for, or lacks; or a dropped member with another reward than
+        ValueError: early scores that the unit does not ask for, or lacks; or a pruned member with another reward than
             its early score.
     """
     unit, early = result.unit, result.early

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 class RankFidelity:
     """Agreement of two rankings, each figure averaged over prompts.
 
-    On a prompt whose seeds all have the same reward a correlation is undefined and counts as 0.
+    If all seeds of a prompt have the same reward, a correlation is undefined and counts as 0.
     """
 
     spearman: float
@@ -26,7 +26,7 @@ class RankFidelity:
 def rank_fidelity(proxy: ArrayLike, full: ArrayLike) -> RankFidelity:
     """Compares proxy and full-precision rewards of the same seeds.
 
-    On the seeds that were chosen as extremes, correlations are higher than on the pool they came from.
+    On seeds chosen as extremes, correlations are higher than on their whole pool.
 
     Args:
         proxy: rewards of the previews, [prompts, seeds].
@@ -57,9 +57,9 @@ def _pair_signs(rewards: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _correlation(x: NDArray[np.int64], y: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Per row, sum(x y) / sqrt(sum(x²) sum(y²)) of values centred on 0; 0 where a row is constant.
+    """Per row, sum(x y) / sqrt(sum(x²) sum(y²)) of values centred on 0; 0 for a constant row.
 
-    Of centred ranks this is Spearman's rho, of pair signs Kendall's tau-b.
+    For centred ranks this is Spearman's rho, for pair signs Kendall's tau-b.
     """
     norm = np.sqrt((x * x).sum(axis=1)) * np.sqrt((y * y).sum(axis=1))
     covariance = (x * y).sum(axis=1)

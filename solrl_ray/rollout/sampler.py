@@ -1,12 +1,12 @@
-"""From a work unit to scored images: what explorers and regenerators share, without Ray.
+"""From a work unit to scored images: shared by explorers and regenerators, without Ray.
 
-A unit's indices are addressed noise; solver, decoder and reward follow. The forward's shape is always
-`micro_batch`: a short last one repeats its last member, whose surplus results are dropped. So a score is a function
-of its unit alone (design law 3). With a stochastic sampler the noise of every step is addressed too, and a preview
-takes that of the full trajectory.
+A unit's indices give addressed noise; solver, decoder and reward follow. The forward's shape is always `micro_batch`: a
+short last one repeats its last member, and the surplus results are discarded. So a score is a function of its unit
+alone (design law 3). With a stochastic sampler the noise of every step is addressed too, and a preview takes that of
+the full trajectory.
 
-A pruned unit stays such a function: who goes on is decided by its own early scores, and those who do are put together
-anew, in the order of their indices, into micro-batches of the same shape.
+This also holds for a pruned unit: its own early scores decide who continues, and those members form new micro-batches
+of the same shape, in the order of their indices.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ WARM_UP_SIGMA = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What became of a unit, in the order of the unit's indices."""
+    """The samples of a unit, in the order of its indices."""
 
     latents: Tensor
-    """Clean latents x0, float32 [n, *latent_shape], where they were made: whoever needs them fetches them."""
+    """Clean latents x0, float32 [n, *latent_shape], on the sampling device."""
     images: Tensor
-    """float32 [n, 3, H, W] in [0, 1], where they were made."""
+    """float32 [n, 3, H, W] in [0, 1], on the sampling device."""
     rewards: Tensor
     """float32 [n], on the CPU."""
     trajectory: Trajectory | None = None
@@ -50,28 +50,27 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previewed:
-    """What a unit of previews came to, in the order of its indices. Its images and latents are not kept."""
+    """The scores of a unit of previews, in the order of its indices. Images and latents are not kept."""
 
     rewards: Tensor
-    """float32 [n], on the CPU; of a member that was dropped its early score."""
+    """float32 [n], on the CPU; for a pruned member its early score."""
     early: Tensor
-    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; of one that is not pruned [0]."""
+    """Scores of a pruned unit's x0 estimates, float32 [n], on the CPU; [0] if the unit is not pruned."""
     reward_costs: Mapping[str, int]
-    """As of `Sampled`, of both scorings."""
+    """As of `Sampled`, for both scorings."""
 
 
 def _estimate(state: State) -> Tensor:
-    """Of x0, after at least one step."""
+    """The estimate of x0, after at least one step."""
     assert state.x0 is not None
     return state.x0
 
 
 def addresses(unit: WorkUnit, run_seed: int, sampler: SamplerConfig = ODE) -> list[Address]:
-    """Where the initial noise of a unit's samples comes from.
+    """The addresses of a unit's initial noise.
 
-    Explored and regenerated ones share it: that is what makes a regenerated image the previewed one, in full. With
-    `shared_noise` all candidates of a prompt do.
-    Evaluation noise is the same in every iteration.
+    Explored and regenerated samples share it, so a regenerated image is the previewed one in full quality. With
+    `shared_noise` all candidates of a prompt share it. Evaluation noise is the same in every iteration.
     """
     purpose, iteration = ("initial-noise", unit.iteration) if unit.stage != "evaluate" else ("evaluation-noise", 0)
     prompt = Address(run_seed=run_seed, purpose=purpose, iteration=iteration, prompt_id=unit.prompt_id)
@@ -103,8 +102,9 @@ class Sampler:
         sampler: SamplerConfig | None = None,
         record: bool = False,
     ) -> None:
-        """`sampler` is `rollout.sampler` unless another is given; `record`: keep the transitions that can be trained
-        on, of full trajectories of a stochastic sampler."""
+        """`sampler` defaults to `rollout.sampler`; `record`: keep the transitions that can be trained on, of full
+        trajectories of a stochastic sampler.
+        """
         self._run_seed = config.run.seed
         self._solver = config.rollout.solver
         self._sampler = config.rollout.sampler if sampler is None else sampler
@@ -120,7 +120,7 @@ class Sampler:
 
     @torch.no_grad()
     def warm_up(self, embedding: PromptEmbedding) -> None:
-        """One forward and one decoding of the shapes that units have, so that what is compiled for them is."""
+        """Make one forward and one decoding of the units' shapes, to compile for them."""
         batch = self._model.batch_embeddings([embedding] * self._micro_batch)
         where = [Address(run_seed=self._run_seed, purpose="warm-up", index=i) for i in range(self._micro_batch)]
         noise = initial_noise(where, self._model.latent_shape).to(self._model.device)
@@ -168,7 +168,7 @@ class Sampler:
     def _finish(
         self, unit: WorkUnit, state: State, kept: Sequence[int], prompt: Prompt, batch: dict[str, Tensor]
     ) -> Tensor:
-        """Rewards of the members at the positions `kept`, which go on from `state` in micro-batches of their own."""
+        """Rewards of the members at the positions `kept`, which continue from `state` in new micro-batches."""
         assert unit.prune is not None
         place = {unit.indices[position]: position for position in kept}
         scores = []
@@ -209,8 +209,9 @@ class Sampler:
     def _advance(
         self, part: WorkUnit, state: State, batch: dict[str, Tensor], *, first: int = 0, end: int | None = None
     ) -> tuple[State, Sequence[Tensor]]:
-        """The steps ``first … end - 1`` of a micro-batch, by default all; and the states before and after each
-        recorded transition."""
+        """Make the steps ``first … end - 1`` of a micro-batch, by default all; also returns the states before and after
+        each recorded transition.
+        """
 
         def velocity(latents: Tensor, sigma: float) -> Tensor:
             return self._model.velocity(latents, sigma, batch)
@@ -226,8 +227,9 @@ class Sampler:
         return sde.integrate(velocity, state, steps, increments, keep=recorded)
 
     def _sigmas(self, part: WorkUnit) -> Tensor:
-        """Noise levels. With a stochastic sampler a preview's are part of the full grid, else each has the published
-        grid of its steps."""
+        """Noise levels. With a stochastic sampler, a preview's are part of the full grid; otherwise each has the
+        published grid of its steps.
+        """
         steps = (part.steps or self._steps) if isinstance(self._sampler, Ode) else self._regenerate_steps
         return sigmas(self._schedule, steps, self._model.image_tokens)
 

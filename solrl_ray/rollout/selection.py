@@ -1,8 +1,8 @@
 """The chosen seeds of a prompt's pool: its best and worst by their proxy rewards, or by another rule.
 
-One total order decides everything: higher reward first, of equal rewards the smaller index first. `best` is
-the front of that order and `worst` its back, so the K chosen indices are distinct whatever the ties, and
-neither arrival order nor the fleet can change them (design law 3).
+One total order decides: higher reward first, of equal rewards the smaller index first. `best` is the front of that
+order and `worst` its back, so the K chosen indices are distinct whatever the ties. Neither arrival order nor the fleet
+can change them (design law 3).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ BEST_AND_WORST = SelectionRule()
 class PromptSelection:
     """The best floor(K / 2) and worst ceil(K / 2) of a prompt's pool: ``add()`` or ``drop()`` × pool, ``select()``.
 
-    By another rule than `BEST_AND_WORST` these are the halves of the K seeds that it leaves.
+    By another rule than `BEST_AND_WORST` these are the halves of that rule's K seeds.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class PromptSelection:
         """Takes the proxy reward of one seed, rounded to float32.
 
         Raises:
-            ValueError: the reward is not finite, the index is outside of the pool, or it was added before.
+            ValueError: the reward is not finite, the index is outside the pool, or it was added before.
         """
         self._check_new(index)
-        value = ctypes.c_float(reward).value  # too large becomes infinite
+        value = ctypes.c_float(reward).value  # too large a value becomes infinite
         if not math.isfinite(value):
             raise ValueError(f"reward of index {index} of prompt {self.prompt_id} is {reward}")
         self._rewards[index] = value
 
     def drop(self, index: int) -> None:
-        """Notes that a seed's preview was not finished: it is not chosen.
+        """Notes that a seed's preview was pruned, so it cannot be chosen.
 
         Raises:
-            ValueError: the index is outside of the pool, or was added or dropped before.
+            ValueError: the index is outside the pool, or was added or dropped before.
         """
         self._check_new(index)
         self._dropped.add(index)
@@ -108,7 +108,7 @@ class PromptSelection:
 
     @property
     def complete(self) -> bool:
-        """Whether every seed of the pool has its reward or was dropped."""
+        """Whether every seed of the pool was added or dropped."""
         return len(self._rewards) + len(self._dropped) == self.pool
 
     def select(self) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
@@ -137,10 +137,10 @@ class PromptSelection:
 
 
 def selection_digest(selections: Iterable[Selection]) -> str:
-    """SHA-256, hex, over what was chosen: the same for any order of `selections`.
+    """SHA-256, hex, over what was chosen: independent of the order of `selections`.
 
-    Hashed, by iteration and prompt id: both as netstrings, the numbers of best and of worst (uint32), then
-    index (uint32) and float32 reward of each chosen candidate, all little-endian.
+    Hashed, by iteration and prompt id: both as netstrings, the numbers of best and of worst (uint32), then index
+    (uint32) and float32 reward of each chosen candidate, all little-endian.
 
     Raises:
         ValueError: two selections are of the same iteration and prompt.

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from solrl_ray.records import Address
 
-if TYPE_CHECKING:  # takes seconds, and who only draws numbers does without
+if TYPE_CHECKING:  # takes seconds; drawing numbers does not need it
     import torch
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -48,9 +48,9 @@ _32 = np.uint64(32)
 _LN_2 = 0.6931471805599453
 _ATANH_TERMS = tuple(1.0 / (2 * k + 1) for k in range(12))
 
-# AS241 PPND16, coefficients of falling powers. The centre is a function of 0.180625 - (u - 1/2)**2,
-# the tail of sqrt(-log(min(u, 1 - u))) - 1.6. AS241's third piece, for min(u, 1 - u) < 1.4e-11, is out of
-# reach of a 32-bit word, whose smallest u is 2**-33 = 1.2e-10.
+# AS241 PPND16, coefficients of falling powers. The centre is a function of 0.180625 - (u - 1/2)**2, the tail of
+# sqrt(-log(min(u, 1 - u))) - 1.6. AS241's third piece, for min(u, 1 - u) < 1.4e-11, is out of reach of a 32-bit word,
+# whose smallest u is 2**-33 = 1.2e-10.
 # fmt: off
 _CENTRE_NUMERATOR = (
     2.5090809287301226727e3, 3.3430575583588128105e4, 6.7265770927008700853e4, 4.5921953931549871457e4,
@@ -89,7 +89,7 @@ def initial_noise(addresses: Sequence[Address], shape: tuple[int, ...]) -> torch
 
 def uniform(address: Address, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Independent uniform numbers in (0, 1), float64 `shape`; multiples of 2**-53, symmetric about 1/2."""
-    # 52 bits and a half make 53, the most that float64 holds exactly: neither 0 nor 1 can occur.
+    # 52 bits and a half make 53, the most that float64 holds exactly, so neither 0 nor 1 can occur.
     integers = _integers_64(address, math.prod(shape)) >> np.uint64(12)
     return ((integers.astype(np.float64) + 0.5) * 2.0**-52).reshape(shape)
 
@@ -97,7 +97,7 @@ def uniform(address: Address, shape: tuple[int, ...]) -> NDArray[np.float64]:
 def permutation(address: Address, n: int) -> NDArray[np.int64]:
     """A permutation of 0 … n-1, int64 [n], each with the same probability up to n**2 / 2**65.
 
-    The order that sorts n addressed 64-bit integers; equal integers keep their positions' order.
+    It sorts n addressed 64-bit integers; equal integers keep their positions' order.
     """
     return np.argsort(_integers_64(address, n), kind="stable").astype(np.int64)
 
@@ -160,10 +160,10 @@ def _words(addresses: Sequence[Address], count: int) -> Words:
 
 
 def _stream(address: Address) -> tuple[int, ...]:
-    """Four 32-bit words that name the address' stream: Philox key, then upper half of the counter."""
+    """Four 32-bit words of the address' stream: Philox key, then upper half of the counter."""
     texts = [str(value).encode() for value in astuple(address)]
     encoded = b"".join(b"%d:%s," % (len(text), text) for text in texts)
-    # Not this module's name: the word is part of every number and keeps its first spelling.
+    # Not this module's name: the word is part of every number and must not change.
     digest = hashlib.blake2b(encoded, digest_size=16, person=b"solrl_ray.noise").digest()
     return tuple(int.from_bytes(digest[i : i + 4], "little") for i in range(0, 16, 4))
 

@@ -9,7 +9,7 @@ import torch
 from solrl_ray.config.schema import SigmaSchedule
 
 _TRAINING_STEPS = 1000
-"""Discretisation that SD3 was trained with; its grid ends at the last of these noise levels."""
+"""Steps of SD3's training grid, whose last noise level ends the sampling grid."""
 
 
 def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tensor:
@@ -31,14 +31,14 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
         return _linspace(1.0, 0.0, steps + 1)
     if schedule.kind == "shift":
         # The scheduler shifts the ends of its training grid, spaces the steps evenly between them, and shifts the
-        # result once more; published models are sampled that way.
+        # result again; published models are sampled that way.
         smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), schedule.shift)
         grid = _shift(_linspace(1.0, smallest.item(), steps), schedule.shift)
     else:  # the log of the shift is linear in the number of image tokens
         slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
         mu = schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
         grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(mu))
-        if schedule.terminal is not None and steps > 1:  # a single step is 1 and nothing to stretch
+        if schedule.terminal is not None and steps > 1:  # a single step is 1, with nothing to stretch
             grid = 1.0 - (1.0 - grid) * ((1.0 - schedule.terminal) / (1.0 - grid[-1]))
     return torch.cat([grid, grid.new_zeros(1)])
 

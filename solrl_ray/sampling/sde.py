@@ -4,7 +4,7 @@ Every step of the published samplers is gaussian with a mean that is linear in s
 
     x_next ~ N(x_weight · x + v_weight · v, std²),
 
-so a step is a handful of numbers, worked out in float64; states are float32. With dt = sigma_next - sigma < 0:
+so a step is a few numbers, computed in float64; states are float32. With dt = sigma_next - sigma < 0:
 
 ========= =================================================== =====================
 sampler   mean                                                std
@@ -57,8 +57,8 @@ def euler(sigma: float, sigma_next: float) -> Transition:
 def sde(sigma: float, sigma_next: float, s: float, noisy: float | None = None) -> Transition:
     """Euler-Maruyama with noise scale `s`, above 0.
 
-    `noisy` is how much of the step from `sigma` down to `sigma_next` is stochastic (default: all); the rest follows
-    the ODE.
+    `noisy` is how much of the step from `sigma` down to `sigma_next` is stochastic (default: all); the rest follows the
+    ODE.
     """
     dt = sigma_next - sigma
     noisy = -dt if noisy is None else noisy
@@ -75,8 +75,9 @@ def sde(sigma: float, sigma_next: float, s: float, noisy: float | None = None) -
 
 
 def cps(sigma: float, sigma_next: float, noise_level: float) -> Transition:
-    """Coefficient-preserving: the noise in x_next amounts to sigma_next. Its released log-probability has neither
-    variance nor constants, hence another scale of ratios. To sigma_next 0 it is Euler's step."""
+    """Coefficient-preserving: the noise in x_next amounts to sigma_next. Its released log-probability lacks variance
+    and constants, so its ratios have another scale. To sigma_next 0 it is Euler's step.
+    """
     std = sigma_next * math.sin(noise_level * math.pi / 2)
     if std == 0:
         return euler(sigma, sigma_next)
@@ -93,7 +94,7 @@ def cps(sigma: float, sigma_next: float, noise_level: float) -> Transition:
 def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: float | None = None) -> Transition:
     """The stochastic step ``grid[step] → grid[step + 1]`` of `sampler`; `noisy` as for `sde`.
 
-    At sigma 1 Flow-SDE's scale is infinite; there it takes the next sigma of the grid, as released.
+    At sigma 1 Flow-SDE's scale is infinite; the next sigma of the grid is used there, as released.
     """
     sigma, sigma_next = grid[step], grid[step + 1]
     if isinstance(sampler, Cps):
@@ -106,12 +107,12 @@ def transition(sampler: Stochastic, grid: Sequence[float], step: int, noisy: flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of a trajectory, and where its noise comes from."""
+    """One step of a trajectory, and the source of its noise."""
 
     sigma: float
     transition: Transition
     increments: tuple[tuple[int, float], ...]
-    """(step of the full schedule, weight) of the standard normals that its noise is the weighted sum of."""
+    """(step of the full schedule, weight) of the standard normals whose weighted sum is its noise."""
 
 
 def nested(full: int, steps: int) -> list[int]:
@@ -124,8 +125,8 @@ def nested(full: int, steps: int) -> list[int]:
 def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0) -> list[Step]:
     """The steps of a trajectory that takes `steps` of the full schedule's, and its noise from the same Brownian path.
 
-    The increment of a longer step is the sum of those inside it, sqrt(dt_i) z_i, and so again a standard normal times
-    the square root of the stochastic length. A preview thus follows the path of the full trajectory, up to its own
+    The increment of a longer step is the sum of those inside it, sqrt(dt_i) z_i, which is again a standard normal times
+    the square root of the stochastic length. So a preview follows the path of the full trajectory, up to its own
     discretisation error. `start` is the first step of the sampler's window, if it has one.
 
     Args:
@@ -138,7 +139,7 @@ def plan(sampler: Stochastic, grid: Sequence[float], steps: int, start: int = 0)
     planned = []
     for k, (first, end) in enumerate(pairwise(points)):
         lengths = {i: grid[i] - grid[i + 1] for i in range(first, end) if i in noisy}
-        # DanceGRPO decodes the estimate of x0 made in its last step: that is Euler's step to 0.
+        # DanceGRPO decodes its last step's estimate of x0, which is Euler's step to 0.
         if not lengths or (isinstance(sampler, DanceSde) and k == steps - 1):
             planned.append(Step(sigma=coarse[k], transition=euler(coarse[k], coarse[k + 1]), increments=()))
             continue
@@ -163,12 +164,12 @@ def integrate(
     *,
     keep: Container[int] = (),
 ) -> tuple[State, list[Tensor]]:
-    """Carries `state`, at first noise, along the steps.
+    """Carries `state`, initially noise, along the steps.
 
     Args:
         state: of latents [batch, *latent_shape], float32.
         increments: standard normals of the full schedule's steps, each of the shape of the latents and on their device.
-        keep: which latents are returned: 0 are those of `state`, i those after step i.
+        keep: which latents are returned: 0 for those of `state`, i for those after step i.
 
     Returns:
         The state after the last step, and the latents of `keep` in their order.

@@ -19,13 +19,14 @@ Solver: TypeAlias = Literal["euler", "dpm2"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where an integration stands. Rows, the first dimension, do not know of one another: some of them can go on alone,
-    in other batches."""
+    """The state of an integration. Rows, the first dimension, are independent: some of them can continue alone, in
+    other batches.
+    """
 
     latents: torch.Tensor
     """[batch, *latent_shape]."""
     x0: torch.Tensor | None = None
-    """What the last step estimated the clean latents to be, x - sigma v; None before the first step."""
+    """The last step's estimate of the clean latents, x - sigma v; None before the first step."""
 
     def rows(self, indices: torch.Tensor) -> State:
         """These rows, in this order."""
@@ -41,8 +42,8 @@ def integrate(velocity: Velocity, noise: torch.Tensor, sigmas: torch.Tensor, sol
     """Carries `noise` along the velocity field from sigma 1 to 0, with one evaluation a step.
 
     Args:
-        velocity: called with the latents and the sigma at which they are.
-        noise: [batch, *latent_shape] float32; it is the dtype of the state (float64 for reference runs).
+        velocity: called with the latents and their sigma.
+        noise: [batch, *latent_shape] float32; its dtype is the state's (float64 for reference runs).
         sigmas: float64 [steps + 1], falling, last one 0 (`schedules.sigmas`).
         solver: ``euler``, or ``dpm2``: DPM-Solver++(2M) in x0 form.
 
@@ -50,14 +51,14 @@ def integrate(velocity: Velocity, noise: torch.Tensor, sigmas: torch.Tensor, sol
         The clean latents x0, shape and dtype of `noise`.
 
     Raises:
-        ValueError: unknown solver, a state that is not float32 or float64, sigmas that do not fall to 0, or a
-            velocity of another shape or dtype than the latents.
+        ValueError: unknown solver, a state that is not float32 or float64, sigmas that do not fall to 0, or a velocity
+            of another shape or dtype than the latents.
     """
     return advance(velocity, State(noise), sigmas, solver, first=0, end=len(sigmas) - 1).latents
 
 
 def advance(velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solver, *, first: int, end: int) -> State:
-    """The steps ``first … end - 1`` of `integrate`, from where those before have led.
+    """The steps ``first … end - 1`` of `integrate`, from `state`.
 
     Raises:
         ValueError: as `integrate`.
@@ -66,7 +67,7 @@ def advance(velocity: Velocity, state: State, sigmas: torch.Tensor, solver: Solv
         raise ValueError(f"solver is {solver!r}; known are 'euler' and 'dpm2'")
     if state.latents.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"the solver's state is float32 or float64, not {state.latents.dtype}")
-    # Python floats: the coefficients are worked out in float64, whatever the state is held in.
+    # Python floats: coefficients are computed in float64, whatever the state's dtype.
     grid: list[float] = sigmas.tolist()
     if len(grid) < 2 or grid[-1] != 0.0 or any(a <= b for a, b in pairwise(grid)):
         raise ValueError(f"sigmas must fall strictly and end in 0, got {grid}")
@@ -104,8 +105,8 @@ def _dpm2(state: State, v: torch.Tensor, sigmas: list[float], step: int) -> Stat
 def _second_order_weight(sigmas: list[float], step: int) -> float:
     """Weight 1 / (2 r0) of x0 - x0_before, where r0 = h_before / h and h is a step in log signal-to-noise.
 
-    It is 0 in the first step, which has none before it, and in the last, where h is infinite. In the second
-    step h_before is infinite, as sigma was 1, so that one is first-order as well.
+    It is 0 in the first step, which has no step before, and in the last, where h is infinite. In the second step
+    h_before is infinite, because sigma was 1, so that step is first-order as well.
     """
     if step == 0 or step == len(sigmas) - 2:
         return 0.0

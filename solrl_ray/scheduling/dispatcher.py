@@ -1,6 +1,6 @@
 """Which unit goes to which worker. Pure: the clock and the names are given to it.
 
-A run, each evaluation and every forecast drive this one class; nobody else decides who does what.
+Runs, evaluations and forecasts all use this one class.
 
 Life of a unit::
 
@@ -9,9 +9,9 @@ Life of a unit::
        ├──── lost ────────┘                                                      │
        └──── refuse, requeue ◄───────────────────────────────────────────────────┘
 
-Invariants: a unit is out with at most one worker, and once it is late with at most one more; a worker only gets units
-of the revision that it holds, and at most `max_inflight` at a time; a unit that comes back keeps its id and its place
-in the order, so it goes first.
+Invariants: a unit is out with at most one worker, or two once it is late; a worker only gets units of the revision that
+it holds, and at most `max_inflight` at a time; a unit that returns keeps its id and its place in the order, so it goes
+first.
 
 >>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
@@ -39,12 +39,12 @@ from solrl_ray.scheduling.hedging import Hedging, Out
 from solrl_ray.scheduling.strikes import Strikes
 
 HEDGE_LOOK = 1.0
-"""Between two looks for late units, seconds: each looks at all that is out."""
+"""Seconds between two searches for late units; each looks at all units that are out."""
 _ROUNDING = 1e-3
-"""A timer may fire so much early, seconds."""
+"""Seconds by which a timer may fire early."""
 
 Held = tuple[str, int]
-"""Policy and revision that a worker holds, and that a unit wants."""
+"""Policy and revision that a worker holds, or that a unit needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class _Entry:
     unit: WorkUnit
     batch: str
     place: tuple[str, Held]
-    """Pool and revision whose queue it is in."""
+    """The pool and revision of its queue."""
     order: tuple[int, int]
-    """Priority, then the order in which units were added."""
+    """Priority, then order of adding."""
     workers: tuple[str, ...] = ()
-    """Those that it is out with."""
+    """Workers that have it."""
     waits: bool = True
 
 
@@ -81,7 +81,7 @@ class _Worker:
     units: list[WorkUnit] = field(default_factory=list)
     """In the order in which it does them."""
     turn_since: float = 0.0
-    """Since when it has been at the first of them."""
+    """When it began the first of them."""
 
 
 class Dispatcher:
@@ -89,8 +89,8 @@ class Dispatcher:
         """
         Args:
             max_inflight: units that a worker may have at a time (``fleet.max_inflight``).
-            hedge: how many medians of its stage a unit may be out before an idle worker gets it too; 0: never.
-            strikes: refused answers with which a worker is retired.
+            hedge: medians of its stage after which an idle worker gets a unit too; 0: never.
+            strikes: refused answers after which a worker is retired.
         """
         self._max_inflight = max_inflight
         self._strikes = Strikes(strikes)
@@ -102,24 +102,24 @@ class Dispatcher:
         """By unit id."""
         self._batches: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
         self._queues: defaultdict[tuple[str, Held], list[tuple[tuple[int, int], str]]] = defaultdict(list)
-        """Order and id of units that wait; entries of units that do not wait any more are skipped."""
+        """Order and id of waiting units; outdated entries are skipped."""
         self._free: defaultdict[tuple[str, Held], list[tuple[int, str]]] = defaultdict(list)
-        """Units held and name of workers with a free slot; entries that are not true any more are skipped."""
+        """Number of units and name of workers with a free slot; outdated entries are skipped."""
         self._workers: dict[str, _Worker] = {}
         self._held = 0
-        """Units that workers have, those included that count already."""
+        """Units that workers have, including those that count already."""
         self._holders: Counter[tuple[str, Held]] = Counter()
         """Workers that may get units, by pool and revision."""
         self._added = 0
         self.requeued: Counter[str] = Counter()
-        """By batch: units that were given to another worker because an answer was lost or refused."""
+        """By batch: units that went to another worker because an answer was lost or refused."""
 
     # Units
 
     def add(
         self, units: Iterable[WorkUnit], *, batch: str, pool: str, holds: Held | None = None, priority: int = 0
     ) -> None:
-        """Take units that are to be done. Adding one again changes nothing.
+        """Add units. Adding one again changes nothing.
 
         Args:
             batch: names what they belong to: an iteration, an evaluation.
@@ -136,18 +136,18 @@ class Dispatcher:
                 heapq.heappush(self._queues[place], (entry.order, key))
 
     def done(self, unit: WorkUnit) -> None:
-        """Note that a unit's answer counts. A second worker that still has it keeps its slot until it answers."""
+        """Note that a unit's answer counts. A second worker that still has the unit keeps its slot until it answers."""
         entry = self._entries.pop(unit.id, None)
         if entry is not None:
             self._batches[entry.batch].pop(unit.id, None)
 
     def keep_only(self, batch: str, wanted: Collection[str]) -> None:
-        """Forget the units of a batch whose ids are not among `wanted`."""
+        """Forget the units of a batch whose ids are not in `wanted`."""
         for entry in [entry for key, entry in self._batches.get(batch, {}).items() if key not in wanted]:
             self.done(entry.unit)
 
     def withdraw(self, batch: str) -> None:
-        """Forget the units of a batch that wait; those that are out stay until they are answered."""
+        """Forget the waiting units of a batch; those with workers stay until they are answered."""
         for entry in [entry for entry in self._batches.get(batch, {}).values() if entry.waits]:
             self.done(entry.unit)
 
@@ -162,7 +162,7 @@ class Dispatcher:
         self.requeued.pop(batch, None)
 
     def requeue(self, unit: WorkUnit, worker: str) -> None:
-        """Have a unit done again whose answer by `worker` does not count."""
+        """Repeat a unit whose answer by `worker` does not count."""
         entry = self._entries.get(unit.id)
         if entry is not None:
             self._give_up(entry, worker)
@@ -186,7 +186,7 @@ class Dispatcher:
         self._offer_slot(worker, mine)
 
     def not_ready(self, worker: str) -> None:
-        """A worker gets no unit until it is `ready` again; it keeps what it has."""
+        """A worker gets no unit until it is `ready` again; it keeps its units."""
         mine = self._workers.get(worker)
         if mine is None or mine.holds is None:
             return
@@ -198,7 +198,7 @@ class Dispatcher:
             self._free.pop(place, None)
 
     def lost(self, worker: str) -> list[WorkUnit]:
-        """Forget a worker; returns the units that wait for another one because of that."""
+        """Forget a worker; returns the units that therefore wait for another one."""
         self.not_ready(worker)
         mine = self._workers.pop(worker, None)
         held = [self._entries.get(unit.id) for unit in mine.units] if mine else []
@@ -206,26 +206,26 @@ class Dispatcher:
         return [entry.unit for entry in held if entry is not None and self._give_up(entry, worker)]
 
     def batches_of(self, worker: str) -> set[str]:
-        """What the units of a worker belong to."""
+        """The batches of a worker's units."""
         held = [self._entries.get(unit.id) for unit in self.units_of(worker)]
         return {entry.batch for entry in held if entry is not None}
 
     def units_of(self, worker: str) -> list[WorkUnit]:
-        """What a worker has, in the order in which it does it."""
+        """A worker's units, in the order in which it does them."""
         return list(self._workers[worker].units) if worker in self._workers else []
 
     def answered(self, worker: str, unit: WorkUnit, *, now: float, seconds: float) -> None:
-        """A worker has answered a unit, on which it computed for `seconds`; whether that counts is said later."""
+        """A worker has answered a unit after computing for `seconds`; whether the answer counts is decided later."""
         self._strikes.answered(worker)
         self._free_slot(worker, unit, now)
         if self._hedge and worker in self._workers:  # else it would be remembered for ever
             self._hedging[self._workers[worker].pool].answered(unit, seconds)
 
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:
-        """An answer that cannot be right: a strike against its worker, and the unit is done again.
+        """An answer that cannot be right: a strike against its worker, and the unit is repeated.
 
         Args:
-            alone: whether the worker's pool has nobody else.
+            alone: whether the worker's pool has no other worker.
 
         Returns the worker's strikes. Raises RunError if the run is at fault (`scheduling.strikes`).
         """
@@ -236,14 +236,15 @@ class Dispatcher:
 
     @property
     def strike_limit(self) -> int:
-        """Strikes with which a worker is retired."""
+        """Strikes after which a worker is retired."""
         return self._strikes.limit
 
     # The decision
 
     def assign(self, now: float) -> list[Assignment]:
-        """Give waiting units to free slots, the least busy workers first; and late units to idle workers.
-        `now`: seconds of any clock that does not jump."""
+        """Give waiting units to free slots, the least busy workers first; and late units to idle workers. `now`:
+        seconds of a monotonic clock.
+        """
         found: list[Assignment] = []
         for place, queue in list(self._queues.items()):
             while (entry := self._next_unit(queue)) is not None and (worker := self._next_slot(place)) is not None:
@@ -287,7 +288,7 @@ class Dispatcher:
         return Assignment(worker, entry.unit, entry.batch, hedge)
 
     def _give_up(self, entry: _Entry, worker: str) -> bool:
-        """`worker` will not bring a unit's answer; whether the unit waits for another one because of that."""
+        """`worker` will not answer a unit; whether the unit therefore waits for another one."""
         entry.workers = tuple(name for name in entry.workers if name != worker)
         if entry.workers or entry.waits:
             return False
@@ -309,7 +310,7 @@ class Dispatcher:
             heapq.heappush(self._free[mine.pool, mine.holds], (len(mine.units), worker))
 
     def _next_unit(self, queue: list[tuple[tuple[int, int], str]]) -> _Entry | None:
-        """The first unit that waits, which stays in its queue."""
+        """The first waiting unit, which stays in its queue."""
         while queue:
             entry = self._entries.get(queue[0][1])
             if entry is not None and entry.waits and entry.order == queue[0][0]:
@@ -318,7 +319,7 @@ class Dispatcher:
         return None
 
     def _next_slot(self, place: tuple[str, Held]) -> str | None:
-        """The worker with the fewest units that may have one more, by name among equals; it is taken."""
+        """Take a slot of the worker with the fewest units that may have one more, by name among equals."""
         free = self._free[place]
         while free:
             units, worker = heapq.heappop(free)

@@ -1,4 +1,4 @@
-"""How the chosen samples of a pool become the group that is learned from. Pure."""
+"""Makes the group that is learned from out of a pool's chosen samples. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from solrl_ray.records import SampleGroup, Trajectory, WorkUnit
 
 
 def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
-    """The samples of `unit`'s indices, in its order, out of the `parts` that were sampled unit by unit.
+    """The samples of `unit`'s indices, in its order, from the `parts` that were sampled unit by unit.
 
     Raises:
-        ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some of
-            them have trajectories.
+        ValueError: a part is of another prompt, iteration or revision, or an index is in none of them, or only some
+            have trajectories.
     """
     where = (unit.iteration, unit.revision, unit.prompt_id)
     places: dict[int, tuple[SampleGroup, int]] = {}
@@ -40,7 +40,7 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
 
 
 def _trajectory(chosen: Sequence[tuple[SampleGroup, int]]) -> Trajectory | None:
-    """Those of the chosen rows; all samples of a prompt begin theirs at one step (`rollout.sampler`)."""
+    """Trajectories of the chosen rows; all samples of a prompt begin theirs at one step (`rollout.sampler`)."""
     recorded = [(part.trajectory, row) for part, row in chosen if part.trajectory is not None]
     if not recorded:
         return None

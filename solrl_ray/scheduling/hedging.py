@@ -1,8 +1,8 @@
-"""Which units are out for too long, so that an idle worker does them as well. Pure.
+"""Which units are late, so that an idle worker repeats them. Pure.
 
-A worker has its units one after the other, so all that it holds is late as soon as the one at its turn is. Only
-measured times of the same stage judge it; a few of them are needed, and no unit is late before `FLOOR` seconds, for
-what is that short is not worth a second worker.
+A worker does its units one after the other, so all of them are late as soon as its present one is. Lateness is judged
+by measured times of the same stage, once there are a few. No unit is late before `FLOOR` seconds: a shorter one is not
+worth a second worker.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from solrl_ray.records import WorkUnit
 FLOOR = 5.0
 """Seconds."""
 ENOUGH = 3
-"""Answers of a stage before its median says something."""
+"""Answers of a stage that its median needs."""
 REMEMBERED = 256
-"""Newest answers of a stage that the median is of; and about how many answered units are kept in mind."""
+"""Newest answers of a stage in its median; also about how many answered units are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Out:
-    """What one worker holds."""
+    """One worker's units."""
 
     units: tuple[WorkUnit, ...]
     """In the order in which it does them."""
     seconds: float
-    """Since the first one's turn came."""
+    """Since it began the first."""
 
 
 class Hedging:
     def __init__(self, factor: float) -> None:
-        """`factor`: how many medians of its stage a unit may take before it is late; 0: none ever is."""
+        """`factor`: medians of its stage after which a unit is late; 0: never."""
         self._factor = factor
         self._seconds: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._answered: set[WorkUnit] = set()
 
     def answered(self, unit: WorkUnit, seconds: float) -> None:
-        """Note an answer and what it took to compute; the unit is not late any more, whoever else has it."""
+        """Note an answer and its computing time; the unit is no longer late, even if another worker has it."""
         self._seconds[unit.stage].append(seconds)
         self._answered.add(unit)
 
     def pairs(self, idle: Sequence[str], out: Sequence[Out]) -> list[tuple[str, WorkUnit]]:
-        """Who is to do which late unit as well: one for each idle worker, those out longest first."""
-        if len(self._answered) > REMEMBERED:  # those that nobody has any more are not asked about
+        """Which worker repeats which late unit: one for each idle worker, the longest out first."""
+        if len(self._answered) > REMEMBERED:  # units that no worker has any more are never asked about
             self._answered.intersection_update(unit for entry in out for unit in entry.units)
         if not self._factor or not idle:
             return []

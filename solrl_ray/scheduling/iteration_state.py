@@ -1,4 +1,4 @@
-"""What is known of one iteration: candidates, selections and finished sample groups. Pure.
+"""The state of one iteration: candidates, selections and finished sample groups. Pure.
 
 Per prompt, in two stages and in one::
 
@@ -7,9 +7,9 @@ Per prompt, in two stages and in one::
          ▲                                  │
          └─────── chosen ones are lost ─────┘   after a node's loss or a resume; to the same bytes
 
-In two stages, some prompts have an audit unit as well, of seeds that were not chosen; its rewards are only measured.
-A prompt moves on as soon as its own units are in. What comes out is a function of the accepted results alone, so
-arrival order, retries and duplicates change nothing. Which worker does what, `scheduling.dispatcher` decides.
+In two stages, some prompts also have an audit unit, of seeds that were not chosen; its rewards are only measured. A
+prompt moves on as soon as its own units are in. The result is a function of the accepted results alone: arrival order,
+retries and duplicates change nothing. `scheduling.dispatcher` decides which worker does what.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from solrl_ray.scheduling.worker_state import kind_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationPlan:
-    """What one iteration will do, before any worker exists."""
+    """The work of one iteration, independent of workers."""
 
     iteration: int
     revision: int
-    """With which the chosen seeds are sampled again, and learned from."""
+    """The revision that samples the chosen seeds again."""
     staleness: int = 0
-    """How many revisions the explorers are behind it (`scheduling.staleness`)."""
+    """Revisions that the explorers are behind it (`scheduling.staleness`)."""
     prompt_ids: tuple[str, ...]
     pool: int
     keep: int
@@ -49,32 +49,33 @@ class IterationPlan:
     """Candidates per unit of a pool; divides `pool`."""
     selection: SelectionRule = BEST_AND_WORST
     one_stage: bool = False
-    """Whether the samples of the pool are kept and learned from, instead of the chosen seeds sampled again."""
+    """Whether the pool's own samples are learned from, instead of sampling the chosen seeds again."""
     policy_digest: str = ""
-    """LoRA digest of the policy that explores: a journal made with other bytes of its revision is not gone on with."""
+    """LoRA digest of the policy that explores: a journal of the same revision with other bytes is not continued."""
     kinds: tuple[str, ...] = ()
-    """Who explores each prompt (`config.pools.kinds_of_prompts`); empty if there is one kind of explorers."""
+    """Which explorers get each prompt (`config.pools.kinds_of_prompts`); empty for one kind of explorers."""
     score_class: str = ""
-    """Of explorers and regenerators: scores of other classes are not mixed with theirs, also not by a resumed run."""
+    """Of explorers and regenerators: scores of other classes are never mixed with theirs, not even after a resume."""
     audit: AuditPlan | None = None
     fallback_level: int = 0
     """0: previews as configured; higher: as `fidelity.fallback` says."""
     steps: int | None = None
     """Solver steps of the pool's units on that fallback level, if not those of level 0."""
     prune: Pruning | None = None
-    """Of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
+    """Pruning of each of the pool's units on that fallback level; None if all candidates are sampled to the end."""
     reproducible: bool = True
-    """Whether scores come out the same again. If not, the first one counts, and what comes again is judged by its
-    samples alone."""
+    """Whether scores are reproducible. If not, the first one counts, and a repeated result is compared by its samples
+    alone.
+    """
 
     @property
     def exploring_revision(self) -> int:
-        """With which the pools are sampled."""
+        """The revision that samples the pools."""
         return self.revision - self.staleness
 
     @property
     def audited_prompts(self) -> tuple[str, ...]:
-        """Those whose pools are audited."""
+        """The prompts whose pools are audited."""
         return self.audit.prompt_ids(self.iteration, self.prompt_ids) if self.audit else ()
 
     def pool_units(self) -> list[WorkUnit]:
@@ -104,12 +105,12 @@ class Counts:
     duplicates: int
     violations: int
     dropped: int = 0
-    """Candidates whose previews were not finished."""
+    """Candidates whose previews were pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSummary:
-    """An iteration's end."""
+    """A finished iteration."""
 
     selections: tuple[Selection, ...]
     """In prompt order."""
@@ -118,12 +119,12 @@ class IterationSummary:
     audited: tuple[AuditedPool, ...] = ()
     """In prompt order."""
     violations: tuple[str, ...] = ()
-    """A sentence on each result that came again with other bytes; the first one counted."""
+    """A sentence for each repeated result with other bytes; the first one counted."""
 
 
 @lru_cache(maxsize=1024)
 def _indices(start: int, stop: int) -> tuple[int, ...]:
-    """The same object for all prompts: of many units in one message, it is pickled once."""
+    """Cached: pickle stores an object that many units of a message share only once."""
     return tuple(range(start, stop))
 
 
@@ -136,7 +137,7 @@ def group_digest(group: SampleGroup, *, scores: bool = True) -> str:
     """SHA-256 of a group's rewards, latents and trajectory: the bytes that the learner will see.
 
     Args:
-        scores: whether the rewards are part of it, as they are if they come out the same again.
+        scores: include the rewards; only if they are reproducible.
     """
     digest = hashlib.sha256(struct.pack(f"<{len(group.rewards)}f", *group.rewards) if scores else b"")
     digest.update(np.ascontiguousarray(group.latents).data)
@@ -169,12 +170,12 @@ class IterationState:
         self._proxy = {p: np.zeros(plan.pool, dtype=np.float32) for p in plan.prompt_ids}
 
     def record(self, result: UnitResult) -> tuple[Outcome, Selection | None]:
-        """Take an explorer's answer; the prompt's Selection comes back once, with its last unit.
+        """Take an explorer's answer; returns the prompt's Selection once, with its last unit.
 
-        Of a plan in one stage, the unit's samples are there from now on, until `lose`.
+        In a one-stage plan, the unit's samples are available from now on, until `lose`.
 
-        Raises ValueError for an answer that is not one (wrong revision, wrong count, NaN or infinite reward, dropped
-        candidates that its early scores do not bear out), or is of explorers of another kind than the plan says.
+        Raises ValueError for an invalid answer (wrong revision, wrong count, NaN or infinite reward, pruned candidates
+        that contradict its early scores), or for another kind of explorer than planned.
         """
         self._refuse_nonsense(result, self.plan.exploring_revision)
         kind = self._kinds.get(result.unit.prompt_id, "")
@@ -199,9 +200,9 @@ class IterationState:
         return outcome, self._select(result.unit.prompt_id)
 
     def ready(self, prompt_id: str) -> WorkUnit | None:
-        """The regenerate unit of a prompt once it can be done; wants chosen samples again that are lost.
+        """The regenerate unit of a prompt once it can be done; requests lost chosen samples again.
 
-        In two stages it can be once the selection is there; in one, once all it chose is kept.
+        In two stages that is when the selection is there; in one, when all chosen samples are kept.
         """
         selection = self.selections.get(prompt_id)
         if selection is None:
@@ -212,7 +213,7 @@ class IterationState:
         return None if lost else self.regenerate_unit(selection)
 
     def wanted(self, prompt_id: str) -> tuple[WorkUnit, ...]:
-        """Units of a prompt that workers are to do now: without a result, or with one whose samples are lost."""
+        """Units of a prompt that workers should do now: without a result, or with one whose samples are lost."""
         units = [unit for unit in self._pools[prompt_id] if self.explore.wants(unit.id)]
         selection = self.selections.get(prompt_id)
         if selection is not None and not self.plan.one_stage:
@@ -227,13 +228,13 @@ class IterationState:
         return tuple(unit for prompt_id in self.plan.prompt_ids for unit in self.wanted(prompt_id))
 
     def sources(self, prompt_id: str) -> list[WorkUnit]:
-        """The pool units whose kept samples a selected prompt's group is made of; none in two stages."""
+        """The pool units whose kept samples form a selected prompt's group; none in two stages."""
         chosen = {candidate.index for candidate in self.selections[prompt_id].chosen}
         units = self._pools[prompt_id] if self.plan.one_stage else []
         return [unit for unit in units if chosen & set(unit.indices)]
 
     def lose(self, prompt_id: str) -> None:
-        """Note that the kept samples of a selected prompt are gone, and want them again."""
+        """Note that the kept samples of a selected prompt are gone, and request them again."""
         self._kept -= {unit.id for unit in self.sources(prompt_id)}
         self.ready(prompt_id)
 
@@ -244,11 +245,11 @@ class IterationState:
         return same and self.group_digest_of(group.prompt_id) == self.digest(group)
 
     def digest(self, group: SampleGroup) -> str:
-        """By which a group that comes again is judged."""
+        """The digest that a repeated group is compared by."""
         return group_digest(group, scores=self.plan.reproducible)
 
     def group_digest_of(self, prompt_id: str) -> str:
-        """`digest` of a prompt's accepted group; empty if it is not there."""
+        """`digest` of a prompt's accepted group; empty if there is none."""
         return self.regenerate.digest(self.regenerate_unit(self.selections[prompt_id]).id)
 
     def has_group(self, prompt_id: str) -> bool:
@@ -256,18 +257,18 @@ class IterationState:
         return prompt_id in self.selections and bool(self.group_digest_of(prompt_id))
 
     def has_lost(self, prompt_id: str) -> bool:
-        """Whether a prompt's group was accepted, is gone, and is to be made again."""
+        """Whether a prompt's group was accepted and lost, and must be made again."""
         selection = self.selections.get(prompt_id)
         return selection is not None and self.regenerate.wants_again(self.regenerate_unit(selection).id)
 
     def lose_group(self, prompt_id: str) -> None:
-        """Note that an accepted group is gone, and want it again."""
+        """Note that an accepted group is gone, and request it again."""
         self.regenerate.redo(self.regenerate_unit(self.selections[prompt_id]).id)
         if self.plan.one_stage:
             self.lose(prompt_id)
 
     def restart(self) -> None:
-        """Note that no samples are kept any more, as after a replayed journal; wants again what is chosen."""
+        """Note that no samples are kept any more, as after a replayed journal; requests chosen ones again."""
         self._kept.clear()
         for prompt_id in self.selections:
             if not self.has_group(prompt_id):
@@ -293,7 +294,7 @@ class IterationState:
         return outcome
 
     def record_audit(self, result: UnitResult) -> Outcome:
-        """Take the answer to an audit unit. Raises as `record` does."""
+        """Take the answer to an audit unit. Raises as `record`."""
         self._refuse_nonsense(result, self.plan.revision)
         outcome = self._finish(self.audit, result.unit, self._scores_digest(result), result.worker)
         if outcome is Outcome.ACCEPTED:
@@ -312,12 +313,12 @@ class IterationState:
 
     @property
     def audits_done(self) -> tuple[str, ...]:
-        """Prompts whose audit is in."""
+        """Prompts with an audit result."""
         return tuple(self._audits)
 
     @property
     def complete(self) -> bool:
-        """Every prompt has its group, every audited one its audit."""
+        """Whether every prompt has its group, and every audited one its audit."""
         groups = self.explore.complete and self.regenerate.done == len(self.plan.prompt_ids)
         return groups and len(self._audits) == len(self._audited)
 
@@ -338,7 +339,7 @@ class IterationState:
         )
 
     def close(self) -> IterationSummary:
-        """What the iteration came to. Raises RunError if it is not complete."""
+        """The summary of the iteration. Raises RunError if it is not complete."""
         if not self.complete:
             raise RunError(f"iteration {self.plan.iteration} was closed before it was complete: {self.counts()}")
         return IterationSummary(
@@ -371,8 +372,7 @@ class IterationState:
         return self._violations[-1]
 
     def with_first_scores(self, group: SampleGroup) -> SampleGroup:
-        """A group of kept samples with the scores by which they were chosen: samples that were lost and made again may
-        have others."""
+        """A group of kept samples with the scores that chose them: samples that were made again may have others."""
         if self.plan.reproducible:
             return group
         return replace(group, rewards=tuple(float(c.reward) for c in self.selections[group.prompt_id].chosen))

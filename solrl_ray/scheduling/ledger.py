@@ -1,14 +1,14 @@
 """Which results of an iteration's units count. Pure.
 
-Who does what is the dispatcher's business (`scheduling.dispatcher`); this is about what came back.
+It judges results only; `scheduling.dispatcher` decides which worker does what.
 
 Life of a unit::
 
     OPEN ──finish──► DONE ──redo──► AGAIN ──finish, same bytes──► DONE
                      first result wins      what it had made is lost
 
-Invariants: a unit that is DONE never changes its result, not even when it is done again; a later result of a DONE unit
-is a duplicate, and a duplicate with other bytes is a counted violation.
+Invariants: a unit that is DONE never changes its result, not even when it is repeated; a later result of a DONE unit is
+a duplicate, and a duplicate with other bytes is a counted violation.
 
 >>> from solrl_ray.records import WorkUnit
 >>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
@@ -30,18 +30,18 @@ from solrl_ray.records import WorkUnit
 
 
 class Outcome(Enum):
-    """What became of a result that was brought to the ledger."""
+    """The ledger's verdict on a result."""
 
     ACCEPTED = "accepted"
     RESTORED = "restored"
-    """The unit was done again because what it had made was lost, to the same bytes."""
+    """The unit was repeated because its output was lost, with the same bytes."""
     DUPLICATE = "duplicate"
     VIOLATION = "violation"
-    """A duplicate whose bytes differ from the accepted result: determinism is broken somewhere."""
+    """A duplicate whose bytes differ from the accepted result: something is not deterministic."""
 
 
 class Ledger:
-    """Units of one stage, in the order in which they were added."""
+    """Units of one stage, in the order of adding."""
 
     def __init__(self, units: Iterable[WorkUnit] = ()) -> None:
         self._units: dict[str, WorkUnit] = {}
@@ -54,11 +54,11 @@ class Ledger:
             self.add(unit)
 
     def add(self, unit: WorkUnit) -> None:
-        """Take one more unit. Adding the same id again changes nothing."""
+        """Add a unit. Adding the same id again changes nothing."""
         self._units.setdefault(unit.id, unit)
 
     def finish(self, unit_id: str, digest: str, worker: str = "") -> Outcome:
-        """Bring a result, named by the digest of its bytes. Raises KeyError for a unit that was never planned."""
+        """Record a result by the digest of its bytes. Raises KeyError for a unit that was never planned."""
         if unit_id not in self._units:
             raise KeyError(f"unit {unit_id} is not in this ledger of {len(self._units)} units")
         if unit_id in self._digests:
@@ -73,36 +73,36 @@ class Ledger:
         return Outcome.ACCEPTED
 
     def redo(self, unit_id: str) -> None:
-        """Want a unit that is DONE once more, because what it made is lost. Asking twice changes nothing."""
+        """Repeat a unit that is DONE, because its output is lost. Asking twice changes nothing."""
         if unit_id in self._digests:
             self._again.add(unit_id)
 
     def wants(self, unit_id: str) -> bool:
-        """Whether the unit is to be done: it has no result, or what it made is lost."""
+        """Whether the unit must be done: it has no result, or its output is lost."""
         return unit_id not in self._digests or unit_id in self._again
 
     def wants_again(self, unit_id: str) -> bool:
-        """Whether the unit is DONE, but what it made is lost and must be made again."""
+        """Whether the unit is DONE, but its output is lost and must be made again."""
         return unit_id in self._again
 
     def wanted(self) -> list[WorkUnit]:
-        """All units that are to be done."""
+        """All units that must be done."""
         return [unit for unit in self._units.values() if self.wants(unit.id)]
 
     def digest(self, unit_id: str) -> str:
-        """Of the accepted result's bytes; empty if it is not there."""
+        """Digest of the accepted result; empty if there is none."""
         return self._digests.get(unit_id, "")
 
     def finisher(self, unit_id: str) -> str:
-        """Which worker brought the accepted result; empty if it is not there."""
+        """The worker that brought the accepted result; empty if there is none."""
         return self._workers.get(unit_id, "")
 
     @property
     def done(self) -> int:
-        """Units whose result is there."""
+        """Units with a result."""
         return len(self._digests)
 
     @property
     def complete(self) -> bool:
-        """Whether all results are there."""
+        """Whether all units have results."""
         return len(self._digests) == len(self._units)

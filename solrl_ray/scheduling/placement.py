@@ -1,9 +1,8 @@
-"""What the actors of a run ask for beside what the nodes of a cluster have. Pure.
+"""The actors of a run against the nodes of a cluster. Pure.
 
-Actors are placed one by one, in the order in which a run makes them and of those the largest first, on the first node
-that matches their labels and has room: if that works, Ray can place them too. A share of a GPU comes from one card, as
-with Ray: of those with room for it from the one that has least. Label selectors are Ray's: ``value``, ``!value``,
-``in(a,b)``, ``!in(a,b)``.
+Actors are placed one by one, in the order in which a run makes them and the largest first, on the first node that
+matches their labels and has room. If that works, Ray can place them too. A share of a GPU comes from one card, as with
+Ray: from the fullest one that has room. Label selectors are Ray's: ``value``, ``!value``, ``in(a,b)``, ``!in(a,b)``.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from solrl_ray.config.schema import Config
 
 RESOURCES = ("GPU", "CPU")
 _ROUNDING = 1e-9
-"""Ten tenths are one."""
+"""Ten times 0.1 must equal 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A living node: all that it has, not what is free of it."""
+    """A living node with its total resources, not its free ones."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -34,22 +33,22 @@ class Request:
     """Actors of one kind."""
 
     key: str
-    """Where the configuration says so: ``fleet.explorers``."""
+    """Its key in the configuration: ``fleet.explorers``."""
     count: int
     each: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
     fallbacks: Sequence[Mapping[str, str]] = ()
-    """Labels of nodes to take, in this order, where none with `labels` has room."""
+    """Labels of nodes to use, in this order, if none with `labels` has room."""
     placement: str = "PACK"
-    """Ray's strategy; of STRICT_PACK and STRICT_SPREAD alone it depends who has room."""
+    """Ray's strategy; only STRICT_PACK and STRICT_SPREAD change which nodes have room."""
     turn: int = 0
-    """Who has a lower one takes places first."""
+    """Lower turns take places first."""
 
     def total(self, resource: str) -> float:
         return self.count * self.each.get(resource, 0.0)
 
     def preferred(self, nodes: Sequence[Node]) -> list[int]:
-        """Which of the nodes it may go to, the first choice first."""
+        """The nodes that it may use, the first choice first."""
         selectors = (self.labels, *self.fallbacks)
         found = [n for labels in selectors for n, node in enumerate(nodes) if matches(node.labels, labels)]
         return list(dict.fromkeys(found))
@@ -76,9 +75,9 @@ class Fit:
     request: Request
     placed: int
     present: Mapping[str, float]
-    """What all nodes that it may go to have together."""
+    """Total of all nodes that it may use."""
     nodes: int
-    """How many these are."""
+    """Number of these nodes."""
 
     @property
     def missing(self) -> int:
@@ -89,14 +88,14 @@ class Fit:
 def ranks_first(config: Config) -> bool:
     """Whether learner ranks take their places before the pools do.
 
-    Of a GPU that is shared two of a pool's workers could take what a rank needs. Else the pools come first: ranks with
-    no labels could take the nodes that alone have theirs.
+    On a shared GPU two of a pool's workers could take what a rank needs. Otherwise the pools come first: ranks without
+    labels could take the only nodes with the pools' labels.
     """
     return shares(config.fleet.learners)
 
 
 def requests(config: Config) -> list[Request]:
-    """What a run asks for; the controller and its helpers ask for nothing."""
+    """A run's requests; the controller and its helpers ask for nothing."""
     fleet, learners = config.fleet, config.fleet.learners
     kinds = (
         *((key_of(fleet, name), pool, pool.count) for name, pool in pools(fleet).items()),
@@ -112,14 +111,14 @@ def requests(config: Config) -> list[Request]:
         )
         for key, kind, count in kinds
     )
-    # Of cards that both pools share, what is left for one depends on who was there before.
+    # If both pools share cards, what is left for one depends on which came first.
     later = int(shares(fleet.explorers) and shares(fleet.regenerators))
     ranks = replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 2)
     return [*explorers, replace(regenerators, turn=later), ranks]
 
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
-    """Place what is wanted; the result is in the order of `wanted`."""
+    """Place the requests; the result is in the order of `wanted`."""
     free = [_Room.of(node) for node in nodes]
     placed: dict[str, int] = {}
     for request in sorted(wanted, key=lambda r: (r.turn, [-r.each.get(name, 0.0) for name in RESOURCES])):
@@ -134,7 +133,7 @@ def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
 
 @dataclass(slots=True)
 class _Room:
-    """What is free of a node."""
+    """Free resources of a node."""
 
     cpus: float
     cards: list[float]
@@ -145,7 +144,7 @@ class _Room:
         return cls(cpus=node.resources.get("CPU", 0.0), cards=[1.0] * int(node.resources.get("GPU", 0.0)))
 
     def take(self, each: Mapping[str, float]) -> bool:
-        """Take what an actor asks for; nothing if it is not there."""
+        """Take what an actor asks for, or nothing if there is not enough."""
         cpus, gpus = each.get("CPU", 0.0), each.get("GPU", 0.0)
         share = min(gpus, 1.0)
         fitting = [card for card, left in enumerate(self.cards) if left + _ROUNDING >= share]
@@ -160,7 +159,7 @@ class _Room:
 
 
 def _place_all(request: Request, rooms: Sequence[_Room]) -> int:
-    """How many of them have room, which is taken."""
+    """How many of them have room, which they take."""
     if request.placement == "STRICT_SPREAD":
         fitting = [room for room in rooms if deepcopy(room).take(request.each)]
         return sum(room.take(request.each) for room in fitting[: request.count])

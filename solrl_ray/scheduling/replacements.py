@@ -1,4 +1,4 @@
-"""How many losses a run bears. Pure."""
+"""How many losses a run tolerates. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from solrl_ray.errors import RunError
 
 
 class Replacements:
-    """Those left in this run, over all pools: a fleet that keeps dying is a diagnosis, not a retry."""
+    """Replacements left in this run, over all pools. A fleet that keeps dying needs a diagnosis, not retries."""
 
     def __init__(self, total: int) -> None:
         self.left = self.total = total

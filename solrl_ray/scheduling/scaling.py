@@ -1,4 +1,4 @@
-"""Pools of other sizes while a run goes on: what is asked for, checked and said in a sentence. Pure."""
+"""Resizing pools of a live run: requests, checked and put into a sentence. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from solrl_ray.errors import UserError
 
 
 def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
-    """A sentence for each pool that a resumed run begins with in another size than was asked for before."""
+    """A sentence for each pool that a resumed run begins with in another size than was requested before."""
     configured, fleet = pools(config.fleet), config.fleet
     return [
-        f"{pool} begin as {configured[pool].count}, as {key_of(fleet, pool)}.count says, not as the {size} that "
+        f"{pool} begin with {configured[pool].count}, from {key_of(fleet, pool)}.count, not with the {size} that "
         f"`solrl pool scale` asked for; ask again, or resume with --set {key_of(fleet, pool)}.count={size}"
         for pool, size in asked.items()
         if pool in configured and size != configured[pool].count
@@ -22,16 +22,16 @@ def forgotten(config: Config, asked: Mapping[str, int]) -> list[str]:
 
 
 def option(pool: str, size: int) -> str:
-    """What `solrl pool scale` is told to give a pool that size: ``--explorers 3``, ``--explorers-of l40s=3``."""
+    """The option of `solrl pool scale` for a pool of that size: ``--explorers 3``, ``--explorers-of l40s=3``."""
     role, _, kind = pool.partition("_")
     return f"--{role}-of {kind}={size}" if kind else f"--{role} {size}"
 
 
 class Targets:
-    """How many workers each pool is to have."""
+    """The wanted size of each pool."""
 
     def __init__(self, config: Config, *, explores: bool = True) -> None:
-        """`explores`: whether there are explorers at all; an evaluation by itself has none."""
+        """`explores`: whether there are explorers; a separate evaluation has none."""
         fleet, rollout = config.fleet, config.rollout
         self._wanted = {pool: its.count for pool, its in pools(fleet).items()}
         if not explores:
@@ -50,12 +50,12 @@ class Targets:
         return config.model_copy(update={"fleet": resized(config.fleet, self._wanted)})
 
     def ask(self, sizes: Mapping[str, int]) -> str:
-        """Have pools of these sizes from now on; returns what will happen, in a sentence a pool.
+        """Resize these pools; returns what will happen, in a sentence a pool.
 
         Raises UserError for a size that is out of bounds; nothing changes then.
         """
         if not sizes:
-            raise UserError("No size was given; say how many --explorers or --regenerators there are to be.")
+            raise UserError("No size was given; give the number of --explorers or --regenerators.")
         for pool, size in sizes.items():
             if pool not in self._most:
                 others = [name.partition("_")[2] for name in self._most if "_" in name]
@@ -69,7 +69,7 @@ class Targets:
         return "\n".join(sentences)
 
     def give_up(self, pool: str) -> int:
-        """Want one worker less, until somebody asks for more; returns how many those are."""
+        """Reduce a pool by one worker until more are requested; returns the new size."""
         self._wanted[pool] -= 1
         return self._wanted[pool]
 
@@ -78,5 +78,5 @@ class Targets:
         if size > now:
             return f"{pool} go from {now} to {size}: new ones work once they have started and proved their weights"
         if size < now:
-            return f"{pool} go from {now} to {size}: the newest finish what they hold and leave"
+            return f"{pool} go from {now} to {size}: the newest finish their units and leave"
         return f"{pool} are {now} already"

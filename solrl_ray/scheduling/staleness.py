@@ -6,9 +6,9 @@
     staleness 1   explore t (t-1) ─► explore t+1 (t) ─────────────────► explore t+2 (t+1) …
                                     regenerate t ─► update t ─► regenerate t+1 ─► …
 
-Iteration t explores with revision max(0, t - staleness) and with no other, even if a newer one is there, so that what
-is selected does not depend on who is faster. An explorer loads the next revision when nothing is left to explore with
-the one it has: then whatever is handed out again finds workers that hold what it wants.
+Iteration t explores with exactly revision max(0, t - staleness), even if a newer one exists, so that the selection does
+not depend on speed. An explorer loads the next revision when nothing is left to explore with its present one, so that
+repeated units always find workers with their revision.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Answers that cannot be right: whether the worker is to blame, or the run.
+"""Answers that cannot be right: whether the worker or the run is at fault.
 
-A refused answer is a strike against its worker, and its unit is done again. A worker with too many strikes is retired.
+A refused answer is a strike against its worker, and its unit is repeated. A worker with too many strikes is retired.
 The run is at fault, and ends, when a second worker (a replacement counts as one) gives nonsense for the same unit; or
-when there is nobody else to ask and this worker has never been right.
+when there is no other worker and this one has never been right.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from solrl_ray.errors import RunError
 
 class Strikes:
     def __init__(self, limit: int) -> None:
-        """`limit`: strikes with which a worker is retired."""
+        """`limit`: strikes after which a worker is retired."""
         self.limit = limit
         self._counts: Counter[str] = Counter()
         self._right: set[str] = set()
@@ -30,7 +30,7 @@ class Strikes:
 
         Args:
             reason: what is wrong with it, as a sentence.
-            alone: whether the worker's pool has nobody else.
+            alone: whether the worker's pool has no other worker.
 
         Raises:
             RunError: the run is at fault.

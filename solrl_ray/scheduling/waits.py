@@ -1,10 +1,10 @@
-"""How much of an iteration workers had nothing to do but get weights. Pure; times are seconds of a monotonic clock."""
+"""Share of an iteration that workers spent only waiting for weights. Pure; times are seconds of a monotonic clock."""
 
 from __future__ import annotations
 
 
 class Waits:
-    """Waits that ended, until they are asked for."""
+    """Finished waits, until they are read."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[float, float]] = []
@@ -14,7 +14,7 @@ class Waits:
         self._ended.append((until - seconds, until))
 
     def share(self, *, began: float, ended: float, workers: int) -> float:
-        """Share of `workers` × (`ended` - `began`) that was waited, of what was noted since the last call.
+        """Share of `workers` × (`ended` - `began`) spent waiting, by the waits since the last call.
 
         A wait that began earlier counts from `began` on.
         """

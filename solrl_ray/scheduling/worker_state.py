@@ -1,4 +1,4 @@
-"""States of a worker, as a pure machine: there is no way back from DEAD, and no way past proving the weights.
+"""States of a worker, as a pure machine: DEAD is final, and READY requires proved weights.
 
 ::
 
@@ -6,8 +6,8 @@
     each of them ──leave──► DRAINING            finishes what it holds, gets no more
     each of them and DRAINING ──lost──► DEAD
 
-A replacement is a new worker with a name of its own; it enters at WAITING, for a place in the cluster, and must fetch
-and prove its policy revision like everybody else before it gets work.
+A replacement is a new worker with its own name. It enters at WAITING, for a place in the cluster, and must fetch and
+prove its policy revision before it gets work.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pool_of(name: str) -> str:
 
 
 def worker_name(pool: str, slot: int) -> str:
-    """Of ``explorers_l40s`` the one in slot 2: ``explorer_l40s-2``."""
+    """The worker in slot 2 of ``explorers_l40s``: ``explorer_l40s-2``."""
     role, underscore, kind = pool.partition("_")
     return f"{role.removesuffix('s')}{underscore}{kind}-{slot}"
 
@@ -78,15 +78,15 @@ def slot_of(name: str) -> int:
 
 
 def replacement_name(name: str) -> str:
-    """Name of the worker that takes the place of `name`: ``explorer-2`` → ``explorer-2.1`` → ``explorer-2.2``."""
+    """Name of the replacement of `name`: ``explorer-2`` → ``explorer-2.1`` → ``explorer-2.2``."""
     slot, _, generation = name.partition(".")
     return f"{slot}.{int(generation or 0) + 1}"
 
 
 def leavers(states: Mapping[str, State], count: int) -> list[str]:
-    """Which `count` workers of a pool are to leave it: those that only wait for a place, then the newest slots.
+    """The `count` workers of a pool that should leave: those that only wait for a place, then the newest slots.
 
-    Nobody, if `count` is below 0: the pool is to grow.
+    Empty if `count` is below 0: the pool should grow.
     """
     staying = [name for name, state in states.items() if state not in (State.DRAINING, State.DEAD)]
     return sorted(staying, key=lambda name: (states[name] is not State.WAITING, -slot_of(name)))[: max(0, count)]

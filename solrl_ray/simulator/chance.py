@@ -1,4 +1,4 @@
-"""What is random in a simulated run: addressed random numbers, so that equal scenarios give equal results. Pure."""
+"""Randomness in a simulated run: addressed random numbers, so that equal scenarios give equal results. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Chance:
         return _exponential(address, scenario.disturbances.mtbf / scenario.learners)
 
     def factor(self, unit: WorkUnit) -> float:
-        """A unit's time in times of the usual one: log-normal with mean 1, a function of the unit alone."""
+        """A unit's time relative to the usual one: log-normal with mean 1, a function of the unit alone."""
         spread, scenario = self._scenario.disturbances.spread, self._scenario
         if spread == 0:
             return 1.0
@@ -54,7 +54,7 @@ class Chance:
         return _rewards(address, self._scenario.pool)
 
     def forget(self, iteration: int) -> None:
-        """Let go of an iteration that is over."""
+        """Forget a finished iteration."""
         self._factors.pop(iteration, None)
 
     def _of_worker(self, purpose: str, worker: str) -> Address:
@@ -72,7 +72,7 @@ class Chance:
 
 @lru_cache(maxsize=4096)
 def _rewards(address: Address, count: int) -> tuple[float, ...]:
-    """Kept, for a forecast simulates one run on several fleets: drawing them took a sixth of its time."""
+    """Cached, because a forecast simulates one run on several fleets: drawing took a sixth of its time."""
     return tuple(uniform(address, (count,)).astype("float32").tolist())
 
 

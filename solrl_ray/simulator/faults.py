@@ -1,4 +1,4 @@
-"""What goes wrong in the simulated world, and when."""
+"""Faults of the simulated world, and their times."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ KINDS = {
     "dies": "the controller ends, with the machine of its disk; or a node, with all actors that are on it",
     "drains": "a node is about to go, and dies after a while",
     "hangs at the disk": "work that the controller has given to a thread never returns",
-    "loses power": "whoever uses the disk ends in the middle of an operation, with the machine",
+    "loses power": "the process that uses the disk ends in the middle of an operation, with the machine",
     "is full": "the disk takes no more bytes",
 }
-"""What can go wrong with an actor's call, with the controller, with a node, or with the disk."""
+"""Possible faults of an actor's call, the controller, a node, or the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     role: str
-    """Of an actor; or ``controller``, ``node``, ``disk``."""
+    """An actor's role; or ``controller``, ``node``, ``disk``."""
     call: int
-    """Hits the first call from this number on that it can hit: of all that actors of the role are given; that the
-    controller sends (``dies`` of controller or node); its blocking work; operations of the disk."""
+    """Affects the first possible call from this number on. Counted are calls of actors of the role; the controller's
+    calls (``dies`` of controller or node); its blocking work; operations of the disk.
+    """
     kind: str
     """A key of `KINDS`."""
 

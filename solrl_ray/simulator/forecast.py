@@ -1,7 +1,7 @@
-"""How long a run will take on a given fleet, what holds it up, and what to add next: by simulation.
+"""Simulates how long a run takes on a given fleet, what delays it, and what to add next.
 
-The fleet is the configuration's: explorers, regenerators and learner ranks. They share GPUs if an explorer and a
-regenerator fit on one together by their `num_gpus`; one that asks for none is counted as a GPU.
+The fleet is the configuration's: explorers, regenerators and learner ranks. They share GPUs if the `num_gpus` of an
+explorer and a regenerator fit on one together; a worker with 0 is counted as a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from solrl_ray.simulator.scenario import FREE, Disturbances, Scenario
 from solrl_ray.simulator.simulation import Simulation
 
 ITERATIONS = 3
-"""Simulated ones; with failures, more of them, or a rare one would decide all."""
+"""Simulated iterations; more with failures, so that a rare one does not dominate."""
 ITERATIONS_WITH_FAILURES = 20
 WORTHWHILE = 0.01
 
@@ -42,14 +42,14 @@ class Forecast:
     priced: Priced
     gpus: int
     seconds: float
-    """Of an iteration, the mean."""
+    """Mean of an iteration."""
     parts: dict[str, float]
-    """Seconds of an iteration by what it waits for; they make up `seconds`."""
+    """Seconds of an iteration by what it waits for; their sum is `seconds`."""
     busy: dict[str, float]
-    """Role → share of the iteration that its workers are at work; `controller`: of the rollout."""
+    """Role → share of the iteration that its workers are busy; `controller`: share of the rollout."""
     options: tuple[Option, ...]
     messages: str
-    """Where the controller's costs are from."""
+    """Source of the controller's costs."""
 
     @property
     def bottleneck(self) -> str:
@@ -60,7 +60,7 @@ class Forecast:
         return self.gpus * self.seconds * iterations / 3600
 
     def rows(self) -> list[tuple[str, str]]:
-        """What `solrl plan` prints: name, sum in words."""
+        """The rows of `solrl plan`: name, sum in words."""
         parts = ", ".join(f"{name} {_spent(seconds)}" for name, seconds in self.parts.items())
         shares = ", ".join(f"{role} {share:.0%}" for role, share in self.busy.items())
         iterations = self.config.run.iterations
@@ -94,7 +94,7 @@ class Forecast:
             return "nothing was tried"
         if not gains:
             tried = ", ".join(option.text for option in self.options)
-            return f"nothing that was tried makes it faster ({tried})"
+            return f"nothing tried makes it faster ({tried})"
         return "; ".join(
             f"{option.text}: {_spent(option.seconds)} an iteration ({option.seconds / self.seconds - 1:+.0%}), "
             f"GPU-hours {option.seconds * option.gpus / (self.seconds * self.gpus) - 1:+.0%}"
@@ -151,14 +151,14 @@ def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
 
 
 def scenario(config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts) -> Scenario:
-    """The configuration's fleet and work, as the simulation takes it."""
+    """The configuration's fleet and work, as input of the simulation."""
     rollout = config.rollout
     return Scenario(
         prompts=rollout.prompts,
         pool=rollout.pool,
         keep=rollout.keep,
         unit=pool_sampling(config).unit,
-        explorers=explorers_in_all(config.fleet),  # as if all were alike
+        explorers=explorers_in_all(config.fleet),  # treated as if all were alike
         regenerators=config.fleet.regenerators.count,
         learners=config.learner.world_size,
         max_inflight=config.fleet.max_inflight,
@@ -204,7 +204,8 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
     free = iterations if made.orchestration == FREE else steady(replace(made, orchestration=FREE))
     mean = statistics.fmean
     load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
-    load = min(load, mean(i.explored for i in free))  # who explored ahead has loaded his revision long before
+    # An explorer that explored ahead has loaded its revision long before.
+    load = min(load, mean(i.explored for i in free))
     return {
         "explore": mean(i.explored for i in free) - load,
         "regenerate after exploring": mean(i.rollout - i.explored for i in free),
@@ -234,7 +235,7 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
 
 
 def _ahead(config: Config) -> list[tuple[Config, str]]:
-    """The same GPUs with `rollout.max_staleness` 1, where it is another run and allowed."""
+    """The same GPUs with `rollout.max_staleness` 1, if that is a different and allowed run."""
     ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
     if config.rollout.max_staleness or any(staleness_problems(ahead)):
         return []

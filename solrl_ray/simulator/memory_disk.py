@@ -1,10 +1,10 @@
-"""A disk in memory that loses what was not synced when its machine loses power.
+"""A disk in memory that loses unsynced data when its machine loses power.
 
-`MemoryPath` has the methods of `pathlib.Path` that the run folder's code uses, and the operations of
-`solrl_ray.common.files` that differ from disk to disk are registered for it. Every file knows which bytes are on the
-disk, and every folder which entries are: POSIX promises the bytes of a file after its own sync, and a new, renamed or
-removed entry after its folder's. `MemoryDisk.lose_power` keeps that and, of what came later, as much as a seed says:
-the first changes of each folder, and the first bytes of each file, cut off anywhere.
+`MemoryPath` has the methods of `pathlib.Path` that the run folder's code uses, and registers its own versions of
+`solrl_ray.common.files`' functions. Every file knows which bytes are on the disk, and every folder which entries are:
+POSIX promises the bytes of a file after its own sync, and a new, renamed or removed entry after its folder's.
+`MemoryDisk.lose_power` keeps that. Of later changes it keeps as much as a seed says: the first changes of each folder,
+and the first bytes of each file, cut off anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from solrl_ray.common import files
 
 
 class PowerLoss(BaseException):
-    """The process that uses the disk has ended in the middle of an operation. No code may go on after it."""
+    """The process that uses the disk has ended in the middle of an operation. No code may continue after it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class _File:
     locked: bool = False
 
     def lose_power(self, chance: random.Random) -> None:
-        kept = self.synced if self.data.startswith(self.synced) else b""  # else it was written anew from its beginning
+        kept = self.synced if self.data.startswith(self.synced) else b""  # else it was rewritten from the beginning
         self.synced = bytes(self.data[: chance.randint(len(kept), len(self.data))])
         self.data = bytearray(self.synced)
         self.locked = False
@@ -44,7 +44,7 @@ class _Folder:
     entries: dict[str, _File | _Folder] = field(default_factory=dict)
     synced: dict[str, _File | _Folder] = field(default_factory=dict)
     changes: list[dict[str, _File | _Folder | None]] = field(default_factory=list)
-    """That are not synced. A change says of names what they stand for now; all of it happens or nothing."""
+    """Unsynced changes. A change maps names to their new entries; it happens completely or not at all."""
 
     def change(self, change: dict[str, _File | _Folder | None]) -> None:
         self.changes.append(change)
@@ -74,22 +74,22 @@ class MemoryDisk:
         self.before: Callable[[str], None] = lambda operation: None
         """Called with the name of each operation that changes or syncs something; it may raise OSError or PowerLoss."""
         self.user = ""
-        """Which process uses it now."""
+        """The process that uses it now."""
         self.gone: set[str] = set()
-        """Processes that have ended: what is left in the buffers of their open files is never written."""
+        """Ended processes: data in the buffers of their open files is never written."""
 
     def path(self, path: str) -> MemoryPath:
-        """Of an absolute path."""
+        """The path of an absolute path string."""
         return MemoryPath(self, PurePosixPath(path))
 
     def lose_power(self, seed: int, path: str = "/") -> None:
-        """Keep what was synced of all below `path`, and of the rest as much as `seed` says. No lock is held then."""
+        """Keep the synced data below `path`, and of the rest as much as `seed` says. Releases all locks."""
         node = self.node(PurePosixPath(path))
         if node is not None:
             node.lose_power(random.Random(seed))
 
     def durable(self, path: str) -> bytes | None:
-        """What a file holds at least after a loss of power now; None if it may not be there."""
+        """Bytes of a file that would surely survive a loss of power now; None if it might be missing."""
         node: Any = self._root
         for name in PurePosixPath(path).parts[1:]:
             node = node.synced.get(name) if isinstance(node, _Folder) else None
@@ -113,7 +113,7 @@ class MemoryDisk:
 
 
 class MemoryPath:
-    """As `pathlib.Path`, of a `MemoryDisk`."""
+    """As `pathlib.Path`, on a `MemoryDisk`."""
 
     def __init__(self, disk: MemoryDisk, pure: PurePosixPath) -> None:
         self.disk, self.pure = disk, pure
@@ -156,7 +156,7 @@ class MemoryPath:
 
     resolve = absolute
 
-    # What is there
+    # Reading
 
     def exists(self) -> bool:
         return self.disk.node(self.pure) is not None
@@ -171,7 +171,7 @@ class MemoryPath:
         return False
 
     def stat(self) -> os.stat_result:
-        """Has the size alone."""
+        """Has only the size."""
         return os.stat_result((0, 0, 0, 0, 0, 0, len(self._file().data), 0, 0, 0))
 
     def iterdir(self) -> Iterator[MemoryPath]:
@@ -194,7 +194,7 @@ class MemoryPath:
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    # What changes it
+    # Writing
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         if parents and not self.parent.exists():
@@ -255,7 +255,7 @@ class MemoryPath:
 
 
 class _OpenFile(io.RawIOBase):
-    """A file that is open. Its lock ends with it."""
+    """An open file. Closing it releases its lock."""
 
     def __init__(self, path: MemoryPath, node: _File, appends: bool) -> None:
         self._path, self.node, self._appends = path, node, appends

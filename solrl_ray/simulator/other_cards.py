@@ -1,4 +1,4 @@
-"""A price list for a card that nobody measured: scaled from one that somebody did, by what their data sheets state."""
+"""Estimates the price list of an unmeasured card from a measured one, by their data sheets."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, PriceList, Speed
 
 PASSES = ("forward", "backward", "backward_checkpointed")
-"""Bound by matrix products, as solver steps are."""
+"""Limited by matrix products, like solver steps."""
 MOVES = ("decode_and_reward", "publication", "load")
-"""Bound by what memory delivers. A checkpoint is bound by neither and costs the same."""
+"""Limited by memory bandwidth. A checkpoint is limited by neither and costs the same."""
 
 
 def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
     """`prices` with the models of `measured` that it lacks.
 
-    Figures of matrix products are scaled by the ratio of dense BF16 TFLOP/s, in each tier; what moves memory by that of
-    the bandwidths. ``nvfp4``, which `measured` lacks, is priced as its FP8. All of them are estimates.
+    Figures of matrix products are scaled by the ratio of dense BF16 TFLOP/s, in each tier; those of memory by the ratio
+    of bandwidths. ``nvfp4``, which `measured` lacks, is priced as its FP8. All of them are estimates.
     """
     assert prices.speed is not None
     assert measured.speed is not None

@@ -1,4 +1,4 @@
-"""What a price list says of a card: its memory, its speed, and what each stage of each model costs on it."""
+"""A card's price list: its memory, its speed, and the cost of each stage of each model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Figure(Section):
     ms: AboveZero
     measured: bool
     source: str
-    """What was measured, on which version; or how the estimate was made."""
+    """What was measured, on which version; or how it was estimated."""
 
     @property
     def time(self) -> str:
-        """In words, three digits of it."""
+        """In words, with three digits."""
         ms = float(f"{self.ms:.3g}")
         return f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
 
@@ -33,7 +33,7 @@ class CompiledPasses(Section):
     """The same with 0."""
 
     def at(self, activation_memory: float) -> Figure:
-        """Forward and backward; between what is listed on a straight line."""
+        """Forward and backward, interpolated linearly between the listed values."""
         low, high, share = self.recomputed, self.half, 2 * activation_memory
         if activation_memory > 0.5:
             low, high, share = self.half, self.backward, share - 1
@@ -48,7 +48,7 @@ class ModelCosts(Section):
 
     family: str
     parameters: AboveZero
-    """Of the transformer."""
+    """Parameters of the transformer."""
     resolution: Positive
     steps: dict[str, Figure]
     """Tier → one solver step."""
@@ -58,42 +58,41 @@ class ModelCosts(Section):
     backward: Figure
     """Forward and backward, at one timestep."""
     backward_checkpointed: Figure | None = None
-    """The same with gradient checkpointing; None: a forward more."""
+    """The same with gradient checkpointing; None: one forward more."""
     compiled: CompiledPasses | None = None
-    """A compiled learner's; None: as an eager one's."""
+    """A compiled learner's passes; None: as an eager one's."""
     publication: Figure
     """Making a revision."""
     load: Figure
-    """Verifying, swapping in and proving it on a worker that has it."""
+    """Verifying, swapping in and proving it on a worker that has received it."""
     checkpoint: Figure
 
 
 class Speed(Section):
-    """Of a card, as its data sheet states it."""
+    """Speed of a card, from its data sheet."""
 
     bf16_tflops: AboveZero
     """Dense matrix products with float32 sums."""
     memory_tb_per_second: AboveZero
     tiers: list[str]
-    """Those it has kernels for."""
+    """Tiers with kernels for it."""
 
 
 class PriceList(Section):
     gpu: str
     fastest: Precision
-    """Tier that ``rollout.explore.precision: auto`` means on this card."""
+    """The tier that ``rollout.explore.precision: auto`` means on this card."""
     memory_gb: AboveZero | None = None
-    """As the driver reports it; null: whether a run fits is not asked."""
+    """As the driver reports it; null: fitting is not checked."""
     host_gb_per_second: AboveZero = HOST_LINK / 1e9
     """Between the card and pinned memory."""
     speed: Speed | None = None
     like: str = ""
-    """A shipped list; what it has and this one lacks is scaled from it by the speed of both cards."""
+    """A shipped list, whose other models are scaled to this card by the speed of both cards."""
     models: tuple[ModelCosts, ...] = ()
 
     @property
     def card(self) -> Card | None:
-        """Its memory."""
         if self.memory_gb is None:
             return None
         return Card(name=self.gpu, memory=self.memory_gb * 1e9, host_link=self.host_gb_per_second * 1e9)

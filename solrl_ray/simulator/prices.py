@@ -1,7 +1,7 @@
-"""What the stages of a run cost on a given card: price lists as data, and the seconds that a run makes of them.
+"""Costs of a run's stages on a given card: price lists as data, and seconds computed from them.
 
-A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether it was measured, and on
-what. A model that is not listed is scaled from the nearest one of its family, which makes an estimate of every figure.
+A price list is a YAML file; those of ``price_lists/`` are shipped. Each figure says whether and on what it was
+measured. An unlisted model is scaled from the nearest one of its family, and all its figures are then estimates.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from solrl_ray.simulator.scenario import Network, Orchestration, Stages
 
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
-"""Models whose parameters differ by less than this factor, and their image tokens too, count as the same one."""
+"""Models whose parameters and image tokens differ by less than this factor count as the same."""
 SCALABLE = 8.0
-"""Largest factor of work by which a figure is scaled to another model."""
+"""Largest factor of work for scaling a figure to another model."""
 DELTA_SHARE = 0.07
-"""Assumed size of a compressed delta between packed revisions, of the whole."""
+"""Assumed size of a compressed delta between packed revisions, relative to the whole."""
 
 P = TypeVar("P", bound=Section)
 
 
 class Cluster(Section):
-    """What the forecast must know of the machines; how many workers there are is the configuration's."""
+    """The machines, for a forecast; the configuration has the number of workers."""
 
     gpu: str
-    """A shipped price list, such as ``h200``, or the path of a file like one."""
+    """A shipped price list, such as ``h200``, or the path of another one."""
     gpus_per_node: Positive = 8
     gigabytes_per_second: AboveZero = 2.0
-    """What a node sends through the object store."""
+    """Bandwidth of a node through the object store."""
     fanout: Positive = 2
-    """Nodes that a holder of a revision sends it to at a time."""
+    """Nodes to which a holder of a revision sends it at a time."""
     spread: Share | None = None
     """Standard deviation of the logarithm of a unit's time; null: none."""
     mtbf_hours: AboveZero | None = None
-    """Mean hours between failures of one worker; null: none fails."""
+    """Mean hours between failures of one worker; null: no failures."""
     restart_seconds: AboveZero = 60.0
     """From a worker's loss to its replacement's first revision."""
 
@@ -65,12 +65,12 @@ class OrchestrationCosts(Orchestration):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priced:
-    """A configuration's stages, and the figures that they were worked out from."""
+    """A configuration's stages, and the figures used."""
 
     stages: Stages
     network: Network
     figures: dict[str, Figure]
-    """What for → the figure, scaled if need be."""
+    """Purpose → the figure, scaled if needed."""
 
 
 def shipped_lists() -> list[str]:
@@ -79,7 +79,7 @@ def shipped_lists() -> list[str]:
 
 
 def price_list(name: str) -> PriceList:
-    """The shipped list called `name`, or the one in the file `name`, complete. Raises UserError if there is no such."""
+    """The shipped list called `name`, or the one in the file `name`, complete. Raises UserError if there is none."""
     shipped = shipped_lists()
     path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
     if not path.is_file():
@@ -99,7 +99,7 @@ def price_list(name: str) -> PriceList:
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
-    """What `file` says, on the card `gpu` if that is given. Raises UserError for a bad file."""
+    """The cluster of `file`, with the card `gpu` if that is given. Raises UserError for a bad file."""
     described = read_part(file, Cluster) if file else Cluster(gpu=gpu or "")
     return described.model_copy(update={"gpu": gpu}) if gpu else described
 
@@ -111,12 +111,12 @@ def cluster_and_prices(file: Path | None, gpu: str | None) -> tuple[Cluster, Pri
 
 
 def orchestration() -> OrchestrationCosts:
-    """What the controller's messages cost, as measured by ``benchmarks/scaling.py --calibrate``."""
+    """Costs of the controller's messages, as measured by ``benchmarks/scaling.py --calibrate``."""
     return read_part(SHIPPED / "controller.yaml", OrchestrationCosts)
 
 
 def read_part(path: Path, kind: type[P]) -> P:
-    """A `kind` from a YAML file. Raises UserError: one sentence that names file and key."""
+    """A `kind` from a YAML file. Raises UserError: one sentence with file and key."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -135,10 +135,10 @@ def read_part(path: Path, kind: type[P]) -> P:
 
 
 def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: Cluster) -> Priced:
-    """Seconds of each stage. Raises UserError if the list has no such model or tier.
+    """Seconds of each stage. Raises UserError if the list lacks the model or tier.
 
-    The learner's time is that of its passes, one after the other; then, between nodes, a ring all-reduce of its
-    gradient (2 (n - 1) / n times its bytes), and before them the samples' way to its node.
+    The learner's time is the sum of its passes, then, between nodes, a ring all-reduce of its gradient (2 (n - 1) / n
+    times its bytes), and before them the transfer of samples to its node.
     """
     assert arithmetic.facts is not None
     costs = _model_costs(config, arithmetic.facts, prices)
@@ -239,7 +239,7 @@ def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList) -> Figure:
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
-    """Seconds of the learner group's traffic between nodes, none of it hidden behind work."""
+    """Seconds of the learner group's traffic between nodes, none of it overlapped."""
     ranks = config.learner.world_size
     nodes = math.ceil(ranks / cluster.gpus_per_node)
     gradient = 2 * (nodes - 1) / nodes * (arithmetic.lora_bytes or 0) * config.learner.updates
@@ -247,7 +247,7 @@ def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:
 
 
 def _payload(config: Config, arithmetic: Arithmetic) -> float:
-    """Bytes of a revision, the mean over a snapshot and the deltas that follow it."""
+    """Bytes of a revision, averaged over a snapshot and the deltas that follow it."""
     factors = arithmetic.lora_bytes or 0
     if config.publish.mode != "packed":
         return factors

@@ -1,4 +1,4 @@
-"""What a simulated run is made of: workers, open iterations, events; and what it tells of an iteration."""
+"""Records of a simulated run: workers, open iterations, events, and the result of an iteration."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from solrl_ray.scheduling.worker_state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedIteration:
-    """Seconds of one iteration; its parts follow one another and make up `seconds`."""
+    """Seconds of one iteration; its parts are consecutive and add up to `seconds`."""
 
     seconds: float
     publish: float
-    """Revision and sending it off, until units are handed out."""
+    """Making and sending the revision, until units are handed out."""
     rollout: float
-    """From there to the last group, the wait for the revision's arrival included."""
+    """From there to the last group, including the wait for the revision's arrival."""
     explored: float
-    """From the begin of the rollout to the last result of a pool's unit, 0 if that came before; regeneration overlaps
-    with it."""
+    """From the beginning of the rollout to the last result of a pool's unit, 0 if that came before; overlaps with
+    regeneration.
+    """
     update: float
-    """With what is left to wait for the checkpoint, and for groups on their way to the disk."""
+    """Includes the remaining wait for the checkpoint, and for groups on their way to the disk."""
     busy: dict[str, float]
-    """Seconds at work, summed over the workers of a role; of ``controller``, those of the rollout."""
+    """Busy seconds, summed over the workers of a role; for ``controller``, those of the rollout."""
     lost: int
     requeued: int
-    """Units that were given to another worker because theirs was lost."""
+    """Units that went to another worker because theirs was lost."""
     hedged: int
-    """Units that an idle worker did as well, because they were late."""
+    """Late units repeated by an idle worker."""
     closed: IterationSummary
 
 
@@ -39,17 +40,17 @@ class Worker:
     device: str
     node: int
     factor: float
-    """Its time for a unit, in times of the usual one."""
+    """Its time for a unit, relative to the usual one."""
     dies: float
     state: State = State.STARTING
     loading: bool = False
     free: float = 0.0
-    """When it has done all units that it was given."""
+    """When it has done all its units."""
 
 
 @dataclass(slots=True)
 class OpenIteration:
-    """An iteration under way."""
+    """An open iteration."""
 
     state: IterationState
     explored: float
@@ -67,15 +68,16 @@ class OpenIteration:
 @dataclass(frozen=True, slots=True)
 class Event:
     kind: str
-    """Of a worker: ``started``, ``loaded``, ``done`` or ``lost``; of the selector: ``opened``, ``judged`` or
-    ``assembled``; ``look``: it is time to look for late units."""
+    """For a worker: ``started``, ``loaded``, ``done`` or ``lost``; for the selector: ``opened``, ``judged`` or
+    ``assembled``; ``look``: it is time to look for late units.
+    """
     worker: str = ""
     unit: WorkUnit | None = None
     number: int = 0
-    """Of the revision that was loaded, or of the iteration that was opened."""
+    """Number of the loaded revision or the opened iteration."""
     seconds: float = 0.0
     brought: tuple[Event, ...] = ()
-    """The ``done`` ones that are judged."""
+    """The ``done`` events that are judged."""
 
     @property
     def of_group(self) -> bool:

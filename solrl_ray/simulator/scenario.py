@@ -1,4 +1,4 @@
-"""What a simulated run is told: its work, its fleet, and what everything costs."""
+"""The input of a simulated run: its work, its fleet, and all costs."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class Stages:
 
 
 class Orchestration(Section):
-    """Seconds of the controller, which does one thing after another, and of the selector, which does so beside it."""
+    """Seconds of the controller, which does one thing at a time, and of the selector, which does so in parallel."""
 
     worker: float = 0.0
-    """A look at one worker, of which the controller takes one at everybody five times a second."""
+    """A look at one worker; the controller looks at all of them five times a second."""
     call: float = 0.0
     """Choosing a worker for a unit, and sending it the unit, its prompt and the reference of an embedding."""
     load: float = 0.0
     """Sending one call with the references of a revision and of a probe's embedding."""
     answer: float = 0.0
-    """Taking one small answer, and what the controller notes because of it."""
+    """Taking one small answer, and updating the controller's state."""
     ask: float = 0.0
-    """From a call to the selector to its answer, if it has nothing to do for it; the controller goes on meanwhile."""
+    """From a call to the selector to its answer, if it has nothing to do for it; the controller continues meanwhile."""
     open: float = 0.0
-    """What opening an iteration takes the selector for each unit of its pools."""
+    """The selector's work for each unit of an iteration's pools, to open it."""
     queue: float = 0.0
-    """What the controller needs to plan and queue such a unit."""
+    """The controller's work to plan and queue such a unit."""
     embed: float = 0.0
-    """What it needs to have a prompt encoded, among many."""
+    """The controller's work to have a prompt encoded, among many."""
     commit: float = 0.0
-    """The selector's wait for the disk, once for all that is brought together."""
+    """The selector's wait for the disk, once a call."""
     record: float = 0.0
     """The selector's own work for one result of a pool's unit among many."""
     candidate: float = 0.0
@@ -53,14 +53,15 @@ class Orchestration(Section):
     store: float = 0.0
     """As `record`, for a sample group."""
     write: float = 0.0
-    """A group's file, which the selector has written while it goes on; many at a time."""
+    """Writing a group's file, in parallel with the selector and other files."""
     hop: float = 0.0
-    """A message on its way, which delays its receiver only."""
+    """Delay of a message, which affects only its receiver."""
     gap: float = 0.0
-    """What a worker needs between two units beside their work."""
+    """A worker's overhead between two units."""
     iteration: float = 0.0
-    """Once an iteration: what is neither a unit's nor a revision's message, such as opening it, the questions to
-    the learner group, metrics."""
+    """Once an iteration: everything but messages of units and revisions, such as opening it, calls to the learner
+    group, metrics.
+    """
 
 
 FREE = Orchestration()
@@ -68,7 +69,7 @@ FREE = Orchestration()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How a revision reaches the nodes: whoever holds it sends it on to `fanout` others at a time."""
+    """How a revision reaches the nodes: each holder sends it to `fanout` others at a time."""
 
     payload: float
     """Bytes of a revision."""
@@ -95,13 +96,13 @@ class Disturbances:
     spread: float = 0.0
     """Standard deviation of the logarithm of a unit's time; the mean stays."""
     slow_share: float = 0.0
-    """Probability that a worker is a straggler for all its life."""
+    """Probability that a worker is a straggler for its whole life."""
     slow_factor: float = 1.0
-    """A straggler's time for a unit, in times of the others."""
+    """A straggler's time for a unit, relative to the others."""
     mtbf: float = math.inf
     """Mean seconds between failures of one worker or learner rank (exponential)."""
     restart: float = 0.0
-    """From a worker's loss to its replacement being able to load; also of the learner group."""
+    """From a worker's loss until its replacement can load; also for the learner group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +117,16 @@ class Scenario:
     learners: int = 1
     max_inflight: int = 2
     hedge: float = 0.0
-    """How many medians of its stage a unit may be out before an idle worker does it as well; 0: never."""
+    """Medians of its stage after which an idle worker repeats a unit; 0: never."""
     one_stage: bool = False
-    """The pool's own samples are learned from: no regeneration, the selector puts the groups together."""
+    """The pool's own samples are learned from: no regeneration; the selector makes the groups."""
     max_staleness: int = 0
     """How many revisions explorers may be behind (`scheduling.staleness`)."""
     colocated: bool = False
-    """Explorer i and regenerator i take turns on device i; else each has a device of its own."""
+    """Explorer i and regenerator i take turns on device i; otherwise each has its own device."""
     stages: Stages
     orchestration: Orchestration = FREE
     network: Network | None = None
-    """None: revisions are at their receivers at once."""
+    """None: revisions arrive at once."""
     disturbances: Disturbances = Disturbances()
     seed: int = 0

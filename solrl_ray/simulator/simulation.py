@@ -8,14 +8,14 @@ only cost time.
 
 The same goes on during update and the making of a revision: with staleness, the next iteration is explored then.
 
-One clock is the controller's, which does one thing at a time: what it spends on a message delays the next. In a turn it
-takes all that has come by then, sends the selector what that means for it, and hands out; so does the event loop of a
-live run. The selector answers one call after the other, and what comes meanwhile goes in its next call. Workers do what
-they were handed in order, `max_inflight` units deep. Results come from no model: proxy rewards are addressed random
-numbers, so that selections are real ones. Pure; equal scenarios give equal results.
+One clock is the controller's, which does one thing at a time: the time for a message delays the next. As in the event
+loop of a live run, each turn takes all messages so far, calls the selector for them, and hands out units. The selector
+answers one call after the other, and messages that arrive meanwhile go in its next call. Workers do their units in
+order, `max_inflight` deep. There is no model: proxy rewards are addressed random numbers, so that selections are real
+ones. Pure; equal scenarios give equal results.
 
-Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding (but for
-its messages), evaluations, contention of compute threads, traffic other than that of revisions.
+Left out: hung workers (a deadline's length is a choice, not a cost), refused answers, audits, prompt encoding (except
+its messages), evaluations, contention of compute threads, all traffic except revisions.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from solrl_ray.simulator.scenario import Scenario
 
 ROLES = ("explorer", "regenerator")
 LOSSES = 10
-"""Losses of each worker and rank in one iteration, on average, after which it is said never to end."""
+"""Average losses of each worker and rank in one iteration after which it counts as endless."""
 LOOK_SECONDS = 0.2
-"""Between two looks at all workers, as `actors.fleet.fleet` takes them."""
+"""Seconds between two looks at all workers, as in `actors.fleet.fleet`."""
 
 
 class Simulation:
@@ -71,34 +71,34 @@ class Simulation:
         self._lost = self._hedged = 0
         self._heap: list[tuple[float, int, Event]] = []
         self._looks_again = False
-        """Whether a ``look`` is among the events."""
+        """Whether a ``look`` event is pending."""
         self._looked = 0.0
         """When the controller last looked at all workers."""
         self._device_free: dict[str, float] = {}
         self._workers: dict[str, dict[str, Worker]] = {role: {} for role in ROLES}
         self._published = dict.fromkeys(ROLES, 0)
-        """Role → the revision that its workers were sent last."""
+        """Role → the last revision sent to its workers."""
         self._open_iterations: dict[int, OpenIteration] = {}
         self._inbox: list[Event] = []
-        """What is to be brought to the selector."""
+        """Messages for the selector."""
         self._calls: list[tuple[Event, ...]] = []
-        """The same, of which the next calls are made."""
+        """The same, grouped into its next calls."""
         self._selector_answers = True
-        """Whether it has answered what it was brought last."""
+        """Whether it has answered its last call."""
         self._selector_free = 0.0
         for role, count in (("explorer", scenario.explorers), ("regenerator", scenario.regenerators)):
             for index in range(count):
                 worker = self._open(role, f"{role}-{index}")
                 worker.state = advance(worker.state, "started")
         self._want_pools(0)
-        self._now = 0.0  # as after any other update, beside which it was done
+        self._now = 0.0  # as after any other update, which ran in parallel
 
     def run(self, iterations: int) -> Iterator[SimulatedIteration]:
         """The next `iterations`, one after the other."""
         return (self.iterate() for _ in range(iterations))
 
     def iterate(self) -> SimulatedIteration:
-        """The next iteration, from the update of the one before to its own.
+        """The next iteration, from the update before to its own.
 
         Raises RunError if workers fail so often that it does not end.
         """
@@ -141,10 +141,10 @@ class Simulation:
             closed=this.state.close(),
         )
 
-    # What the controller does
+    # The controller
 
     def _begin(self, iteration: int) -> None:
-        """Have the selector open an iteration; all else goes on meanwhile."""
+        """Have the selector open an iteration, in parallel."""
         if iteration not in self._open_iterations:
             self._want_pools(iteration)
         units = self._scenario.prompts * self._scenario.pool // self._scenario.unit
@@ -169,7 +169,7 @@ class Simulation:
         self._dispatcher.add(units, batch=this.batch, pool="explorers", priority=iteration)
 
     def _explore_ahead(self) -> None:
-        """The explorers go on with the next iteration, if they may."""
+        """Let the explorers go on with the next iteration, if allowed."""
         following, explored = self._iteration + 1, self._open_iterations[self._iteration].state.explore.complete
         if self._scenario.max_staleness and explored and following not in self._open_iterations:
             if self._published["explorer"] != self._iteration:
@@ -185,7 +185,7 @@ class Simulation:
                 self._load(worker)
 
     def _hand_out(self) -> None:
-        """As `actors.dispatch.hand_out.HandOut` does."""
+        """As `actors.dispatch.hand_out.HandOut`."""
         for each in self._dispatcher.assign(self._now):
             self._spend(self._costs.call)
             self._hedged += each.hedge
@@ -196,14 +196,14 @@ class Simulation:
             self._happens(self._now + seconds, Event("look"))
 
     def _aside(self, seconds: float) -> None:
-        """Time that the learner group or the selector needs, while everybody else goes on."""
+        """Time of the learner group or the selector, in parallel with the rest."""
         until = self._now + seconds
         while self._heap and self._heap[0][0] < until:
             self._turn()
         self._now = max(self._now, until)
 
     def _turn(self) -> None:
-        """Wait for the next event, and do all that is to be done because of it and of what else is there by then."""
+        """Wait for the next event, and handle all events up to then."""
         self._now = max(self._now, self._heap[0][0])
         if self._now >= self._looked + LOOK_SECONDS:
             self._spend(self._costs.worker * sum(len(workers) for workers in self._workers.values()))
@@ -244,7 +244,7 @@ class Simulation:
             self._advance(self._workers[role_of(event.worker)][event.worker], event)
 
     def _advance(self, worker: Worker, event: Event) -> None:
-        """A worker has started, or has loaded a revision: which may not be the newest one any more."""
+        """A worker has started, or has loaded a revision, which may be outdated by then."""
         revision = self._published[role_of(worker.name)]
         worker.loading = False
         if event.kind == "loaded" and event.number == revision:
@@ -260,14 +260,15 @@ class Simulation:
         worker.state = advance(worker.state, "lost")
         self._lose()
         self._dispatcher.lost(name)
-        if not self._scenario.colocated:  # a shared device goes on with what the other tenant was given
+        if not self._scenario.colocated:  # a shared device continues with the other tenant's units
             self._device_free[worker.device] = self._now
         replacement = self._open(role_of(name), replacement_name(name))
         self._push(self._now + self._scenario.disturbances.restart, replacement, Event("started", replacement.name))
 
     def _update(self) -> None:
-        """The learners' update; if a rank fails in it, the group starts again and repeats it. Beside it the units of
-        the next iteration are queued, of which explorers will hold the revision first."""
+        """The learners' update; if a rank fails, the group restarts and repeats it. Meanwhile the units of the next
+        iteration are queued, whose revision explorers get first.
+        """
         seconds, attempt, ends = self._scenario.stages.update, 0, self._now + self._scenario.stages.update
         if not self._scenario.max_staleness:
             self._want_pools(self._iteration + 1)
@@ -292,11 +293,10 @@ class Simulation:
         self._now += seconds
         self._controller += seconds
 
-    # What the selector does
+    # The selector
 
     def _bring(self) -> None:
-        """As `actors.dispatch.selector_client.SelectorClient` does: results, and after them the groups that came with
-        them."""
+        """As `actors.dispatch.selector_client.SelectorClient`: results, then the groups that came with them."""
         if not self._selector_answers:
             return
         if not self._calls:
@@ -312,7 +312,7 @@ class Simulation:
             self._ask(len(together) * each, Event("judged", brought=together))
 
     def _ask(self, seconds: float, answer: Event) -> None:
-        """Have the selector do something, for which it needs so long beside its journal and the messages."""
+        """Have the selector do something that takes `seconds`, besides its journal and the messages."""
         begins = max(self._now, self._selector_free)
         self._spend(self._costs.call)
         self._selector_free = begins + self._costs.commit + seconds
@@ -323,7 +323,7 @@ class Simulation:
         assert unit is not None
         self._dispatcher.done(unit)
         if unit.iteration not in self._open_iterations:
-            return  # somebody else's result was there before
+            return  # another worker's result came first
         if unit.stage == "regenerate":
             self._store(unit)
         else:
@@ -341,7 +341,7 @@ class Simulation:
         outcome, selection = this.state.record(result)
         if outcome is Outcome.ACCEPTED:
             this.explored = self._now
-        if selection is not None and this.state.plan.one_stage:  # put together one by one
+        if selection is not None and this.state.plan.one_stage:  # made one by one
             self._ask(self._costs.store, Event("assembled", unit=this.state.regenerate_unit(selection)))
         elif selection is not None:
             regenerate = this.state.regenerate_unit(selection)
@@ -363,7 +363,7 @@ class Simulation:
         if self._open_iterations[unit.iteration].state.record_group(group) is Outcome.ACCEPTED:
             self._written = max(self._written, self._now) + self._costs.write
 
-    # What the workers do
+    # The workers
 
     def _open(self, role: str, name: str) -> Worker:
         slot = slot_of(name)
@@ -390,8 +390,9 @@ class Simulation:
         self._push(worker.free + self._costs.hop, worker, Event("done", worker.name, unit=unit, seconds=seconds))
 
     def _load(self, worker: Worker) -> None:
-        """The revision travels, is loaded after the units that the worker has, and is proved; the worker's pool sits on
-        nodes of its own unless colocated."""
+        """The revision travels, is loaded after the worker's units, and is proved; the worker's pool has its own nodes
+        unless colocated.
+        """
         self._spend(self._costs.load)
         network, arrives = self._scenario.network, self._now + self._costs.hop
         if network is not None:
@@ -409,7 +410,7 @@ class Simulation:
         self._push(loaded + self._costs.hop, worker, event)
 
     def _push(self, time: float, worker: Worker, event: Event) -> None:
-        """A worker will do something, unless it is dead by then."""
+        """Schedule a worker's event, unless it is dead by then."""
         if time < worker.dies:
             self._happens(time, event)
 

@@ -1,4 +1,6 @@
-"""An event loop whose clock jumps: waiting takes no time, and what happens next is a function of the program alone."""
+"""An event loop whose clock jumps: waiting takes no time, and the order of events is a function of the program
+alone.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ T = TypeVar("T")
 
 
 class Stuck(AssertionError):
-    """Everybody waits for something that nobody will bring, without a deadline."""
+    """All tasks wait, without a deadline, for something that will never happen."""
 
 
 class _NoWait(selectors.SelectSelector):
-    """Moves the clock to the next timer, where another selector would wait for it."""
+    """Moves the clock to the next timer instead of waiting for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +43,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns, in virtual time. Raises Stuck if it waits for ever."""
+    """The result of a coroutine, in virtual time. Raises Stuck if it waits for ever."""
     loop = VirtualClockLoop()
     try:
         return loop.run_until_complete(work)

@@ -1,8 +1,8 @@
 """The simulated world: the controller's outside in one process and one thread, under virtual time.
 
 It has the methods of `actors.world.World`. An actor is a plain object with an inbox. It does its calls one after
-another; each takes virtual seconds, and its answer is a future. Files are on a disk in memory. What goes wrong, and
-when, is a list of faults: each hits the n-th call that actors of a role are given, or the n-th operation of the disk.
+another; each takes virtual seconds, and its answer is a future. Files are on a disk in memory. Faults are given as a
+list: each affects the n-th call of actors of a role, or the n-th operation of the disk.
 
 ::
 
@@ -33,13 +33,13 @@ T = TypeVar("T")
 
 KILLED = "it was killed"
 DRAINING = 30.0
-"""How long a node that is about to go is still there, seconds."""
+"""Seconds for which a leaving node is still there."""
 LONGER = {"is slow": 10.0, "is late": 1000.0}
-"""How many times as long as another a call takes that has this fault."""
+"""Fault → factor of a call's time."""
 
 
 class Ref:
-    """A reference: what it refers to is there once its maker has made it."""
+    """A reference; its value exists once its maker has made it."""
 
     def __init__(self, future: asyncio.Future[Any]) -> None:
         self.future = future
@@ -79,20 +79,20 @@ class SimulatedActor:
     """A plain object with the role's methods."""
     node: str
     user: str
-    """As which the disk knows it."""
+    """Its name at the disk."""
     inbox: asyncio.Queue[_Call] = field(default_factory=asyncio.Queue)
     waiting: list[_Call] = field(default_factory=list)
-    """Calls that are not answered."""
+    """Unanswered calls."""
     made: list[Ref] = field(default_factory=list)
-    """What is lost with its node."""
+    """Values that are lost with its node."""
     life: asyncio.Task[None] | None = None
     died: float | None = None
-    """When, on the world's clock, if it was not killed by the controller."""
+    """When, on the world's clock, if the controller did not kill it."""
     alive: bool = True
 
 
 class SimulatedWorld:
-    """`actors.world.World`, with the players of a run and the faults that happen to it."""
+    """`actors.world.World`, with the players of a run and its faults."""
 
     node = "node-0"
 
@@ -108,18 +108,18 @@ class SimulatedWorld:
     ) -> None:
         """
         Args:
-            make: the player of a role with a name, and of explorers the tier.
-            seed: of how long each call takes, and of what a node or disk that fails takes with it.
-            nodes: how many there are for explorers and regenerators.
-            size: how many times as long as another call a unit takes.
+            make: the player of a role with a name, and for explorers the tier.
+            seed: of each call's time, and of what is lost with a failing node or disk.
+            nodes: number of nodes for explorers and regenerators.
+            size: factor of a unit's time.
         """
         self._make, self._size = make, size
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
         self.visits: dict[int, Callable[[], None]] = {}
-        """What others do when the controller sends its n-th call."""
+        """Outside actions at the controller's n-th call."""
         self._count: Counter[str] = Counter()
-        """Calls that actors of a role were given; and what else faults count by."""
+        """Calls of actors of a role; and other counts for faults."""
         self._nodes = [f"node-{number + 1}" for number in range(nodes)]
         self._draining: set[str] = set()
         self._tier = ""
@@ -128,11 +128,11 @@ class SimulatedWorld:
         disk.before, disk.user = self._use_disk, f"controller {seed}"
         self.actors: list[SimulatedActor] = []
         self.happened: list[str] = []
-        """Faults that have hit."""
+        """Faults so far."""
         self.trace: list[str] = []
-        """What was sent and answered, with the time."""
+        """Sent and answered calls, with the time."""
         self.crashed = asyncio.Event()
-        """The controller has died."""
+        """Set when the controller has died."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -164,7 +164,7 @@ class SimulatedWorld:
         self._die(actor, KILLED)
 
     def living(self) -> list[str]:
-        """Names of actors that live."""
+        """Names of live actors."""
         return [actor.name for actor in self.actors if actor.alive]
 
     # Calls
@@ -186,7 +186,7 @@ class SimulatedWorld:
     def send_each(self, actor: SimulatedActor, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Ref]]:
         each = [self.send(actor, method, argument).answer for argument in arguments]
         together = asyncio.gather(*[ref.future for ref in each])
-        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody waits
+        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no task waits
         return Sent(Ref(together), None), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
@@ -196,7 +196,7 @@ class SimulatedWorld:
         except TimeoutError:
             if not limit.expired():
                 raise
-            assert seconds is not None  # else it does not expire
+            assert seconds is not None  # without a deadline there is no timeout
             raise Late(what, seconds) from None
         except (WorkerGone, InputGone) as error:
             raise type(error)(what, error.reason) from None
@@ -206,7 +206,7 @@ class SimulatedWorld:
         future.set_result(value)
         return Ref(future)
 
-    # What blocks, and what is told to others
+    # Blocking work and output
 
     async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
         self._count["blocking"] += 1
@@ -237,9 +237,9 @@ class SimulatedWorld:
         raise RunError("there is none in the simulated world")
 
     def write_report(self, folder: Path) -> None:
-        """Nobody reads it."""
+        """No test reads it."""
 
-    # What goes wrong beside the calls of an actor
+    # Faults outside an actor's calls
 
     def _meanwhile(self) -> None:
         """The controller has sent a call."""
@@ -295,7 +295,7 @@ class SimulatedWorld:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def _hits(self, role: str, kind: str, count: int) -> bool:
-        """Whether a fault's turn has come, which is over then."""
+        """Whether a fault is due; it is then over."""
         for fault in self._faults:
             if (fault.role, fault.kind) == (role, kind) and fault.call <= count:
                 self._faults.remove(fault)
@@ -306,7 +306,7 @@ class SimulatedWorld:
         self.happened.append(what)
         self._note(what)
 
-    # How an actor works
+    # Actors
 
     def _spawn(self, role: str, name: str) -> SimulatedActor:
         places = self._nodes if role in ("explorer", "regenerator") else [self.node]
@@ -346,7 +346,7 @@ class SimulatedWorld:
                 await asyncio.get_running_loop().create_future()
 
     def _fault(self, role: str, call: _Call) -> str:
-        """What goes wrong with a call: the first fault whose turn has come and that is one of this kind of call."""
+        """The fault of a call: the first that is due and applies to this kind of call."""
         for fault in self._faults:
             if fault.role == role and fault.call <= self._count[role] and self._applies(fault.kind, call):
                 self._faults.remove(fault)
@@ -354,7 +354,7 @@ class SimulatedWorld:
         return ""
 
     def _applies(self, fault: str, call: _Call) -> bool:
-        """Whether a fault is one of this kind of call."""
+        """Whether a fault applies to this kind of call."""
         if fault.startswith("answers"):
             return call.method in ("explore", "audit", "sample")
         if fault == "cannot start":
@@ -368,8 +368,9 @@ class SimulatedWorld:
         return True
 
     def _do(self, actor: SimulatedActor, call: _Call, fault: str) -> None:
-        """Do a call and answer it; with ``dies after`` and ``hangs after`` what it has written is there, and what it
-        would answer is lost."""
+        """Do a call and answer it; with ``dies after`` and ``hangs after``, its writes remain and its answer is
+        lost.
+        """
         try:
             if fault == "cannot start":
                 raise RunError(f"{actor.name} cannot start")
@@ -399,14 +400,14 @@ class SimulatedWorld:
         self._answer(actor, call, value)
 
     def _answer(self, actor: SimulatedActor, call: _Call, value: Any) -> None:
-        with suppress(ValueError):  # it died meanwhile, and nobody waits
+        with suppress(ValueError):  # it died meanwhile, and no task waits
             actor.waiting.remove(call)
         answer = call.sent.answer.future
         if answer.done():
             return
         if isinstance(value, Exception):
             answer.set_exception(value)
-            answer.exception()  # it is looked at
+            answer.exception()  # marks the exception as retrieved
         else:
             answer.set_result(value)
 
@@ -417,7 +418,7 @@ class SimulatedWorld:
         actor.died = self.now() if reason != KILLED else None
         for call in list(actor.waiting):
             self._fail(call, actor, reason)
-        if actor.role == "selector" and self._random.random() < 0.5:  # its machine went down, and not it alone
+        if actor.role == "selector" and self._random.random() < 0.5:  # its machine fails, not only the process
             self.disk.gone.add(actor.user)
             for folder in ("journal", "samples"):
                 self.disk.lose_power(self._random.randrange(1 << 30), f"/run/{folder}")
@@ -432,7 +433,7 @@ class SimulatedWorld:
 
 
 class _Nobody:
-    """Takes what is exported, and does nothing with it."""
+    """Ignores all exports."""
 
     def set(self, name: str, value: float, **tags: str) -> None: ...
 

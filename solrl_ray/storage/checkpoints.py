@@ -1,10 +1,10 @@
-"""Which checkpoints stay, and their copies elsewhere.
+"""Which checkpoints are kept, and their copies elsewhere.
 
     checkpoint ─► bounded queue ─► thread: data files, those of `BESIDE`, then state.json ─► prune there
 
-The local folder is the truth and never waits for a copy. A copy is complete when its ``state.json`` is there, which
-holds the checksums of the rest. What was copied is a run folder: fetched back, ``--resume`` takes it. When the run has
-ended, `END` is copied as well.
+The local folder is authoritative and never waits for a copy. A copy is complete when it has its ``state.json``, with
+the checksums of the rest. The copies form a run folder: fetched back, ``--resume`` takes it. When the run has ended,
+`END` is copied as well.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ import fsspec
 from solrl_ray.config.schema import Checkpoints
 from solrl_ray.errors import UserError
 
-if TYPE_CHECKING:  # takes seconds, and who only asks which ones stay does without
+if TYPE_CHECKING:  # takes seconds; choosing which to keep does not need it
     from solrl_ray.learning.state import LearnerState
 
 MANIFEST = "state.json"
 BESIDE = ("format", "config.yaml", "prompts.json", "metrics.jsonl")
-"""Of the run folder: what a copy of a checkpoint needs to be a run that goes on."""
+"""Files of the run folder that a checkpoint's copy needs to be resumed."""
 TRACKED = "trackers.json"
-"""Of the run folder: as whom trackers know the run, if it has any."""
+"""The run's identity at trackers, if it has any."""
 END = (*BESIDE, TRACKED, "starts.json", "attestations.json", "evaluations", "lora", "summary.json", "report.html")
-"""Of the run folder: what a run that has ended leaves to read and to use; folders with all that is in them."""
+"""Files of the run folder that are useful after the run; folders with all their content."""
 WAITING = 4
-"""Checkpoints that may wait to be copied; a further one takes the place of the oldest."""
+"""Checkpoints that may wait to be copied; a further one replaces the oldest."""
 
 
 def retained(updates: Iterable[int], checkpoints: Checkpoints) -> set[int]:
-    """Which of the checkpoints after so many `updates` stay: the newest `keep`, and every `every`-th for good."""
+    """The checkpoints after so many `updates` that are kept: the newest `keep`, and every `every`-th for good."""
     there = sorted(updates)
     for_good = {n for n in there if checkpoints.every and n % checkpoints.every == 0}
     return set(there[-checkpoints.keep :]) | for_good
@@ -46,13 +46,13 @@ def retained(updates: Iterable[int], checkpoints: Checkpoints) -> set[int]:
 def newest_state(
     checkpoints: Sequence[tuple[int, Path]], run: Path
 ) -> tuple[int, LearnerState | None, tuple[str, ...]]:
-    """The newest checkpoint that verifies, and a note on each damaged one that was passed over; 0 and None for none.
+    """The newest checkpoint that verifies, and a note on each damaged one before it; 0 and None if there is none.
 
     Args:
         checkpoints: (updates, folder), oldest first.
         run: the folder to name in an error.
 
-    Raises UserError if there are some, and all are damaged.
+    Raises UserError if all are damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
@@ -76,7 +76,7 @@ def newest_state(
 def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> LearnerState | None:
     """The state one update before the checkpoint after `updates`; None for the very start.
 
-    Raises UserError if it is not there any more, or damaged.
+    Raises UserError if it is missing or damaged.
     """
     from solrl_ray.learning.state import LearnerState
 
@@ -92,9 +92,9 @@ def state_before(checkpoints: Sequence[tuple[int, Path]], updates: int) -> Learn
 
 
 def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:
-    """The fsspec filesystem of a URL or local path, and the place in it.
+    """The fsspec filesystem of a URL or local path, and the path in it.
 
-    Raises `UserError` naming `key` if no filesystem is known for it or its package is not installed.
+    Raises `UserError` naming `key` if the filesystem is unknown or its package is not installed.
     """
     try:
         found, place = fsspec.core.url_to_fs(url)
@@ -106,13 +106,13 @@ def filesystem(url: str, key: str = "checkpoints.upload") -> tuple[Any, str]:
 
 
 class Uploader:
-    """Copies finished checkpoints of one run in a thread of its own. A copy that fails is a message, no error."""
+    """Copies one run's finished checkpoints in its own thread. A failed copy is a message, not an error."""
 
     def __init__(self, run: Path, checkpoints: Checkpoints, say: Callable[[str], None]) -> None:
         """
         Args:
-            run: the run folder; its name is the folder's below `checkpoints.upload`.
-            say: takes a sentence about what went wrong, from the thread.
+            run: the run folder; its name is also the folder's below `checkpoints.upload`.
+            say: gets a sentence about a failure, from the thread.
         """
         self._run = run
         self._checkpoints = checkpoints
@@ -127,7 +127,7 @@ class Uploader:
         self._thread.start()
 
     def submit(self, checkpoint: Path) -> None:
-        """Have a finished checkpoint folder copied; returns at once."""
+        """Copy a finished checkpoint folder, without waiting."""
         with self._changed:
             if len(self._waiting) == WAITING:
                 skipped = self._waiting.popleft()
@@ -136,7 +136,7 @@ class Uploader:
             self._changed.notify()
 
     def close(self, *, seconds: float) -> None:
-        """Copy what still waits and what the run has ended with, for at most `seconds`, and end the thread."""
+        """Copy waiting checkpoints and the run's results, for at most `seconds`, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -155,7 +155,7 @@ class Uploader:
                     self._copy(checkpoint)
                 else:
                     self._copy_end()
-            except Exception as error:  # each filesystem has errors of its own, and training must go on
+            except Exception as error:  # each filesystem has its own errors, and training must go on
                 reason = " ".join(str(error).split()) or type(error).__name__
                 self._say(f"{name} was not copied to {self._url}: {reason}")
             if checkpoint is None:
@@ -173,7 +173,7 @@ class Uploader:
     def _copy(self, checkpoint: Path) -> None:
         number = number_of(checkpoint.name)
         there = self._there()
-        # A run that was resumed from an earlier checkpoint makes the later ones again.
+        # A run resumed from an earlier checkpoint makes the later ones again.
         for later in (n for n in there if n >= number):
             self._remove(there[later])
         folder = posixpath.join(self._place, "checkpoints", checkpoint.name)
@@ -189,7 +189,7 @@ class Uploader:
             self._remove(there[old])
 
     def _there(self) -> dict[int, str]:
-        """Updates → place of the checkpoints that were copied before."""
+        """Updates → path of the checkpoints copied before."""
         place = posixpath.join(self._place, "checkpoints")
         self._files.invalidate_cache(place)
         if not self._files.isdir(place):
@@ -199,7 +199,7 @@ class Uploader:
         return {number: path for number, path in named if number >= 0}
 
     def _remove(self, folder: str) -> None:
-        """The manifest first: half a folder must not look like a checkpoint."""
+        """The manifest first: a half-removed folder must not look like a checkpoint."""
         manifest = posixpath.join(folder, MANIFEST)
         if self._files.exists(manifest):
             self._files.rm_file(manifest)

@@ -1,12 +1,12 @@
-"""What was decided in an iteration, as an append-only file that survives being cut off anywhere.
+"""The decisions of an iteration, as an append-only file that survives being cut off anywhere.
 
 One JSON object a line, preceded by the CRC-32 of its text::
 
     5f3c0a11 {"kind":"explore","unit":"explore/3/9f…/0-23",…}
 
-A line counts once it is complete and its checksum holds. Reading stops at the first line that does not; its work and
-that of what follows is done again. A tail that was cut off was never acknowledged to anybody; if a disk has damaged a
-complete line, `Journal.damaged` says so. Appending first truncates such a tail.
+A line is valid if it is complete and its checksum matches. Reading stops at the first invalid line; its work and that
+of the lines after it is repeated. A tail that was cut off was never acknowledged. If a disk has damaged a complete
+line, `Journal.damaged` says so. Appending first truncates an invalid tail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Journal:
-    """The journal of one iteration. Not for several processes at once."""
+    """The journal of one iteration, for one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,26 +32,28 @@ class Journal:
         self._together = False
 
     def entries(self) -> list[dict[str, Any]]:
-        """All entries that hold, oldest first; empty if there is no file yet."""
+        """All valid entries, oldest first; empty if there is no file yet."""
         return [entry for entry, _ in self._scan()]
 
     def recover(self) -> list[dict[str, Any]]:
-        """All entries that hold, oldest first, which are on the disk then: a process that was killed may have written
-        one and not have waited for it. Whoever takes them up may acknowledge them, once the folder is synced too."""
+        """All valid entries, oldest first, after a sync to the disk, because a killed process may not have waited for
+        its last one. They may be acknowledged once the folder is synced too.
+        """
         if self.path.exists():
             sync(self.path, self._file or self._open())
         return self.entries()
 
     def damaged(self) -> tuple[int, int] | None:
-        """The number of the first line that does not hold, and how many that follow it are left out with it; None if
-        all hold, or the last alone was cut off, which nobody was told of."""
+        """The number of the first invalid line, and how many lines after it are left out as well; None if all are
+        valid, or only the last was cut off, which was never acknowledged.
+        """
         held = len(self.entries())
         lines = self.path.read_bytes().split(b"\n") if self.path.exists() else [b""]
         complete = len(lines) - 1
         return (held + 1, complete - held - 1) if complete > held else None
 
     def append(self, *entries: dict[str, Any]) -> None:
-        """Write entries and wait until they are on the disk; inside of `together` its end waits."""
+        """Write entries and wait until they are on the disk; inside `together`, its end waits."""
         file = self._file or self._open()
         file.write(b"".join(_line(entry) for entry in entries))
         file.flush()
@@ -60,7 +62,7 @@ class Journal:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Waits once, at its end, until all that is appended meanwhile is on the disk."""
+        """Wait once, at the end, until all that is appended in the block is on the disk."""
         end, self._together = self._file.tell() if self._file else 0, True
         try:
             yield
@@ -70,7 +72,7 @@ class Journal:
                 sync(self.path, self._file)
 
     def set_aside(self) -> Path:
-        """Rename the file to ``….stale``, so that the journal is empty again; returns where it is now."""
+        """Rename the file to ``….stale``, so that the journal is empty again; returns its new path."""
         self.close()
         stale = self.path.with_name(f"{self.path.name}.stale")
         self.path.replace(stale)
@@ -95,7 +97,7 @@ class Journal:
         return self._file
 
     def _scan(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Entries that hold, each with the file position after it."""
+        """Valid entries, each with the file position after it."""
         if not self.path.exists():
             return
         position = 0
@@ -114,7 +116,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """The entry of a line; None if it does not hold."""
+    """The entry of a line; None if it is invalid."""
     checksum, _, text = line.rstrip(b"\n").partition(b" ")
     if not line.endswith(b"\n") or checksum != b"%08x" % zlib.crc32(text):
         return None

@@ -1,4 +1,4 @@
-"""The lines of an iteration's journal (`solrl_ray.storage.journal`): what each says, and what is read from it again."""
+"""The lines of an iteration's journal (`solrl_ray.storage.journal`), written and read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
 
 
 def split(entries: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Of an iteration that is explored ahead: what was explored, and what followed from its last ``revision``."""
+    """For an iteration explored ahead: what was explored, and what followed from its last ``revision``."""
     revisions = [position for position, entry in enumerate(entries) if entry["kind"] == "revision"]
     explored = [entry for entry in entries if entry["kind"] == "explore"]
     made = [entry for entry in entries[revisions[-1] :] if entry["kind"] != "explore"] if revisions else []
@@ -42,18 +42,19 @@ def plan_entry(plan: IterationPlan) -> dict[str, Any]:
 
 
 def same_work(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two headers are equal but for who did it: the bytes of the sampling policy, the workers' score classes,
-    and who of them explored what."""
+    """Whether two headers differ at most in the bytes of the sampling policy, the workers' score classes,
+    and which of them explored what.
+    """
     anybody = {"policy_digest": "", "score_class": "", "kinds": []}
     plans = [{**header, "plan": header.get("plan", {}) | anybody} for header in (one, other)]
     return plans[0] == plans[1]
 
 
 def maker(stale: dict[str, Any], header: dict[str, Any]) -> str:
-    """In what the journal of `stale` differs."""
+    """What differs in the journal of `stale`."""
     if stale["plan"].get("policy_digest") != header["plan"]["policy_digest"]:
         return "another revision's bytes"
-    return "workers that score otherwise (another device, thread count or library, or other prompts each)"
+    return "workers of other score classes (another device, thread count or library), or with other prompts"
 
 
 def unit_entry(result: UnitResult) -> dict[str, Any]:
@@ -92,7 +93,6 @@ def unit_result(entry: dict[str, Any], plan: IterationPlan) -> UnitResult:
 
 
 def _hex(values: Sequence[float]) -> str:
-    """As little-endian float32."""
     return struct.pack(f"<{len(values)}f", *values).hex()
 
 

@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint that holds, and what was measured up to it."""
+"""Finds where a run continues: the newest valid checkpoint, and the measurements up to it."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class ResumePoint:
     iterations: list[IterationMetrics]
     evaluations: list[EvaluationMetrics]
     seconds: float
-    """Wall seconds that the run has taken before, as far as its metrics tell."""
+    """Wall seconds of the run so far, from its metrics."""
     notes: tuple[str, ...] = ()
-    """What the user should know: checkpoints that were passed over because they are damaged."""
+    """For the user: damaged checkpoints that were passed over."""
 
 
 def resume_point(folder: RunFolder, *, iterations: int, init: str = "", staleness: int = 0) -> ResumePoint:
     """Find it, and drop what lies beyond it. A new run begins at 0.
 
     Args:
-        iterations: how many the run shall have.
-        init: what the run was warm-started from: then it has a checkpoint of 0 updates.
+        iterations: total of the run.
+        init: what the run was warm-started from, which means that it has a checkpoint of 0 updates.
         staleness: `rollout.max_staleness`.
 
     Raises:
-        UserError: more updates than `iterations` have been made, or the warm start never came to the folder. Nothing
+        UserError: more updates than `iterations` were made, or the warm start was never written to the folder. Nothing
             was dropped.
-        RunError: metrics of an iteration that a checkpoint contains are missing. Nothing was dropped.
+        RunError: metrics of an iteration in a checkpoint are missing. Nothing was dropped.
     """
     updates, state, notes = newest_state(folder.checkpoints(), folder.path)
     folder.check_length(iterations, updates)
     if init and state is None:
-        raise UserError(f"{folder.path} lacks the state that it was to begin with, from {init}; begin the run again")
+        raise UserError(f"{folder.path} lacks its initial state, from {init}; start the run again")
     measured, evaluations = _measured(folder, updates)
     folder.rewind_metrics(updates)
     folder.drop_beyond(updates, staleness=staleness)
@@ -56,10 +56,10 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
 
 
 def check_prompts(folder: RunFolder, config: Config) -> None:
-    """Note which prompts a run begins with: those to train on, and the held-out ones that are evaluated, in order.
+    """Record a run's prompts when it begins: training prompts, and the evaluated held-out ones, in order.
 
-    Raises UserError if it began with others: which ones an iteration takes, and what rewards of evaluations are
-    compared with, would change without a word.
+    Raises UserError if it began with others: each iteration's choice, and the meaning of evaluation rewards, would
+    change silently.
     """
     used = {
         "train": read_prompts(config.prompts.train, "prompts.train"),
@@ -78,7 +78,7 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
         raise UserError(
             f"prompts.{part} is {getattr(config.prompts, part)!r}, whose prompts are not those that the run in "
             f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
-            f"put the file back, or begin another run, with --from {folder.path} from what this one has learned"
+            f"put the file back, or begin another run with --from {folder.path}"
         )
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: where everything is, who may write it, and what a resumed run finds there."""
+"""The folder of a run: its paths, its lock, and what a resumed run finds there."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from solrl_ray.records import SampleGroup, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
 from solrl_ray.storage.journal import Journal
 
-if TYPE_CHECKING:  # takes seconds, and who only asks for what is where does without
+if TYPE_CHECKING:  # takes seconds; paths do not need it
     from solrl_ray.learning.state import LearnerState
 
 RESUME_PATIENCE = 20.0
-"""How long a resumed run waits for its folder, seconds: a killed driver's cluster needs a moment to be gone."""
+"""Seconds that a resumed run waits for its folder: a killed driver's cluster needs a moment to end."""
 STARTS = "starts.json"
 _BEFORE_TRAINING = (
     "metrics.jsonl",
@@ -59,7 +59,7 @@ _BEFORE_TRAINING = (
     "wandb",
     STARTS,
 )
-"""What a run writes before its first preview is journaled."""
+"""Files that a run writes before its first preview is journaled."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
 
 
@@ -74,17 +74,17 @@ class Start:
 
 
 class Unreadable(Exception):
-    """A stored group is missing, cut off or altered."""
+    """A stored group is missing, incomplete or altered."""
 
 
 class RunFolder:
-    """Paths and formats of one run folder. Holds no state but the lock."""
+    """Paths and formats of one run folder. Its only state is the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metrics = path / "metrics.jsonl"
         self.prompts = path / "prompts.json"
-        """What the run's prompt files held when it began: see `resume.check_prompts`."""
+        """The prompts with which the run began: see `resume.check_prompts`."""
         self.embeddings = path / "embeddings"
         self.evaluations = path / "evaluations"
         self.lora = path / "lora"
@@ -94,22 +94,22 @@ class RunFolder:
     def of(cls, config: Config) -> RunFolder:
         return cls(Path(config.run.root).expanduser() / config.run.name)
 
-    # Who may write
+    # Claiming it
 
     def create(self, config: Config, *, resume: bool, first: LearnerState | None = None) -> None:
-        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml`
-        and the number of its format.
+        """Make the folder of a new run, or check that there is one to resume. Locks it and writes `config.yaml` and the
+        number of its format.
 
-        A run counts as begun once something was journaled or trained; what an attempt left that ended before is
-        cleared away, so that the corrected command can be given again.
+        A run has begun once something was journaled or trained. What an earlier attempt left is removed, so that the
+        corrected command can be repeated.
 
         Args:
             first: the state that a warm-started run begins with.
 
         Raises:
-            UserError: a new run into a folder that has one, a resume of a folder that has none or has more updates
-                than `run.iterations`, one of another format, a folder in use, one that cannot be written, or less free
-                disk space than `checkpoints.min_free_gb`.
+            UserError: a new run into a folder with a run, a resume of a folder without one or with more updates than
+                `run.iterations`, another format, a folder in use, one that cannot be written, or less free disk space
+                than `checkpoints.min_free_gb`.
         """
         if resume and not (self.path / "config.yaml").exists():
             raise UserError(f"there is nothing to resume: {self.path} holds no config.yaml")
@@ -124,7 +124,7 @@ class RunFolder:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
                 self._start_over(config)
-            remove(self.path / "cluster")  # of the process before
+            remove(self.path / "cluster")  # from the process before
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
@@ -140,13 +140,13 @@ class RunFolder:
             raise
 
     def sync_folders(self) -> None:
-        """Have on the disk which folders and files there are: a process that was killed may not have waited for it."""
+        """Sync all folders and names to the disk: a killed process may not have waited for it."""
         make_folder(self.path)
         for folder in (self.path, *(each for each in self.path.iterdir() if each.is_dir())):
             sync_folder(folder)
 
     def check_length(self, iterations: int, updates: int) -> None:
-        """Raises UserError if a run of `iterations` would end before what has been trained."""
+        """Raises UserError if more has been trained than `iterations`."""
         if iterations < updates:
             raise UserError(
                 f"run.iterations is {iterations}, but {self.path} has made {updates} updates already; "
@@ -154,13 +154,13 @@ class RunFolder:
             )
 
     def lock(self, *, seconds: float) -> None:
-        """Claim the folder for this process. It is free again when the process ends, however it ends.
+        """Claim the folder for this process, until the process ends.
 
-        Waits up to `seconds`: after a driver was killed, its cluster needs a moment to be gone. Raises UserError if the
-        folder is in use, or cannot be written.
+        Waits up to `seconds`: a killed driver's cluster needs a moment to end. Raises UserError if the folder is in
+        use, or cannot be written.
         """
         try:
-            # Unbuffered: closing it writes nothing that could fail once more.
+            # Unbuffered, so that closing it writes nothing and cannot fail again.
             file = (self.path / "lock").open("a+b", buffering=0)
             try:
                 self._claim(file, deadline=time.monotonic() + seconds)
@@ -179,16 +179,16 @@ class RunFolder:
             self._lock = None
 
     def note_cluster(self, address: str) -> None:
-        """Say on which Ray cluster the process that writes here works."""
+        """Record the Ray cluster of the process that writes here."""
         replace_file(self.path / "cluster", f"{address}\n".encode())
 
     def forget_cluster(self) -> None:
-        """Of a process that ends, whatever its disk says to that."""
+        """Ignores errors of the disk, because the process is ending."""
         with suppress(OSError, RunError):
             in_time(lambda: remove(self.path / "cluster"), what="forgetting the cluster", seconds=READ_SECONDS)
 
     def resume_command(self, address: str | None = None) -> str:
-        """What a user types to go on with the run, on the cluster at `address`."""
+        """The command that continues the run, on the cluster at `address`."""
         return shlex.join(["solrl", "train", "--resume", str(self.path), *(["--address", address] if address else [])])
 
     @property
@@ -197,13 +197,15 @@ class RunFolder:
         return in_time(self._is_locked, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
 
     def live_cluster(self) -> str | None:
-        """The Ray cluster on which a process writes here now; None if none does. Raises RunError if the disk hangs."""
+        """The Ray cluster of the process that writes here now; None if there is none. Raises RunError if the disk
+        hangs.
+        """
         return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
 
     def noted_cluster(self) -> str | None:
-        """What `note_cluster` has said last of this run; whether somebody still works there it does not say.
+        """The last `note_cluster` of this run, whose process may have ended.
 
-        Between the driver and the controller nobody holds the lock. Raises RunError if the disk hangs.
+        Between the driver and the controller no process holds the lock. Raises RunError if the disk hangs.
         """
         return in_time(self._noted_cluster, what=f"looking at {self.path / 'cluster'}", seconds=READ_SECONDS)
 
@@ -225,7 +227,7 @@ class RunFolder:
         return False
 
     def note_start(self, command: Sequence[str]) -> None:
-        """Say when, where and with which command the run is begun or gone on with."""
+        """Record when, where and with which command the run begins or continues."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
         program, *rest = command or ("",)
         name = Path(program).name
@@ -246,11 +248,11 @@ class RunFolder:
             raise UserError(f"{path} does not say when the run was started: {error}; remove it.") from error
 
     def note_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Remember sizes of pools that were asked for while the run goes on."""
+        """Record pool sizes that were requested during the run."""
         replace_file(self.path / "pools.json", json.dumps(self._sizes() | dict(sizes)).encode())
 
     def take_sizes(self) -> dict[str, int]:
-        """The sizes that were asked for while the run went on before, once: they are forgotten then."""
+        """The recorded pool sizes, which are then forgotten."""
         sizes = self._sizes()
         (self.path / "pools.json").unlink(missing_ok=True)
         return sizes
@@ -274,7 +276,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether something was journaled or trained: then it is a run, which can be resumed."""
+        """Whether something was journaled or trained, so that it can be resumed."""
         return any(updates for updates, _ in self.checkpoints()) or any((self.path / "journal").glob("*.jsonl"))
 
     def check_new(self, config: Config) -> None:
@@ -288,7 +290,7 @@ class RunFolder:
     def _start_over(self, config: Config) -> None:
         self.check_new(config)
         if not (self.path / "config.yaml").exists():
-            return  # what else may be here is not ours
+            return  # other files are not ours
         for name in _BEFORE_TRAINING:
             remove(self.path / name)
         remove(self.checkpoint(0))
@@ -297,7 +299,7 @@ class RunFolder:
         where = f" ({error.filename})" if error.filename else ""
         return UserError(f"the run folder {self.path} cannot be written: {error.strerror or error}{where}")
 
-    # What is where
+    # Paths
 
     def journal(self, iteration: int) -> Journal:
         return Journal(self.path / "journal" / f"iteration-{iteration:06d}.jsonl")
@@ -310,7 +312,7 @@ class RunFolder:
         return _iterations(self.path / "checkpoints")
 
     def prune(self, checkpoints: Checkpoints) -> None:
-        """Remove the checkpoints that `checkpoints` does not keep, and the samples that its newest ones contain."""
+        """Remove the checkpoints that `checkpoints` does not keep, and the samples that the newest ones contain."""
         there = dict(self.checkpoints())
         for updates in there.keys() - retained(there, checkpoints):
             remove(there[updates])
@@ -320,13 +322,13 @@ class RunFolder:
                 remove(folder)
 
     def drop_beyond(self, updates: int, *, staleness: int = 0) -> None:
-        """Remove what follows from updates after `updates`: a resumed run makes it again, maybe from other bytes.
+        """Remove what follows from updates after `updates`: a resumed run makes it again, maybe with other bytes.
 
-        The journal and the samples of iteration `updates` stay: the run goes on inside that iteration. A checkpoint
+        The journal and the samples of iteration `updates` stay: the run continues inside that iteration. A checkpoint
         beyond is one that could not be read; it is renamed to ``….damaged``.
 
         Args:
-            staleness: iterations beyond whose journals stay as well: they are explored with revisions that are there.
+            staleness: iterations beyond whose journals stay as well: their exploring revisions exist.
         """
         for updates_there, folder in self.checkpoints():
             if updates_there > updates:
@@ -359,9 +361,9 @@ class RunFolder:
         replace_file(self._group_path(group.iteration, group.prompt_id), content)
 
     def load_group(self, iteration: int, prompt_id: str) -> SampleGroup:
-        """Read a stored group; whether its bytes are those that were stored, only their digest says.
+        """Read a stored group; only its digest shows whether its bytes are the stored ones.
 
-        Raises Unreadable if it is not there, or no group.
+        Raises Unreadable if it is missing, or no group.
         """
         from solrl_ray.weight_sync import container
 
@@ -383,7 +385,7 @@ class RunFolder:
                 seconds=header["seconds"],
                 worker=header["worker"],
             )
-        # Whatever a file says whose bytes were altered: no key, no list, another type.
+        # Errors that altered bytes can cause: no key, no list, another type.
         except (OSError, RunError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise Unreadable(f"{path} cannot be read: {error}") from error
 
@@ -403,26 +405,26 @@ class RunFolder:
             sync_folder(self.path)
 
     def save_evaluation(self, metrics: EvaluationMetrics) -> None:
-        """One evaluation as a file of its own."""
+        """Write one evaluation to its own file."""
         path = self.evaluations / f"updates-{metrics.iteration:06d}-{metrics.policy}.json"
         replace_file(path, json.dumps(with_checksum(asdict(metrics)), indent=1).encode())
 
     def evaluation_files(self) -> list[Path]:
-        """What `save_evaluation` wrote."""
+        """Files by `save_evaluation`."""
         return sorted(self.evaluations.glob("*.json"))
 
     @staticmethod
     def read_evaluation(path: Path) -> dict[str, Any]:
-        """One of `evaluation_files`. Raises UserError if it does not have its checksum."""
+        """One of `evaluation_files`. Raises UserError if its checksum is wrong."""
         try:
             return parse(path.read_bytes())
         except ValueError as error:
             raise UserError(f"{path} is damaged: {error}; remove it: metrics.jsonl has its numbers as well.") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records; a last line that was cut off is left out.
+        """All records; an incomplete last line is left out.
 
-        Raises UserError if another line does not have its checksum, or is no record of an iteration or evaluation.
+        Raises UserError if another line has a wrong checksum, or is no record of an iteration or evaluation.
         """
         if not self.metrics.exists():
             return []
@@ -430,7 +432,7 @@ class RunFolder:
         return [_record(line, f"{self.metrics}, line {number},") for number, line in enumerate(lines[:-1], start=1)]
 
     def read_metrics_until(self, updates: int) -> list[dict[str, Any]]:
-        """The records of the first `updates` updates: a resumed run measures anew what came after them."""
+        """The records of the first `updates` updates: a resumed run measures the later ones again."""
         return [
             record
             for record in self.read_metrics()
@@ -438,7 +440,7 @@ class RunFolder:
         ]
 
     def rewind_metrics(self, updates: int) -> None:
-        """Keep nothing but what `read_metrics_until` gives."""
+        """Keep only the result of `read_metrics_until`."""
         kept = self.read_metrics_until(updates)
         if self.metrics.exists():
             replace_file(self.metrics, "".join(json.dumps(with_checksum(r)) + "\n" for r in kept).encode())

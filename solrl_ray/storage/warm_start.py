@@ -1,8 +1,8 @@
-"""Where a run's first policy comes from if not from the base: another run, a checkpoint of one, or a LoRA file.
+"""A run's first policy if it is not the base: from another run, a checkpoint, or a LoRA file.
 
     run.init ──► factors (default, old, EMA), moments 0 ──► checkpoint of 0 updates in the new run's own folder
 
-From there on the new run's folder is enough: resuming reads that checkpoint, and never `run.init` again.
+Resuming reads that checkpoint and never `run.init` again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from solrl_ray.weight_sync.publish import touched_linears
 
 
 def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, LearnerState]:
-    """Read what `run.init` names.
+    """Read `run.init`.
 
     Returns:
-        The configuration with `run.init_digest`, and the state of 0 updates that the run begins with. Factors of a
-        run are its three policies; a LoRA file's are all three at once.
+        The configuration with `run.init_digest`, and the state of 0 updates that the run begins with. A run gives its
+        three policies; a LoRA file is used for all three.
 
     Raises:
-        UserError: it is neither run, checkpoint nor LoRA file, is damaged, of another rank, alpha or base, or not
-            the one whose digest `run.init_digest` states.
+        UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank, alpha or base, or its digest is
+            not `run.init_digest`.
     """
     init = config.run.init
     named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"
@@ -48,7 +48,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.is_file() or (path / LORA_FILE).is_file():
         factors, lora = load_lora(path)
-        # All three policies are this one; copies, for a file holds no tensor twice.
+        # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
         state = LearnerState(updates=0, steps=0, **policies, exp_avg={}, exp_avg_sq={})
@@ -68,7 +68,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
 
 
 def factor_shapes(config: Config) -> dict[str, torch.Size]:
-    """Shapes of the LoRA factors that the configured model gets, by name; no weight is read."""
+    """Shapes of the configured model's LoRA factors, by name; reads no weight."""
     skeleton = models.family(config.model).skeleton(config.model, "model.path")
     shapes = {}
     for path, linear in touched_linears(skeleton, config.model.lora.targets).items():
@@ -89,7 +89,7 @@ def _newest(run: Path, named: str) -> LearnerState:
 
 
 def _check_base(found: Model, wanted: Model, named: str) -> None:
-    """A LoRA file does not say what base it was trained on; a run does."""
+    """Only a run records its base; a LoRA file does not."""
     if (found.family, found.path) != (wanted.family, wanted.path):
         raise UserError(
             f"{named}, a run on {found.family} {found.path!r}, but this one is on {wanted.family} {wanted.path!r}: "

@@ -33,7 +33,7 @@ def flux_pipeline(seed: int) -> FluxPipeline:
         torch.manual_seed(seed)
         pipeline = FluxPipeline(
             scheduler=FlowMatchEulerDiscreteScheduler.from_config(_config("pipeline/scheduler/scheduler_config.json")),
-            # These two are found when it is trained.
+            # These two are computed when it is trained.
             vae=AutoencoderKL.from_config(_config("pipeline/vae/config.json"), shift_factor=0.0, scaling_factor=1.0),
             text_encoder=CLIPTextModel(CLIPTextConfig(**_config("pipeline/text_encoder/config.json"))),
             tokenizer=clip_tokenizer(),
@@ -56,7 +56,7 @@ def reward_model(seed: int) -> tuple[CLIPModel, CLIPProcessor]:
 
 
 def _config(file: str) -> dict[str, Any]:
-    """A shipped configuration, without the type that its weights are stored in."""
+    """A shipped configuration, without the dtype of its weights."""
     config: dict[str, Any] = json.loads((ASSETS / file).read_text())
     config.pop("dtype", None)
     return config

@@ -61,7 +61,7 @@ def prompt_sets(seed: int = PROMPT_SEED) -> tuple[list[str], list[str]]:
 
 
 def build(folder: Path, stages: list[str], device: torch.device, scale: float = 1.0) -> None:
-    """Runs `stages` in order over the assets in `folder`; `scale` shortens them, to try the machinery."""
+    """Runs `stages` in order over the assets in `folder`; `scale` < 1 shortens them, for a trial."""
     heldout = captions.meaning(torch.tensor([parse(text).fields for text in prompt_sets()[1]]))
     record_path = folder / "build.json"
     for stage in stages:
@@ -98,7 +98,7 @@ def _scaled(training: Training, scale: float) -> Training:
 
 
 def _load(folder: Path) -> tuple[FluxPipeline, tuple[CLIPModel, CLIPProcessor]]:
-    """The networks of `architecture` with the folder's weights (so what is saved does not say where it was)."""
+    """The networks of `architecture` with the folder's weights (so that saved files do not name the folder)."""
     pipeline, (reward, processor) = flux_pipeline(PIPELINE_SEED), reward_model(REWARD_SEED)
     for name in PIPELINE_PARTS:
         _load_weights(getattr(pipeline, name), folder / "pipeline" / name)
@@ -110,7 +110,7 @@ def _load(folder: Path) -> tuple[FluxPipeline, tuple[CLIPModel, CLIPProcessor]]:
 
 def _load_weights(module: nn.Module, folder: Path) -> None:
     (path,) = folder.glob("*.safetensors")
-    load_model(module, path)  # which knows that tied weights are stored once
+    load_model(module, path)  # which handles tied weights, stored once
 
 
 def _save(folder: Path, pipeline: FluxPipeline, reward: tuple[CLIPModel, CLIPProcessor]) -> None:

@@ -1,7 +1,7 @@
 """Batches of scenes as integer tensors: drawing them, changing them, and their token ids, without any text.
 
-A batch is int64 [B, 9], rows as `world.Scene.fields`. Pre-training draws millions of captions; doing it with
-tensors on the device keeps the tokenizers out of the loop (a test holds the ids against theirs).
+A batch is int64 [B, 9], rows as `world.Scene.fields`. Pre-training draws millions of captions; tensors on the device
+avoid the tokenizers (a test compares the ids with theirs).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from solrl_ray.testbed.world import FIELD_VALUES, RELATIONS
 _COUNTS = torch.tensor([len(values) for values in FIELD_VALUES])
 _FIRST, _RELATION, _SECOND = slice(1, 4), 4, slice(5, 8)
 _MIRRORED = torch.tensor([1, 0, 3, 2])
-"""Index of the relation that says the same with the objects named in the other order."""
+"""Index of the relation that means the same with the objects named in the other order."""
 
 
 def draw(count: int, generator: torch.Generator, single: float = 1 / 16) -> torch.Tensor:
@@ -91,7 +91,7 @@ class TokenTable:
         return ids
 
     def _sentence(self, fields: torch.Tensor) -> torch.Tensor:
-        """Word numbers of the captions, left-aligned, -1 behind the last word."""
+        """Word numbers of the captions, left-aligned, -1 after the last word."""
         a, on = (torch.full((len(fields), 1), word, device=fields.device) for word in (self._a, self._on))
         columns = [table[fields[:, 1 + i]] for i, table in enumerate(self._fields)]
         second = torch.cat([columns[3], a, *columns[4:7]], dim=1)

@@ -1,14 +1,14 @@
 """Trains the testbed's transformer and text encoders: flow matching, then rectification.
 
-x_t = (1 - t) x0 + t noise; the velocity's target is noise - x0; the timestep is t in [0, 1] and the guidance
-input is 1: what `FluxPipeline` feeds. Weights end as an exponential moving average of the last steps.
+x_t = (1 - t) x0 + t noise; the velocity's target is noise - x0; the timestep is t in [0, 1] and the guidance input is
+1, as in `FluxPipeline`. The final weights are an exponential moving average of the last steps.
 
-1. *Flow matching* on the world's pictures. Deliberately imperfect: words of the captions are replaced at
-   random, so the model draws recognisable scenes that often differ from the prompt, which leaves room for
-   reinforcement learning.
-2. *Rectification* (rectified flow, arXiv 2209.03003): the model's own pairs of noise and picture are learned
-   again, with weights disturbed as NVFP4 rounding would. It gives this narrow network what wide production
-   models have: a picture that depends on the seed far more than on steps and precision.
+1. *Flow matching* on the world's pictures. Deliberately imperfect: words of the captions are replaced at random, so the
+   model draws recognisable scenes that often differ from the prompt, which leaves room for reinforcement learning.
+2. *Rectification* (rectified flow, arXiv 2209.03003): the model's own pairs of noise and picture are learned again,
+   with
+   weights disturbed as NVFP4 rounding would. Then this narrow network behaves as wide production models do: a picture
+   depends on the seed far more than on steps and precision.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Batch:
     noise: Tensor
     t: Tensor
     captions: Tensor
-    """Scenes as the model reads them: int64 [B, 9]."""
+    """Scenes that the model reads: int64 [B, 9]."""
 
 
 def train_flow(
@@ -54,8 +54,8 @@ def train_flow(
 ) -> dict[str, float]:
     """Flow matching on `pictures` pictures of the world, in place.
 
-    Each word of a caption is replaced with probability `corruption`, anew at every visit. Scenes that mean
-    one of `heldout` (int64 [B], see `captions.meaning`) are never shown.
+    At each visit, each word of a caption is replaced with probability `corruption`. Scenes that mean one of `heldout`
+    (int64 [B], see `captions.meaning`) are never shown.
     """
     generator = torch.Generator(device).manual_seed(training.seed)
     scenes = without_meanings(draw(pictures, generator), heldout.to(device))
@@ -96,7 +96,7 @@ def rectify(
 class _RoundingNoise:
     """Moves the weights of the blocks' linears by their NVFP4 rounding errors with random signs.
 
-    adaLN modulation is left alone: it is never quantised.
+    Skips adaLN modulation, which is never quantised.
     """
 
     def __init__(self, transformer: nn.Module, generator: torch.Generator) -> None:
@@ -165,7 +165,7 @@ def _fit(
 
 
 def _encode_captions(pipeline: FluxPipeline, table: TokenTable, scenes: Tensor) -> tuple[Tensor, Tensor]:
-    """What `FluxPipeline.encode_prompt` gives for the captions: [B, T5_TOKENS, width] and [B, width]."""
+    """The result of `FluxPipeline.encode_prompt` for the captions: [B, T5_TOKENS, width] and [B, width]."""
     sequence = pipeline.text_encoder_2(table.t5(scenes))[0]
     return sequence, pipeline.text_encoder(table.clip(scenes)).pooler_output
 

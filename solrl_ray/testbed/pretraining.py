@@ -24,7 +24,7 @@ class Training:
     """Peak learning rate."""
     seed: int
     averaging: float = 0.0
-    """Decay of the exponential moving average of the weights; 0 keeps the last ones."""
+    """Decay of the exponential moving average of the weights; 0 keeps the last weights."""
 
 
 def train_autoencoder(vae: AutoencoderKL, training: Training, device: torch.device) -> dict[str, float]:
@@ -36,7 +36,7 @@ def train_autoencoder(vae: AutoencoderKL, training: Training, device: torch.devi
         pictures = draw_pictures(draw(training.batch, generator), generator) * 2 - 1
         with bfloat16(device):
             posterior = vae.encode(pictures).latent_dist
-            # The decoder also learns from latents that are a little off: a sampler's are, too.
+            # The decoder also learns from latents that are slightly wrong, like a sampler's.
             noise = torch.randn(posterior.mean.shape, device=device, generator=generator)
             restored = vae.decode(posterior.mean + posterior.std * noise).sample.float()
         error = restored - pictures
@@ -79,7 +79,7 @@ def train_reward(model: CLIPModel, training: Training, heldout: torch.Tensor, de
         pictures = draw_pictures(scenes, generator)
         half = len(scenes) // 2
         weight = 0.3 + 0.4 * torch.rand(half, 1, 1, 1, device=device, generator=generator)
-        # Double exposures match no caption: a picture that hedges between two scenes earns little.
+        # Double exposures match no caption, so a picture between two scenes earns little.
         doubles = torch.lerp(pictures[:half], pictures[-half:].flip(0), weight)
         with bfloat16(device):
             images = image_features(model, _weathered(torch.cat([pictures, doubles]), generator))
@@ -158,7 +158,7 @@ def without_meanings(scenes: torch.Tensor, heldout: torch.Tensor) -> torch.Tenso
 
 
 def _weathered(pictures: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Light noise, blur and change of brightness, so that the reward looks at content, not at pixels."""
+    """Slight noise, blur and change of brightness, so that the reward depends on content, not on pixels."""
     size, device = len(pictures), pictures.device
     blurred = functional.avg_pool2d(functional.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     amount = torch.rand(size, 3, 1, 1, 1, device=device, generator=generator)

@@ -1,10 +1,9 @@
-"""Does a picture show what its caption says? A reward that no network computes, for looking behind a trained one.
+"""Does a picture show what its caption says? A reward without a network, to check a trained one.
 
-A policy can raise a learned reward in ways that nobody asked for. Here a picture is compared with drawings: of the
-caption's scene, and of that scene with one word exchanged for another of its kind, each drawn where it fits the picture
-best. The word that explains the picture best is taken, and so on, until no exchange improves it. The words of the
-caption that are left hold. Usable as a reward of kind
-``solrl_ray.testbed.rules:words_that_hold``.
+A policy can raise a learned reward in unwanted ways. Here a picture is compared with drawings: of the caption's scene,
+and of that scene with one word exchanged for another of its kind, each drawn where it fits the picture best. The best
+word is taken, and so on, until no exchange improves the fit. The words of the caption that remain hold. Usable as a
+reward of kind ``solrl_ray.testbed.rules:words_that_hold``.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from torch import Tensor
 from solrl_ray.testbed.world import FIELD_VALUES, JITTERS, Scene, parse, render
 
 GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Values that each free number of a drawing is tried with."""
+"""Values tried for each free number of a drawing."""
 SWEEPS = 2
-"""How often each of them is tried, the others as they fitted best before."""
+"""How often each is tried, with the others at their best values so far."""
 
 
 def words_that_hold(images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -36,7 +35,7 @@ def words_that_hold(images: Tensor, prompts: Sequence[str]) -> Tensor:
     Raises:
         ValueError: a prompt is no caption of this world.
     """
-    pictures = images.float().cpu()  # scenes are drawn there
+    pictures = images.float().cpu()  # scenes are drawn on the CPU
     return torch.stack([_share(picture, parse(prompt)) for picture, prompt in zip(pictures, prompts, strict=True)])
 
 
@@ -53,7 +52,7 @@ def _share(image: Tensor, scene: Scene) -> Tensor:
 
 
 def _exchanged(fields: Tensor) -> Tensor:
-    """A scene [9] and, behind it, all that differ from it in one word, int64 [N, 9]."""
+    """A scene [9] and, after it, all that differ from it in one word, int64 [N, 9]."""
     rows = [fields]
     for column, words in enumerate(FIELD_VALUES, start=1):
         if fields[0] == 1 and 4 <= column <= 7:  # relation and second object

@@ -1,6 +1,6 @@
 """The testbed's tokenizers, made from the world's own words: CLIP byte-pair encoding and T5 unigram.
 
-Every word of the grammar is one token in both; any other text still encodes, letter by letter.
+Every word of the grammar is one token in both; other text is encoded letter by letter.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ A scene is one object, or two in a spatial relation, on a plain background::
     a large red circle on black
     a small blue ring left of a large green cross on white
 
-Pictures are 32 × 32 RGB, anti-aliased from signed distances. What the caption leaves open (where exactly the
-objects stand, their exact size) comes from eight numbers in (0, 1), so a picture is a pure function of scene
-and numbers.
+Pictures are 32 × 32 RGB, anti-aliased from signed distances. What the caption leaves open (exact positions and sizes)
+comes from eight numbers in (0, 1), so a picture is a pure function of scene and numbers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ COLOURS: dict[str, tuple[float, float, float]] = {
 }
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 RELATIONS: dict[str, tuple[int, int]] = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
-"""Where the first object stands, seen from the second; y grows downwards."""
+"""Position of the first object, seen from the second; y grows downwards."""
 
 BACKGROUNDS: dict[str, tuple[float, float, float]] = {
     "black": (0.03, 0.03, 0.03),
@@ -67,9 +66,9 @@ _CAPTION = re.compile(rf"{_OBJECT}(?: ({'|'.join(RELATIONS)}) {_OBJECT})? on ({'
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a caption says. `fields`: number of objects, then one index per entry of `FIELD_VALUES`.
+    """The meaning of a caption. `fields`: number of objects, then one index per entry of `FIELD_VALUES`.
 
-    With one object, the fields of relation and second object are 0 and mean nothing.
+    With one object, the fields of relation and second object are 0 and unused.
     """
 
     fields: tuple[int, ...]
@@ -138,7 +137,7 @@ def _palette(colours: dict[str, tuple[float, float, float]], index: torch.Tensor
 
 
 def _centres(fields: torch.Tensor, jitter: torch.Tensor) -> torch.Tensor:
-    """Centres [B, 2 objects, (x, y)]: a lone object stands near the middle, two stand on its two sides."""
+    """Centres [B, 2 objects, (x, y)]: a single object is near the middle, two are on its two sides."""
     directions = torch.tensor(list(RELATIONS.values()), device=fields.device, dtype=torch.float32)
     direction = directions[fields[:, 4]]
     across = direction.abs().flip(1) * 0.4 * (jitter[:, 3, None] - 0.5)

@@ -1,1 +1,1 @@
-"""What `solrl validate` does: one model on one device, from loading to an update, each part checked and reported."""
+"""The steps of `solrl validate`: one model on one device, from loading to an update, each part checked and reported."""

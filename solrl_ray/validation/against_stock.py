@@ -1,4 +1,4 @@
-"""Ours beside the stock pipeline: text, one forward at every state that the stock pipeline passed, one picture."""
+"""Compares our model with the stock pipeline: text, one forward at each of its states, one picture."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ FORWARD_LIMITS = {
     "bfloat16": (0.03, "one rounding is up to 2^-9 = 0.002; dozens of layers in another order may add up to some 0.01"),
     "float32": (1e-3, "a float32 rounding is up to 2^-24; on GPUs products may run in TF32, 2^-11"),
 }
-"""`model.dtype` → largest relative error of a velocity, and why. A wrong timestep, text or position is 0.1 or more."""
+"""`model.dtype` → largest relative error of a velocity, and why. A wrong timestep, text or position gives 0.1 or
+more.
+"""
 PICTURE_LIMITS = {
     "bfloat16": (30.0, "the stock pipeline rounds its state to bfloat16 after each step, ours stays in float32"),
     "float32": (50.0, "what float32 roundings leave; eight bits a channel are 59 dB"),
 }
-"""`model.dtype` → lowest PSNR of a picture, dB, and why. Latents that are scaled wrongly give less than 20."""
+"""`model.dtype` → lowest PSNR of a picture, dB, and why. Wrongly scaled latents give less than 20."""
 TEXT_LIMIT = 0.1
 
 
 def text(session: Session) -> list[Measure]:
-    """Encode on the CPU, as the text encoder of a run does, and on the device, as the stock pipeline does."""
+    """Encode on the CPU, as a run's text encoder does, and on the device, as the stock pipeline does."""
     started = time.perf_counter()
     model = models.load(session.config.model, "cpu", components={"text"})
     loaded = time.perf_counter()
@@ -56,7 +58,7 @@ def text(session: Session) -> list[Measure]:
 
 
 def stock_picture(session: Session) -> list[Measure]:
-    """Let the stock pipeline draw the picture that ours is compared with."""
+    """Draw a picture with the stock pipeline, for comparison."""
     config = session.config.model
     bare = models.load(config, "cpu", components=())
     noise, prompt = session.noise(bare), session.prompts[0]
@@ -75,7 +77,7 @@ def stock_picture(session: Session) -> list[Measure]:
 
 
 def load(session: Session) -> list[Measure]:
-    """Load transformer and decoder by the product's loader."""
+    """Load transformer and decoder with the product's loader."""
     session.model = session.load("transformer", "vae")
     parameters = sum(parameter.numel() for parameter in session.model.transformer.parameters())
     return [
@@ -88,7 +90,7 @@ def load(session: Session) -> list[Measure]:
 
 @torch.no_grad()
 def forward(session: Session) -> list[Measure]:
-    """Our velocity at each state that the stock pipeline passed, beside its own."""
+    """Our velocity at each state of the stock pipeline, compared with its own."""
     model, found = session.loaded, _stock(session)
     embedding = model.batch_embeddings([session.embeddings[session.prompts[0].id]])
     own, rounded, largest = [], [], []

@@ -1,4 +1,4 @@
-"""What a step of a validation finds: measures with their limits, and what became of the step."""
+"""The results of a validation's step: measures with their limits, and the outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 Value = float | int | str | bool
 
 State = Literal["ok", "FAILS", "lacks", "skipped"]
-"""``lacks``: this machine has no such thing, for the reason that is given; ``skipped``: another step failed first."""
+"""``lacks``: this machine cannot do it, for the given reason; ``skipped``: another step failed first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Measure:
     name: str
     value: Value
     limit: str = ""
-    """``at most 0.05``; empty if nothing is asked of it."""
+    """``at most 0.05``; empty if there is none."""
     why: str = ""
     """The reason of the limit."""
     holds: bool = True
@@ -32,7 +32,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a step."""
+    """The outcome of a step."""
 
     step: str
     does: str
@@ -40,10 +40,10 @@ class Outcome:
     state: State
     seconds: float
     peak_gb: float | None
-    """Of the GPU's memory, or on a CPU of this process; None where that cannot be told."""
+    """Peak memory of the GPU, or on a CPU of this process; None where it is unknown."""
     measures: tuple[Measure, ...] = ()
     reason: str = ""
-    """Of a step that is not ok, in a sentence."""
+    """Why a step is not ok, in a sentence."""
     traceback: str = ""
 
     @property
@@ -60,22 +60,22 @@ class Lacks(Exception):
 
 
 def info(name: str, value: Value) -> Measure:
-    """Told, and nothing is asked of it."""
+    """A measure without a limit."""
     return Measure(name=name, value=value)
 
 
 def at_most(name: str, value: float, limit: float, why: str) -> Measure:
-    """NaN does not hold."""
+    """NaN fails."""
     return Measure(name=name, value=value, limit=f"at most {limit:g}", why=why, holds=value <= limit)
 
 
 def at_least(name: str, value: float, limit: float, why: str) -> Measure:
-    """NaN does not hold."""
+    """NaN fails."""
     return Measure(name=name, value=value, limit=f"at least {limit:g}", why=why, holds=value >= limit)
 
 
 def above_zero(name: str, value: float, why: str) -> Measure:
-    """NaN and infinity do not hold."""
+    """NaN and infinity fail."""
     return Measure(name=name, value=value, limit="above 0", why=why, holds=0 < value < math.inf)
 
 
@@ -84,5 +84,5 @@ def is_true(name: str, value: bool, why: str) -> Measure:
 
 
 def misses(measures: Sequence[Measure]) -> str:
-    """A sentence on those that do not hold; empty if all do."""
+    """A sentence on the failed measures; empty if there are none."""
     return "; ".join(f"{each.name} is {each.shown}, not {each.limit}" for each in measures if not each.holds)

@@ -1,4 +1,4 @@
-"""What learners and their receivers do: one update of the policy, one revision published and swapped in."""
+"""The steps of learners and receivers: one update of the policy, one revision published and swapped in."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ B_SCALE = 0.02
 
 
 def update(session: Session) -> list[Measure]:
-    """One update of the configured objective on what `regenerate` sampled, by a learner group of one."""
+    """One update of the configured objective on the samples of `regenerate`, by a learner group of one."""
     session.release()
     config = _of_one(session.config)
     process_group(
@@ -73,12 +73,12 @@ def _updated(session: Session, config: Config) -> list[Measure]:
 
 
 def _of_one(config: Config) -> Config:
-    """With one rank and one optimiser step: two prompts may be fewer than the configured steps."""
+    """With one rank and one optimiser step, because the configured steps may need more than two prompts."""
     return config.model_copy(update={"learner": config.learner.model_copy(update={"world_size": 1, "updates": 1})})
 
 
 def revision(session: Session) -> list[Measure]:
-    """Publish two revisions, and have an explorer and then a regenerator swap the second one for the first."""
+    """Publish two revisions, and let an explorer and a regenerator replace the first by the second."""
     session.release()
     tier = capability.available(session.device)[0]
     publish = session.config.publish.model_copy(update={"mode": "packed"})
@@ -98,7 +98,7 @@ def revision(session: Session) -> list[Measure]:
 
 
 def _sent(publish: Publish, revisions: list[payload.Revision]) -> dict[str, list[bytes]]:
-    """Role → payloads, one a revision: of an explorer a snapshot and a delta."""
+    """Role → payloads, one a revision: for an explorer a snapshot and a delta."""
     publications = Publications(publish)
     made = [publications.publish(one) for one in revisions]
     return {role: [one.payload(role) for one in made] for role in (EXPLORER, REGENERATOR)}

@@ -1,4 +1,4 @@
-"""The report of a validation: ``validation.json`` and ``validation.html``, made to be sent to others."""
+"""The report of a validation: ``validation.json`` and ``validation.html``, which may be sent to others."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from solrl_ray.validation.steps import without_home
 
 JSON_FILE, PAGE_FILE = "validation.json", "validation.html"
 LABEL_WIDTH = 104
-"""Of the names of a picture's rows, pixels."""
+"""Width of the names of a picture's rows, pixels."""
 SECTIONS = ("model", "rollout", "objective", "learner", "publish", "compile")
-"""Of the configuration: what a validation reads."""
+"""Sections of the configuration that a validation reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Names no host: reports are sent to others."""
+    """Without the host's name, because reports are sent to others."""
 
     device: str
     memory_gb: float | None
@@ -105,7 +105,7 @@ def write(
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    """As JSON has it, which knows neither infinity nor NaN."""
+    """As JSON, which lacks infinity and NaN."""
     plain = asdict(outcome)
     for measure in plain["measures"]:
         if isinstance(measure["value"], float) and not math.isfinite(measure["value"]):

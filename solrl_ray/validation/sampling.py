@@ -1,4 +1,4 @@
-"""What explorers and regenerators do: previews in every tier that the device has, chosen seeds sampled twice."""
+"""The steps of explorers and regenerators: previews in each of the device's tiers, chosen seeds sampled twice."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ FORWARD_LIMITS = {
     "nvfp4": (0.6, "E2M1 has 1 bit of mantissa: one rounding is up to 2^-2 = 0.25, and each product has two"),
     "nvfp4-emulated": (0.6, "E2M1 has 1 bit of mantissa: one rounding is up to 2^-2 = 0.25, and each product has two"),
 }
-"""Tier → largest relative error of one velocity to the one in full precision, and why. Scales or layers that are mixed
-up give about 1."""
+"""Tier → largest relative error of one velocity against full precision, and why. Mixed-up scales or layers give about
+1.
+"""
 TIMED = 3
-"""Forwards of which the fastest is told."""
+"""Forwards, of which the fastest is reported."""
 
 
 def regenerate(session: Session) -> list[Measure]:
@@ -41,7 +42,7 @@ def regenerate(session: Session) -> list[Measure]:
         started = time.perf_counter()
         made = [session.sample(sampler, prompt) for prompt in session.prompts]
         seconds.append(time.perf_counter() - started)
-        # A device's own bytes, not those of their copies: see `Sampled`.
+        # The device's own bytes, not those of copies: see `Sampled`.
         digests.append([tensors_digest({"latents": s.latents, "images": s.images}) for s, _ in made])
         session.groups = [group for _, group in made]
     session.pictures[f"samples, {stage.steps} steps"] = list(made[0][0].images.cpu())
@@ -58,7 +59,7 @@ def regenerate(session: Session) -> list[Measure]:
 
 
 def preview(session: Session, tier: str) -> list[Measure]:
-    """Load the model, quantise it, attest it, and draw previews; raises `Lacks` where the device has no such tier."""
+    """Load the model, quantise it, attest it, and draw previews; raises `Lacks` if the device lacks the tier."""
     reason = capability.lacks(tier, session.device)
     if reason:
         raise Lacks(reason)
@@ -81,7 +82,7 @@ def preview(session: Session, tier: str) -> list[Measure]:
 
 
 def _prepare(session: Session, model: DiffusionModel, tier: str) -> list[Measure]:
-    """Have forwards compiled as workers have them."""
+    """Compile forwards as workers do."""
     settings, device = session.config.compile, model.device
     said = {
         "compiled": compile_(model.transformer, settings, device, tier),
@@ -101,7 +102,7 @@ def _preview(session: Session, model: DiffusionModel, tier: str) -> list[Measure
         Brightness("brightness"),
         steps=session.steps,
         micro_batch=len(SEEDS),
-        sampler=Ode(),  # with which any number of steps goes
+        sampler=Ode(),  # works with any number of steps
     )
     images = list(session.sample(sampler, prompt)[0].images.cpu())
     full, row = _row(full_tier(config.model), session.steps), _row(tier, session.steps)
@@ -119,7 +120,7 @@ def _row(tier: str, steps: int) -> str:
 
 @torch.no_grad()
 def _fastest(session: Session, model: DiffusionModel) -> float:
-    """Seconds of one forward with a micro-batch of previews, compiled already."""
+    """Seconds of one compiled forward with a micro-batch of previews."""
     embedding = model.batch_embeddings([session.embeddings[session.prompts[0].id]] * len(SEEDS))
     latents = session.noise(model, len(SEEDS)).to(model.device)
     spent = []

@@ -1,4 +1,4 @@
-"""What the steps of a validation share: the model's configuration, the device, and what earlier steps made."""
+"""State shared by the steps of a validation: the model's configuration, the device, and earlier results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from solrl_ray.validation.steps import free
 
 PROMPTS = ("a red circle above a blue square", "two green triangles")
 SEEDS = (3, 17)
-"""Indices of the candidates that are sampled of each prompt."""
+"""Indices of the candidates sampled for each prompt."""
 PROBE_SIGMA = 0.5
 
 
 class Brightness(Reward):
-    """The mean of a picture's pixels: a validation is of a model, and needs no reward's checkpoint."""
+    """The mean of a picture's pixels, so that no reward's checkpoint is needed."""
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return images.float().mean(dim=(1, 2, 3))
@@ -34,11 +34,11 @@ class Brightness(Reward):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockRun:
-    """What the stock pipeline did for `PROMPTS[0]`. Tensors are float32 on the CPU."""
+    """The stock pipeline's run for `PROMPTS[0]`. Tensors are float32 on the CPU."""
 
     scheduler: str
     replaced: str
-    """The checkpoint's own scheduler if it takes no Euler steps; empty if it was used."""
+    """The checkpoint's own scheduler, if it has no Euler steps and was replaced; empty if it was used."""
     sigmas: tuple[float, ...]
     states: tuple[Tensor, ...]
     """Before each step, [1, *latent_shape]."""
@@ -56,7 +56,7 @@ class Session:
     steps: int
     """Solver steps of the comparison with the stock pipeline and of previews."""
     stock_path: str
-    """The checkpoint that the stock pipeline loads."""
+    """The stock pipeline's checkpoint."""
     prompts: tuple[Prompt, ...] = tuple(Prompt(id=prompt_id(text), text=text) for text in PROMPTS)
     embeddings: dict[str, PromptEmbedding] = field(default_factory=dict)
     stock: StockRun | None = None
@@ -69,7 +69,7 @@ class Session:
     """Row of the report → pictures [3, H, W] of `PROMPTS[0]`, on the CPU."""
 
     def load(self, *components: str) -> DiffusionModel:
-        """By the product's own loader."""
+        """Uses the product's own loader."""
         return models.load(self.config.model, self.device, components=set(components))
 
     @property
@@ -78,12 +78,12 @@ class Session:
         return self.model
 
     def release(self) -> None:
-        """Give the memory of the model in full precision to what comes."""
+        """Free the memory of the model in full precision."""
         self.model = None
         free(self.device)
 
     def embed(self, model: DiffusionModel) -> dict[str, PromptEmbedding]:
-        """Of all prompts, by prompt id."""
+        """Embeddings of all prompts, by prompt id."""
         encoded = model.encode([prompt.text for prompt in self.prompts])
         return {
             prompt.id: PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
@@ -97,12 +97,12 @@ class Session:
 
     @torch.no_grad()
     def probe(self, model: DiffusionModel) -> Tensor:
-        """The velocity of addressed noise in the middle of the way, float32 [1, *latent_shape] on the CPU."""
+        """The velocity of addressed noise at half the noise level, float32 [1, *latent_shape] on the CPU."""
         embedding = model.batch_embeddings([self.embeddings[self.prompts[0].id]])
         return model.velocity(self.noise(model).to(self.device), PROBE_SIGMA, embedding).cpu()
 
     def sample(self, sampler: Sampler, prompt: Prompt) -> tuple[Sampled, SampleGroup]:
-        """The seeds of one prompt, as a regenerator makes them, and what a learner takes of them."""
+        """The samples of one prompt's seeds, as a regenerator makes them, and the group for a learner."""
         unit = WorkUnit(stage="regenerate", iteration=0, revision=0, prompt_id=prompt.id, indices=SEEDS)
         sampled = sampler(unit, prompt, self.embeddings[prompt.id])
         scores = tuple(sampled.rewards.tolist())
@@ -111,7 +111,7 @@ class Session:
 
 
 def relative_error(found: Tensor, wanted: Tensor) -> float:
-    """L2 norm of the difference, of the norm of `wanted`."""
+    """L2 norm of the difference, relative to the norm of `wanted`."""
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 

@@ -1,4 +1,4 @@
-"""The steps one after another: each has a deadline, is told of as it goes, and does not stop those after it."""
+"""Runs the steps one after another: each has a deadline and is reported at once; a failure does not stop the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, misses
 
 _RESET_PEAK = "5"
-"""Written to ``/proc/self/clear_refs``: the peak of the resident memory begins anew (proc(5))."""
+"""Written to ``/proc/self/clear_refs``, it resets the peak of the resident memory (proc(5))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Step:
     work: Callable[[], list[Measure]]
     """Raises `Lacks` if this machine cannot do it."""
     needs: tuple[str, ...] = ()
-    """Steps without which it cannot be done."""
+    """Steps that must have succeeded."""
 
 
 def run(steps: Sequence[Step], device: torch.device, seconds: float) -> Iterator[Outcome]:
-    """What becomes of each step, as soon as it is known.
+    """The outcome of each step, as soon as it is known.
 
     Args:
-        seconds: deadline of each step. One that passes it goes on in its thread, where nobody waits for it.
+        seconds: deadline of each step. A step that passes it is abandoned in its thread.
     """
     done: dict[str, str] = {}
     for step in steps:
@@ -76,7 +76,7 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
         measures = in_time(work, what=step.name, seconds=seconds, silent="it")
     except Lacks as lacking:
         return outcome("lacks", reason=str(lacking))
-    except Exception as error:  # whatever it is: the report shows it, and the other steps go on
+    except Exception as error:  # any error: the report shows it, and the other steps go on
         said = " ".join(str(error).split())
         return outcome("FAILS", reason=without_home(f"{type(error).__name__}: {said}")[:400], trace=_traceback(error))
     missed = misses(measures)
@@ -84,23 +84,25 @@ def _done(step: Step, device: torch.device, seconds: float) -> Outcome:
 
 
 def _traceback(error: Exception) -> str:
-    """As it may be sent to others. Frames are let go, and with them GPU memory."""
+    """With the home folder removed. Frees frames, and with them GPU memory."""
     text = "".join(traceback.format_exception(error))
     traceback.clear_frames(error.__traceback__)
     return without_home(text)
 
 
 def without_home(text: str) -> str:
-    """The user's home folder, which has their name, as ``~``: where a path begins with it, as it is set or resolved."""
+    """Replaces the user's home folder, which contains their name, by ``~`` at the beginning of a path, as set or
+    resolved.
+    """
     homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path("/")}
     for home in homes:
-        # Before it no part of another path, after it no rest of a longer name; a full stop may end a sentence.
+        # Not after a part of another path, nor before the rest of a longer name; a full stop may end a sentence.
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w@+-]|\.+[\w-])", "~", text)
     return text
 
 
 def free(device: torch.device) -> None:
-    """Give back what nobody holds any more, and code that was compiled for models that are gone."""
+    """Free unused memory, and code compiled for models that are gone."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()

@@ -1,4 +1,4 @@
-"""The stock diffusers pipeline, watched: what its scheduler was given at each step, and the picture at the end."""
+"""The stock diffusers pipeline, observed: its scheduler's input at each step, and the final picture."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from solrl_ray.models.stock_call import stock_call
 from solrl_ray.validation.session import StockRun
 
 ROUNDS_TIMESTEPS = ("flux", "flux2_klein", "qwen_image")
-"""Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and divides then; ours rounds sigma."""
+"""Families whose stock pipeline rounds 1000 sigma to the transformer's dtype and then divides; ours rounds sigma."""
 SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 
 
 def run(
     config: Model, path: str, device: torch.device, text: str, bare: DiffusionModel, noise: Tensor, steps: int
 ) -> StockRun:
-    """Load the stock pipeline, draw one picture and let it go.
+    """Load the stock pipeline, draw one picture and free it.
 
     Args:
         bare: our model without components, for the shape of its latents.
@@ -36,7 +36,7 @@ def run(
     ends: list[Tensor] = []
     step = scheduler.step
 
-    @functools.wraps(step)  # pipelines look at its parameters
+    @functools.wraps(step)  # pipelines inspect its parameters
     def watched(model_output: Tensor, timestep: Tensor, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
         states.append(sample.float().cpu())
         velocities.append(model_output.float().cpu())
@@ -63,7 +63,7 @@ def run(
 
 
 def rounded_sigma(config: Model, sigma: float) -> float:
-    """The noise level that the stock pipeline's transformer is told."""
+    """The noise level that the stock pipeline's transformer gets."""
     if config.family not in ROUNDS_TIMESTEPS:
         return sigma
     timestep = torch.tensor(1000 * sigma, dtype=torch.float32).to(DTYPES[config.dtype])
@@ -71,7 +71,7 @@ def rounded_sigma(config: Model, sigma: float) -> float:
 
 
 def _load(config: Model, path: str, device: torch.device) -> tuple[Any, str]:
-    """The pipeline, and the name of its scheduler if another one had to take its place."""
+    """The pipeline, and the name of its scheduler if it had to be replaced."""
     import diffusers  # late: it takes seconds
 
     source = str(paths.checkpoint(path, "model.path"))
@@ -81,18 +81,19 @@ def _load(config: Model, path: str, device: torch.device) -> tuple[Any, str]:
             part.eval()
     pipeline.set_progress_bar_config(disable=True)
     if device.type == "cuda":
-        pipeline.enable_model_cpu_offload(device=device)  # one part at a time: it needs no more than ours does
+        # One part at a time, so that it needs no more memory than ours.
+        pipeline.enable_model_cpu_offload(device=device)
     own = type(pipeline.scheduler).__name__
     if own == SCHEDULER:
         return pipeline, ""
-    # Both sides have to take Euler steps on one grid; a multistep solver would be another picture.
+    # Both sides must take Euler steps on one grid; a multistep solver would give another picture.
     shift = float(pipeline.scheduler.config.get("flow_shift") or 1.0)
     pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
     return pipeline, own
 
 
 def _as_given(family: str, latents: Tensor, bare: DiffusionModel) -> Tensor:
-    """Our latents as the stock call takes them: FLUX.2 packs them itself."""
+    """Our latents in the stock call's format: FLUX.2 packs them itself."""
     if family != "flux2_klein":
         return latents
     side = round(bare.image_tokens**0.5)

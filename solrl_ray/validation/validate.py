@@ -17,7 +17,7 @@ from solrl_ray.validation.steps import Step, run
 
 
 def steps(session: Session) -> list[Step]:
-    """What is done with the model, in order."""
+    """The steps for the model, in order."""
 
     def of(name: str, does: str, work: Callable[[Session], list], *needs: str) -> Step:  # type: ignore[type-arg]
         return Step(name, does, partial(work, session), needs)
@@ -54,17 +54,17 @@ def validate(
     tell: Callable[[str], None],
     stock_path: str = "",
 ) -> tuple[list[Outcome], Path]:
-    """Do every step on `device`, tell of each as it goes, and write the report.
+    """Do every step on `device`, report each at once, and write the report.
 
     Args:
-        folder: of the report; it is made if need be.
-        solver_steps: of the picture beside the stock pipeline's and of previews.
+        folder: of the report; it is made if needed.
+        solver_steps: of the comparison with the stock pipeline and of previews.
         seconds: deadline of each step.
-        command: by which the report says it was made.
+        command: the command to state in the report.
         stock_path: the checkpoint of the stock pipeline; empty: the configured one.
 
     Returns:
-        What became of each step, and the page's path.
+        The outcome of each step, and the page's path.
     """
     session = Session(config, device, solver_steps, stock_path or config.model.path)
     outcomes = []

@@ -1,7 +1,7 @@
-"""The base pack: a whole transformer as explorers hold it, for explorers that never see its full-precision weights.
+"""The base pack: a whole transformer in the explorers' precision, for explorers that do not load the checkpoint.
 
-Quantised layers are stored in their format, everything else as the checkpoint has it. For FLUX.1-dev that is 11 GB
-instead of 24. An explorer built from it is equal, bit for bit, to one that quantises the checkpoint itself.
+Quantised layers are stored in their format, the rest as in the checkpoint. For FLUX.1-dev that is 11 GB instead of 24.
+An explorer built from it equals, bit for bit, one that quantises the checkpoint itself.
 ``docs/reference/revision-format.md`` has the format.
 """
 
@@ -34,19 +34,19 @@ WHAT = "the base pack"
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BasePack:
     digest: str
-    """`tensors_digest` of everything in it."""
+    """`tensors_digest` of all its tensors."""
     tiers: dict[str, str]
     """Path of each quantised layer → its tier."""
     tensors: dict[str, torch.Tensor]
-    """``<layer>.<tensor>`` of quantised layers, parameters and buffers of the rest; views of what was read."""
+    """``<layer>.<tensor>`` of quantised layers, parameters and buffers of the rest; views of the buffer read."""
 
 
 @torch.no_grad()
 def write(transformer: nn.Module, config: Config) -> bytes:
-    """The pack of a transformer that is not quantised yet and has no adapters; the transformer stays as it is.
+    """The pack of a transformer that is not quantised yet and has no adapters; does not change the transformer.
 
     Raises:
-        RunError: the explorers of this configuration quantise nothing, so that there is nothing to pack.
+        RunError: the explorers of this configuration quantise nothing.
     """
     linears = _linears(transformer)
     tiers = plan(linears, pool_sampling(config).tier, config.model.quantization).tiers
@@ -71,7 +71,7 @@ def write(transformer: nn.Module, config: Config) -> bytes:
 
 
 def read(buffer: Buffer, config: Config) -> BasePack:
-    """Reads a pack for the explorers of `config`, checking every checksum.
+    """Reads a pack for the explorers of `config`, verifying every checksum.
 
     Raises:
         Unusable: it is damaged, of another format, or of another model or quantisation.
@@ -121,14 +121,14 @@ def build(
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What fixes the bytes of a pack, as far as a configuration says."""
+    """The part of the configuration that fixes the bytes of a pack."""
     model = config.model
     fields = model.model_dump(mode="json", include={"family", "path", "dtype"})
     return fields | {"tier": pool_sampling(config).tier, "scope": model.quantization.model_dump(mode="json")}
 
 
 def _fill(skeleton: nn.Module, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Gives every parameter and buffer that is still without memory its tensor."""
+    """Gives every parameter and buffer without memory its tensor."""
     hollow = {n for n, value in _parameters_and_buffers(skeleton).items() if value.is_meta}
     if hollow != tensors.keys():
         wrong = sorted(hollow ^ tensors.keys())

@@ -1,7 +1,7 @@
 """A quantised layer that never changes, with the policy's LoRA factors as a live branch beside it.
 
-y = Q(W0) x + b + s·B (A x): an ablation of merging. The base's rounding does not move with the policy, and the
-factors act unquantised, for two small products more per layer.
+y = Q(W0) x + b + s·B (A x): an alternative to merging. The base's rounding does not change with the policy, and the
+factors are not quantised, at the cost of two small products per layer.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BranchLinear(nn.Module):
             held.copy_(new)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that decides what the layer computes, besides its bias; not copies."""
+        """Everything besides its bias that decides the layer's output; not copies."""
         return {**self.base.tensors(), "lora_A": self.lora_a, "lora_B": self.lora_b}
 
 

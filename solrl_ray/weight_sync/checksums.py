@@ -1,7 +1,7 @@
-"""What proves that tensors are the stated ones: a CRC-32C each, and one SHA-256 over those.
+"""Checksums of tensors: a CRC-32C each, and one SHA-256 over those.
 
-CRC-32C runs at memory speed, on a GPU where the tensor lies (`crc_kernel`), so that a worker can prove gigabytes of
-weights in every iteration; it guards against accidents, not against forgery.
+CRC-32C runs at memory speed, on a GPU without copying (`crc_kernel`), so that a worker can verify gigabytes of weights
+in every iteration. It detects accidents, not forgery.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def _from_hex(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a tensor must be."""
+    """The required type, shape and checksum of a tensor."""
 
     dtype: str
-    """As safetensors calls it: ``F32``, ``U8``, …"""
+    """safetensors' name: ``F32``, ``U8``, …"""
     shape: tuple[int, ...]
     crc32c: Annotated[int, BeforeValidator(_from_hex), PlainSerializer(_as_hex)]
     """CRC-32C (Castagnoli, RFC 3720 appendix B.4) over the tensor's bytes, row by row, little-endian."""
 
 
 def stamp(tensor: torch.Tensor) -> Stamp:
-    """The stamp of what a tensor holds now, on whatever device."""
+    """The stamp of a tensor's present content, on any device."""
     return Stamp(NAMES[tensor.dtype], tuple(tensor.shape), _crc32c(tensor))
 
 
 def _crc32c(tensor: torch.Tensor) -> int:
     if tensor.is_cuda:
-        from solrl_ray.weight_sync import crc_kernel  # Triton is there where CUDA is
+        from solrl_ray.weight_sync import crc_kernel  # CUDA comes with Triton
 
         found = crc_kernel.crc32c(tensor)
         if found is not None:
@@ -72,5 +72,5 @@ def stamps_digest(stamps: Mapping[str, Stamp]) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """`stamps_digest` of what the tensors hold now."""
+    """`stamps_digest` of the tensors' present content."""
     return stamps_digest({name: stamp(tensor) for name, tensor in tensors.items()})

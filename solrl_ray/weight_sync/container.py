@@ -1,4 +1,4 @@
-"""Tensors in one buffer: a safetensors file in memory, read without copying and refused by name if it is cut off.
+"""Tensors in one buffer: a safetensors file in memory, read without copying and refused if it is truncated.
 
 https://github.com/huggingface/safetensors#format
 """
@@ -25,7 +25,8 @@ Buffer = bytes | memoryview | np.ndarray
 
 class Unusable(RunError):
     """A payload that this reader cannot take, though another one of the same revision may do: damaged, or a delta
-    against a state that it does not hold."""
+    against a state that it does not hold.
+    """
 
 
 def _known(dtype: str) -> str:
@@ -35,7 +36,7 @@ def _known(dtype: str) -> str:
 
 
 class _Entry(TypedDict):
-    """What a header says of a tensor."""
+    """A tensor's entry in a header."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
 
@@ -60,7 +61,7 @@ def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Ten
         what: the subject of error messages, such as ``the revision's payload``.
 
     Raises:
-        Unusable: the file is cut off, longer than its header says, or has no readable header.
+        Unusable: the file is truncated, longer than its header says, or has no readable header.
     """
     view = memoryview(cast(bytes, buffer)).cast("B")
     start, header, metadata = _header(view, what)
@@ -72,12 +73,12 @@ def read(buffer: Buffer, what: str) -> tuple[dict[str, str], dict[str, torch.Ten
         raise Unusable(f"{what} of {len(view)} bytes is longer than its header says")
     try:
         return metadata, {name: _tensor(view[start:], entry) for name, entry in header.items()}
-    except (RuntimeError, TypeError, ValueError) as error:  # a shape that no tensor can have
+    except (RuntimeError, TypeError, ValueError) as error:  # an impossible shape
         raise Unusable(f"the header of {what} states a shape that cannot be: {error}") from error
 
 
 def _header(view: memoryview, what: str) -> tuple[int, dict[str, _Entry], dict[str, str]]:
-    """Where the data begins, the entries of the tensors, and the metadata."""
+    """The position of the data, the entries of the tensors, and the metadata."""
     start = 8 + int.from_bytes(view[:8], "little")
     if len(view) < max(start, 8):
         raise Unusable(f"{what} of {len(view)} bytes is cut off inside its header")
@@ -105,7 +106,7 @@ def _tensor(data: memoryview, entry: _Entry) -> torch.Tensor:
     try:
         return flat.view(dtype).reshape(shape)
     except RuntimeError:
-        # Data that is not aligned to its type cannot be viewed as it.
+        # Data that is not aligned to its type needs a copy.
         return flat.clone().view(dtype).reshape(shape)
 
 
@@ -117,7 +118,7 @@ def view(content: Buffer) -> torch.Tensor:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a file alone; its tensors are not read. Raises `Unusable` and OSError."""
+    """Only the metadata of a file. Raises `Unusable` and OSError."""
     with path.open("rb") as file:
         size = file.read(8)
         head = size + file.read(min(int.from_bytes(size, "little"), path.stat().st_size))

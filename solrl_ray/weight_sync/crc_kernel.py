@@ -1,14 +1,14 @@
-"""CRC-32C of tensors where they lie, on a CUDA device: gigabytes of weights need not cross to the host to be proved.
+"""CRC-32C of tensors on their CUDA device, without copying gigabytes of weights to the host.
 
-CRC-32C is linear over GF(2), so a buffer may be read by many lanes at once. Words of 32 bits are dealt out like cards;
-a lane folds every LANES-th word, and what it has found is advanced by as many words as follow its last one::
+CRC-32C is linear over GF(2), so many lanes can read a buffer at once. 32-bit words are assigned in turn: a lane folds
+every LANES-th word, and its result is advanced by as many words as follow its last one::
 
     words    0 1 2 … | LANES … | …                 zeros before the first word change nothing, so rows are filled up
     lane i   state ← advance(LANES words, state) ^ word
     raw      advance(LANES - i words, state of lane i), all lanes xored
     crc      raw ^ advance(all bytes, 0xFFFFFFFF) ^ 0xFFFFFFFF
 
-"Advance by n words" is what n zero words do to a CRC's register: a 32 × 32 matrix over GF(2), here 32 columns of
+"Advance by n words" is the effect of n zero words on a CRC's register: a 32 × 32 matrix over GF(2), here 32 columns of
 uint32. One launch a tensor; a few numbers come back.
 """
 
@@ -29,7 +29,7 @@ ONES = 0xFFFFFFFF
 
 
 def crc32c(tensor: torch.Tensor) -> int | None:
-    """CRC-32C of a CUDA tensor's bytes, row by row; None for a size that is not made of words of four bytes."""
+    """CRC-32C of a CUDA tensor's bytes, row by row; None if the size is no multiple of four bytes."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.numel() % 4 or raw.data_ptr() % 4 or not raw.numel():
         return None
@@ -62,7 +62,7 @@ def _fold(words, advance, lanes, parts, rows, pad, LANES, BLOCK: tl.constexpr): 
 
 @lru_cache(maxsize=8)
 def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advance by LANES words, byte by byte [4 · 256]; and of each lane's own distance the columns [32 · LANES]."""
+    """Advance by LANES words, byte by byte [4 · 256]; and the columns of each lane's own distance [32 · LANES]."""
     distances = advances(LANES)
     return _on(device, byte_tables(distances[-1])), _on(device, distances[::-1].T)
 
@@ -73,7 +73,7 @@ def _on(device: torch.device, numbers: np.ndarray) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _start(count: int) -> np.uint32:
-    """What the register's first value, all ones, and the last inversion add to a message of `count` bytes."""
+    """The part of the register's initial value, all ones, and the final inversion in the CRC of `count` bytes."""
     return np.uint32(apply(power(_byte(), count), np.array([ONES], np.uint32))[0] ^ np.uint32(ONES))
 
 
@@ -94,7 +94,7 @@ def advances(count: int) -> np.ndarray:
 
 
 def byte_tables(matrix: np.ndarray) -> np.ndarray:
-    """What a matrix makes of each value of each of a word's four bytes, lowest first: uint32 [4, 256]."""
+    """A matrix applied to each value of each of a word's four bytes, lowest first: uint32 [4, 256]."""
     values = np.arange(256, dtype=np.uint32)
     return np.stack([apply(matrix, values << np.uint32(8 * place)) for place in range(4)])
 

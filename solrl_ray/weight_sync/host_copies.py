@@ -1,12 +1,12 @@
-"""A learner rank's packed weights on the host: its last revision's, against which the next one's deltas are made.
+"""A learner rank's packed weights of its last revision on the host, against which it makes the next deltas.
 
 From a GPU they come through pinned buffers, and deltas are made in threads, while the next layers are merged::
 
     GPU      merge, quantise, copy 0 │ merge, quantise, copy 1 │ …
     threads                          │ 0: exclusive or, zstd   │ 1 …
 
-So 1.8 GB of which little has changed never leave the rank. New pages cost more than all else here, so memory is used
-again from revision to revision.
+So 1.8 GB of mostly unchanged data never leave the rank. New pages cost more than the rest, so memory is reused between
+revisions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class HostCopies:
     def __init__(self) -> None:
         self._held: Tensors = {}
         self._revision: int | None = None
-        """Whose they are; None if they are of no whole one."""
+        """Revision of the copies; None if they are incomplete."""
         self._buffers: list[torch.Tensor] = []
 
     @contextmanager
     def of(self, revision: int, *, parent: int | None) -> Iterator[CopiesInTheMaking]:
-        """Take the packed weights of `revision`. They are deltas where that is smaller, if it is `parent` that is held.
+        """Take the packed weights of `revision`, as deltas where that is smaller, if the held revision is `parent`.
 
-        What was held before is overwritten, also if an error ends the block.
+        Overwrites the held copies, also if the block raises.
         """
         follows = parent is not None and self._revision == parent
         self._revision = None
@@ -44,10 +44,10 @@ class HostCopies:
 
 
 class CopiesInTheMaking:
-    """What a ``with`` block of `HostCopies.of` takes."""
+    """Collects tensors inside a ``with`` block of `HostCopies.of`."""
 
     def __init__(self, threads: Executor, held: Tensors, buffers: list[torch.Tensor], *, follows: bool) -> None:
-        """`follows`: whether deltas against what is held are wanted."""
+        """`follows`: whether to make deltas against the held copies."""
         self._threads, self._held, self._follows = threads, held, follows
         self._made: dict[str, Future[torch.Tensor | None]] = {}
         self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
@@ -56,7 +56,7 @@ class CopiesInTheMaking:
             self._free.put(buffer)
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Tensors of the next layer, which nobody changes any more."""
+        """Add tensors of the next layer, which must not change any more."""
         for name, tensor in tensors.items():
             if tensor.is_cuda:
                 buffer = self._buffer(tensor.nbytes)
@@ -69,14 +69,13 @@ class CopiesInTheMaking:
                 self._made[name] = self._threads.submit(self._followed, name, tensor)
 
     def result(self) -> tuple[Tensors, Tensors]:
-        """What travels whole, and zstd frames, both by tensor name. From a GPU, the next revision overwrites the
-        former."""
+        """Whole tensors, and zstd frames, both by tensor name. From a GPU, the next revision overwrites the former."""
         frames = {name: made.result() for name, made in self._made.items()}
         whole = {name: self._held[name] for name, frame in frames.items() if frame is None}
         return whole, {name: frame for name, frame in frames.items() if frame is not None}
 
     def _followed(self, name: str, new: torch.Tensor) -> torch.Tensor | None:
-        """A delta against what is held, if there is one. From now on `new` is held."""
+        """A delta against the held copy, if there is one. `new` is then held instead."""
         old = self._held.get(name)
         self._held[name] = new
         return payload.xor_frame(new, old) if self._follows and old is not None else None
@@ -84,7 +83,7 @@ class CopiesInTheMaking:
     def _arrived(
         self, name: str, new: torch.Tensor, buffer: torch.Tensor, there: torch.cuda.Event
     ) -> torch.Tensor | None:
-        """As `_followed`, of what lies in a buffer that is needed again."""
+        """As `_followed`, for content in a buffer that is reused."""
         try:
             there.synchronize()
             old = self._held.get(name)
@@ -98,7 +97,7 @@ class CopiesInTheMaking:
             self._free.put(buffer)
 
     def _buffer(self, size: int) -> torch.Tensor:
-        """Host memory, uint8 [at least `size`], that nobody else has; waits until a thread is done with one."""
+        """Unused host memory, uint8 [at least `size`]; waits until a thread has finished with one."""
         if len(self._buffers) < payload.THREADS:
             self._buffers.append(payload.host_memory(size, pinned=True))
             return self._buffers[-1]

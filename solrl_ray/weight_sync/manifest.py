@@ -1,4 +1,4 @@
-"""What a policy revision states: who it is, how its weights are laid out, and the checksum of every tensor."""
+"""The manifest of a policy revision: identity, layout of its weights, and the checksum of every tensor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ LAYOUT: dict[str, Any] = {
     "nibble_order": "low-first",
     "swizzled": False,
 }
-"""How packed weights lie in memory, whatever a receiver's kernel wants: it rearranges them itself."""
+"""Layout of packed weights, independent of a receiver's kernel, which rearranges them itself."""
 Policy = Literal["old", "default", "ema", "base"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What a receiver must hold after it has taken a revision."""
+    """What a receiver must hold after it has applied a revision."""
 
     modules: int
     """LoRA-touched modules overwritten."""
@@ -38,7 +38,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One version of a policy, stated. Equal revisions have equal manifests, byte for byte."""
+    """One version of a policy. Equal revisions have equal manifests, byte for byte."""
 
     revision: int
     """Updates that made this policy."""
@@ -50,15 +50,15 @@ class Manifest:
     base_digest: str
     """`tensors_digest` of the touched modules' base weights."""
     formats: dict[str, str]
-    """Path of each touched module that explorers quantise → its format, such as ``nvfp4``; the rest is merged."""
+    """Path of each touched module that explorers quantise → its format, such as ``nvfp4``; the others are merged."""
     amax: dict[str, float]
-    """Module path → frozen amax, which fixes the global scale; formats without one are not listed."""
+    """Module path → frozen amax, which fixes the global scale; only for formats with one."""
     bumped: tuple[str, ...]
-    """Modules that outgrew their frozen amax, which was doubled for them."""
+    """Modules that outgrew their frozen amax, which was doubled."""
     expected: dict[str, Expected]
     """By the receiver's role: ``explorer``, ``regenerator``."""
     tensors: dict[str, Stamp]
-    """Every tensor of the revision, whether or not a payload carries it: ``<module>.lora_A``, …."""
+    """Every tensor of the revision, whether or not a payload contains it: ``<module>.lora_A``, …."""
 
     @property
     def name(self) -> str:
@@ -91,21 +91,21 @@ class Manifest:
             raise Unusable(f"the manifest of the revision is unreadable: {error}") from error
 
     def digest(self) -> str:
-        """SHA-256 over everything a revision states, and by its checksums over what it carries."""
+        """SHA-256 over the whole manifest, and through its checksums over the tensors."""
         return sha256(self.to_json())
 
     def packed_digest(self) -> str:
-        """What deltas are made against: `stamps_digest` of the packed tensors alone."""
+        """The digest that deltas refer to: `stamps_digest` of the packed tensors alone."""
         return stamps_digest({name: stamp for name, stamp in self.tensors.items() if not is_factor(name)})
 
 
 _MANIFEST = TypeAdapter(Manifest)
 STAMPS = TypeAdapter(dict[str, Stamp])
-"""Reads and writes what a manifest says of tensors."""
+"""Reads and writes a manifest's stamps of tensors."""
 
 
 def is_factor(tensor: str) -> bool:
-    """Whether a tensor's name is that of a LoRA factor and not of a packed weight."""
+    """Whether the name is a LoRA factor's, not a packed weight's."""
     return tensor.endswith((".lora_A", ".lora_B"))
 
 

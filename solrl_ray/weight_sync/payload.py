@@ -1,9 +1,9 @@
-"""A policy revision and what travels of it; ``docs/reference/revision-format.md`` has the format byte by byte.
+"""A policy revision and its payloads; ``docs/reference/revision-format.md`` has the format byte by byte.
 
-A payload is a safetensors file with the revision's whole manifest and those of its tensors that its receiver needs,
-each either raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``: the exclusive or of
-the tensor's bytes with its parent's, compressed with zstd. Under a frozen global scale an update changes few codes, so
-that most bytes of the exclusive or are zero.
+A payload is a safetensors file with the revision's whole manifest and the tensors that its receiver needs, each either
+raw, under its own name, or as a delta against the parent revision, as ``<name>.xor``: the exclusive or of the tensor's
+bytes with its parent's, compressed with zstd. Under a frozen global scale an update changes few codes, so that most
+bytes of the exclusive or are zero.
 
 =================  ======================  =====================================================
 name               dtype, shape            what it is
@@ -39,25 +39,25 @@ from solrl_ray.weight_sync.manifest import Manifest, is_factor, module_of
 WHAT = "the revision's payload"
 DELTA_SUFFIX = ".xor"
 LEVEL = 1
-"""zstd's fastest usual level: runs of zeros need no search, and higher ones save little."""
+"""zstd's fastest usual level: runs of zeros need no search, and higher levels save little."""
 THREADS = 8
-"""At most, for deltas; no byte depends on their number."""
+"""Maximum, for deltas; does not affect the bytes."""
 
 AHEAD = 2 * THREADS
-"""Frames that are decompressed before they are needed: more of them would only take memory."""
+"""Frames decompressed ahead; more would only take memory."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Revision:
-    """A whole revision. Tensors are on the CPU; nobody changes them."""
+    """A whole revision. Tensors are on the CPU and must not be changed."""
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
-    """Exactly those that the manifest states. Of a revision that came as deltas, `FollowingTensors`."""
+    """Exactly those of the manifest. For a revision that came as deltas, `FollowingTensors`."""
     deltas: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Tensor name → zstd frame: as what it came from the learners, against the revision before."""
+    """Tensor name → zstd frame: its form as it came from the learners, against the revision before."""
 
     @property
     def name(self) -> str:
@@ -80,10 +80,10 @@ class Revision:
 
 
 class FollowingTensors(Mapping[str, torch.Tensor]):
-    """Tensors of a revision of which some came as deltas.
+    """Tensors of a revision, some of which came as deltas.
 
-    The deltas are applied when the first tensor of them is asked for: explorers that hold the revision before are sent
-    the deltas themselves, and need not wait for that.
+    The deltas are applied when the first of their tensors is read: explorers that hold the revision before are sent the
+    deltas and need not wait for that.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class FollowingTensors(Mapping[str, torch.Tensor]):
         parent: Mapping[str, torch.Tensor],
         manifest: Manifest,
     ) -> None:
-        """`at_hand`: those that came whole; `parent`: tensors of the revision before."""
+        """`at_hand`: tensors that came whole; `parent`: tensors of the revision before."""
         self._at_hand, self._deltas, self._manifest = dict(at_hand), dict(deltas), manifest
         self._names = sorted(self._at_hand.keys() | self._deltas.keys())
         self._parent: Mapping[str, torch.Tensor] | None = parent
         self._applying = threading.Lock()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Raises `Unusable` if the deltas do not lead to what the manifest states."""
+        """Raises `Unusable` if the deltas do not lead to the manifest's tensors."""
         if name in self._deltas:
             self._apply()
         return self._at_hand[name]
@@ -121,15 +121,15 @@ class FollowingTensors(Mapping[str, torch.Tensor]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Payload:
-    """What a receiver was sent: verified as far as that goes without the parent's tensors."""
+    """A received payload, verified as far as possible without the parent's tensors."""
 
     manifest: Manifest
     tensors: dict[str, torch.Tensor]
-    """Those that were sent raw; views of the payload."""
+    """Raw tensors; views of the payload."""
     deltas: dict[str, torch.Tensor] = field(default_factory=dict)
     """Tensor name → zstd frame, uint8."""
     parent: str = ""
-    """`Manifest.packed_digest` of the revision that the deltas are against; empty without deltas."""
+    """`Manifest.packed_digest` of the deltas' parent revision; empty without deltas."""
 
 
 def encode(
@@ -150,17 +150,17 @@ def pieces(
     *,
     parent: str = "",
 ) -> list[bytes | memoryview]:
-    """`encode` in pieces that follow each other, without a copy."""
+    """`encode` as consecutive pieces, without a copy."""
     named = {name + DELTA_SUFFIX: frame for name, frame in (deltas or {}).items()}
     metadata = {"manifest": manifest.to_json()} | ({"parent": parent} if named else {})
     return safetensors_file.pieces({**tensors, **named}, metadata)
 
 
 def read(buffer: Buffer) -> Payload:
-    """Reads a payload, refusing whatever is not exactly what was written.
+    """Reads and verifies a payload.
 
     Raises:
-        Unusable: naming the first tensor that is cut off, foreign or altered, or the manifest.
+        Unusable: naming the first tensor that is truncated, unknown or altered, or the manifest.
     """
     metadata, found = container.read(buffer, WHAT)
     manifest = Manifest.from_json(metadata.get("manifest", ""))
@@ -176,14 +176,14 @@ def read(buffer: Buffer) -> Payload:
 
 
 def check(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raises `Unusable` naming the first tensor that does not have its stated checksum."""
+    """Raises `Unusable` naming the first tensor with a wrong checksum."""
     for name, tensor in sorted(tensors.items()):
         if manifest.tensors.get(name) != stamp(tensor):
             raise Unusable(f"tensor {name!r} of {WHAT} does not have the checksum its manifest states")
 
 
 def deltas_between(new: Revision, old: Revision) -> dict[str, torch.Tensor]:
-    """Deltas of the packed tensors of `new` for which they are smaller than the tensor itself."""
+    """Deltas of those packed tensors of `new` for which they are smaller."""
     names = [name for name in new.packed if name in old.tensors]
     frames = in_threads(lambda name: xor_frame(new.packed[name], old.tensors[name]), names)
     return {name: frame for name, frame in zip(names, frames, strict=True) if frame is not None}
@@ -192,7 +192,7 @@ def deltas_between(new: Revision, old: Revision) -> dict[str, torch.Tensor]:
 def packed_from(
     payload: Payload, parent: Mapping[str, torch.Tensor], modules: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """The packed tensors of `modules` that a payload carries, with deltas applied to the tensors of `parent`.
+    """The packed tensors of `modules` in a payload, with deltas applied to the tensors of `parent`.
 
     Raises:
         Unusable: a delta that is damaged or was made against other tensors.
@@ -210,9 +210,10 @@ def packed_from(
 def applied(
     deltas: Mapping[str, torch.Tensor], parent: Mapping[str, torch.Tensor], manifest: Manifest
 ) -> dict[str, torch.Tensor]:
-    """The tensors that deltas lead to, each on the device of its parent.
+    """The tensors that result from deltas, each on the device of its parent.
 
-    Frames are decompressed in threads. On a GPU the rest follows one by one, there: a tensor need not come to the host.
+    Frames are decompressed in threads. On a GPU the rest is done there, one by one, without copying tensors to the
+    host.
 
     Raises:
         Unusable: as `packed_from`.
@@ -230,7 +231,7 @@ def applied(
 
 
 def _in_order(work: Callable[[str], T], names: Iterable[str]) -> Iterator[tuple[str, T]]:
-    """Each name and its `work`, done in threads; no more than AHEAD of them before they are wanted."""
+    """Each name and its `work`, done in threads, at most AHEAD of them in advance."""
     begun: deque[tuple[str, Future[T]]] = deque()
     with thread_pool() as threads:
         for name in names:
@@ -243,7 +244,7 @@ def _in_order(work: Callable[[str], T], names: Iterable[str]) -> Iterator[tuple[
 
 
 def in_threads(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
-    """`work` of each name, in order. zstd and the exclusive or leave Python's lock to others while they run."""
+    """`work` for each name, in order. zstd and the exclusive or release Python's lock."""
     with thread_pool() as threads:
         return list(threads.map(work, names))
 
@@ -254,7 +255,7 @@ def thread_pool() -> Executor:
 
 
 def xor_frame(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor | None:
-    """One zstd frame as uint8 [n], or None if the tensor itself is not larger, or is of another shape or type."""
+    """One zstd frame as uint8 [n], or None if the tensor itself is not larger, or has another shape or type."""
     if new.shape != old.shape or new.dtype != old.dtype:
         return None
     one, other = raw_bytes(new), raw_bytes(old)
@@ -266,8 +267,7 @@ def xor_frame(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor | None:
 
 
 def _scratch(size: int) -> np.ndarray:
-    """Memory of this thread, uint8 [size], until it asks again: to take new pages for each tensor is slower than the
-    exclusive or."""
+    """Reused memory of this thread, uint8 [size]: new pages for each tensor would be slower than the exclusive or."""
     room: np.ndarray | None = getattr(_THREAD, "room", None)
     if room is None or room.nbytes < size:
         room = _THREAD.room = np.empty(size, np.uint8)
@@ -281,20 +281,20 @@ def from_xor_frame(frame: torch.Tensor, old: torch.Tensor, name: str, stated: St
     """The new tensor, on the device of `old`.
 
     Raises:
-        Unusable: the frame is damaged, or `old` is not the tensor that it was made against: what results does not
-        have the stamp that is `stated`.
+        Unusable: the frame is damaged, or was made against another tensor than `old`, so that the result does not have
+            the stamp `stated`.
     """
     return moved(content_of(frame, old, name), old, name, stated)
 
 
 def content_of(frame: torch.Tensor, old: torch.Tensor, name: str) -> torch.Tensor:
-    """What a frame holds, uint8 [n] on the CPU: an exclusive or with `old`. Raises `Unusable` if it is damaged."""
+    """The content of a frame, uint8 [n] on the CPU: an exclusive or with `old`. Raises `Unusable` if it is damaged."""
     compressed = raw_bytes(frame).data
     try:
         size = zstandard.frame_content_size(compressed)
-        if size != old.nbytes:  # before anything of that size is allocated
+        if size != old.nbytes:  # before such a size is allocated
             raise Unusable(f"the delta of tensor {name!r} is of {size} bytes, the tensor of {old.nbytes}")
-        # Pinned memory is used again by PyTorch, and a GPU copies from it at the full speed of its link.
+        # PyTorch reuses pinned memory, and a GPU copies from it at the full speed of its link.
         content = host_memory(size, pinned=old.is_cuda)
         with zstandard.ZstdDecompressor().stream_reader(compressed) as reader:
             if reader.readinto(content.numpy().data) != size or reader.read(1):
@@ -305,7 +305,7 @@ def content_of(frame: torch.Tensor, old: torch.Tensor, name: str) -> torch.Tenso
 
 
 def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
-    """Host memory, uint8 [size]; not pinned if the system refuses that, which only takes longer."""
+    """Host memory, uint8 [size]; not pinned if the system refuses that, which is only slower."""
     if pinned:
         with suppress(RuntimeError):
             return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -313,8 +313,9 @@ def host_memory(size: int, *, pinned: bool) -> torch.Tensor:
 
 
 def moved(content: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:
-    """The tensor that a frame's `content` leads to from `old`, on its device. Raises `Unusable` if it is not the stated
-    one."""
+    """The tensor that results from `old` and a frame's `content`, on its device. Raises `Unusable` if it differs from
+    `stated`.
+    """
     held = old.detach().contiguous().reshape(-1).view(torch.uint8)
     new = (
         torch.bitwise_xor(content.to(held.device, non_blocking=True), held)

@@ -1,9 +1,9 @@
-"""What of a revision is sent to whom, and when as a delta.
+"""What part of a revision each receiver gets, and when as a delta.
 
     revision 0   1   2   …   n   n+1
              S ◄ D ◄ D   …   S ◄ D          S snapshot, D delta against the one before
 
-A worker that lacks the parent of a delta, or cannot use it, gets the whole state instead: it is always at hand.
+A worker that lacks the parent of a delta, or cannot use it, gets the snapshot instead, which is always available.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REGENERATOR = "regenerator"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
-    """A revision on its way out."""
+    """A revision to be sent."""
 
     revision: Revision
     mode: str
@@ -31,7 +31,7 @@ class Publication:
     deltas: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Tensor name → zstd frame; empty for a snapshot."""
     parent: str = ""
-    """`Manifest.packed_digest` of what the deltas are against."""
+    """`Manifest.packed_digest` of the deltas' parent."""
 
     @property
     def name(self) -> str:
@@ -45,15 +45,15 @@ class Publication:
         return "delta" if self.deltas else "snapshot"
 
     def has_whole(self, role: str) -> bool:
-        """Whether the full payload of a role is another one than what its workers are sent at first."""
+        """Whether the full payload of a role differs from the one that its workers get first."""
         return role == EXPLORER and (bool(self.deltas) or (self.mode == "lora" and bool(self.revision.packed_names)))
 
     def payload(self, role: str, *, full: bool = False) -> bytes:
-        """What workers of a role are sent; `full` asks nothing of what they hold.
+        """The payload for workers of a role; `full` does not depend on what they hold.
 
-        Regenerators merge the factors themselves. Explorers get packed weights, and factors only of the modules
-        that they do not quantise; with mode ``lora`` or ``branch`` they get factors, and packed weights only if
-        their own came out otherwise.
+        Regenerators merge the factors themselves. Explorers get packed weights, and factors only for the modules that
+        they do not quantise; with mode ``lora`` or ``branch`` they get factors, and packed weights only if their own
+        came out differently.
         """
         revision = self.revision
         if role == REGENERATOR or self.mode == "branch" or (self.mode == "lora" and not full):
@@ -64,8 +64,9 @@ class Publication:
         return encode(revision.manifest, merged | self.whole(), self.deltas, parent=self.parent)
 
     def complete(self) -> None:
-        """Apply the deltas that the revision came as, for whoever needs the whole of it. It may take a second: not
-        while somebody waits for what is sent."""
+        """Apply the deltas that the revision came as. It may take a second, so not while a worker waits for its
+        payload.
+        """
         for name in self.revision.packed_names:
             self.revision.tensors[name]
 
@@ -76,20 +77,21 @@ class Publication:
 
 
 class Publications:
-    """Makes one publication after another and remembers the newest state of the sampling policy."""
+    """Makes publications in order and keeps the newest state of the sampling policy."""
 
     def __init__(self, config: Publish) -> None:
         self._config = config
         self._newest: Revision | None = None
 
     def parent(self, revision: int) -> Revision | None:
-        """The state before that of revision number `revision`, if it is at hand: the learners' ranks need to send what
-        differs from it alone, also of a snapshot."""
+        """The state before that of revision number `revision`, if available: learner ranks then send only differences,
+        also for a snapshot.
+        """
         newest = self._newest
         return None if newest is None or newest.manifest.revision != revision - 1 else newest
 
     def publish(self, revision: Revision) -> Publication:
-        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due, else a snapshot.
+        """A delta if `revision` follows the newest state, in its formats, and no snapshot is due; else a snapshot.
 
         The deltas are those that it came as, or are made here.
         """

@@ -1,6 +1,6 @@
-"""How a revision is made: factors merged into the base once, quantised once, with what receivers must end with.
+"""How a revision is made: factors merged into the base once, quantised once, with the checksums for receivers.
 
-Every learner rank makes the shard of the modules that fall to it, and the shards are put together:
+Every learner rank makes the shard of its modules, and the shards are combined:
 
     rank 0   shard(modules 0, 2, 4, …) ─┐
     rank 1   shard(modules 1, 3, 5, …) ─┴─► assemble ─► Revision      the same bytes for any number of ranks
@@ -42,13 +42,13 @@ class RevisionShard(Portable, read_only=True):
     amax: dict[str, float]
     bumped: tuple[str, ...]
     packed: dict[str, torch.Tensor]
-    """Quantised weights on the CPU; without those that travel as `deltas`."""
+    """Quantised weights on the CPU, except those in `deltas`."""
     deltas: dict[str, torch.Tensor]
-    """Tensor name → zstd frame against the revision before: quantised weights of which little has changed."""
+    """Tensor name → zstd frame against the revision before: mostly unchanged quantised weights."""
     factors: dict[str, torch.Tensor]
     """Factors of this shard's modules, float32 on the CPU."""
     stamps: dict[str, Stamp]
-    """Of `packed` and `factors`, made where the tensors lay."""
+    """Of `packed` and `factors`, computed on the tensors' device."""
     held: dict[str, dict[str, Stamp]]
     """Role → what its workers hold of these modules afterwards."""
 
@@ -56,15 +56,15 @@ class RevisionShard(Portable, read_only=True):
 class Publisher:
     """Builds the revisions of one run from one base.
 
-    What explorers hold of a quantised module is its format of bfloat16 of (bfloat16 base + alpha/rank · B A), with
-    one rounding each; everything else that a receiver holds is the base's own dtype of (base + alpha/rank · B A).
-    Sums are float64 in a fixed order (`policy.merge`), so neither device nor thread count changes a bit.
+    Explorers hold a quantised module as its format of bfloat16 of (bfloat16 base + alpha/rank · B A), with one rounding
+    each; all other weights of receivers have the base's own dtype of (base + alpha/rank · B A). Sums are float64 in a
+    fixed order (`policy.merge`), so neither device nor thread count changes a bit.
     """
 
     def __init__(
         self, base: Mapping[str, torch.Tensor], lora: Lora, *, formats: Mapping[str, Format], branch: bool = False
     ) -> None:
-        """Takes the base weights [out, in] of the modules that LoRA touches and the formats of those that explorers
+        """Takes the base weights [out, in] of the modules that LoRA touches, and the formats of those that explorers
         quantise.
 
         With `branch`, explorers keep the quantised base and hold the factors beside it.
@@ -109,20 +109,19 @@ class Publisher:
         parent: int | None = None,
         keep: bool = False,
     ) -> RevisionShard:
-        """What `rank` contributes to a revision of `policy` after `revision` updates, from its float32 factors.
+        """The share of `rank` in a revision of `policy` after `revision` updates, from its float32 factors.
 
-        Only the sampling policy (``old``) is packed: no explorer takes another one.
+        Only the sampling policy (``old``) is packed, because explorers take no other.
 
         Args:
             factors: on any device.
-            parent: the revision whose packed weights the caller has, so that deltas against them will do. They are made
-                if it is the one that was kept last.
+            parent: the revision whose packed weights the caller has. If it is the last one kept here, deltas against it
+                are made.
             keep: keep this share's packed weights for the next one's deltas. From a GPU, the next call with `keep`
                 overwrites the tensors of `RevisionShard.packed`.
 
         Raises:
-            RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than
-            the base's.
+            RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than the base's.
         """
         self._check(factors)
         modules = list(self._base)[rank::world_size]
@@ -185,7 +184,7 @@ class Publisher:
     def _pack(
         self, module: str, merged: torch.Tensor, factors: Mapping[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], float | None]:
-        """A module's weight in its format, and the amax it was quantised with, if the format has one."""
+        """A module's weight in its format, and its amax, if the format has one."""
         rounded = merged
         if merged.dtype != torch.bfloat16:  # rounded once: not from the rounded sum of other bases
             rounded = merge_module(self._base[module].to(torch.bfloat16), module, factors, self._scaling)
@@ -195,7 +194,7 @@ class Publisher:
         return {f"{module}.{n}": t for n, t in pack(format, rounded, amax).items()}, amax
 
     def _branched(self, module: str, factors: Mapping[str, torch.Tensor]) -> dict[str, Stamp]:
-        """What explorers hold of a module whose quantised base stays as it is."""
+        """What explorers hold of a module whose quantised base does not change."""
         base = self._base[module]
         if module not in self._branch_stamps:
             tensors = pack(self._formats[module], base, self._frozen_amax.get(module))
@@ -222,7 +221,7 @@ class Publisher:
 
 
 def assemble(shards: Sequence[RevisionShard], lora: Lora, parent: Revision | None = None) -> Revision:
-    """A revision from the shards of all ranks; the same bytes however many made them.
+    """A revision from the shards of all ranks; the same bytes for any number of ranks.
 
     Args:
         parent: the revision that deltas are against, if shards may have any.
@@ -270,7 +269,7 @@ def merge_module(base: torch.Tensor, module: str, factors: Mapping[str, torch.Te
 def branch_factors(
     module: str, factors: Mapping[str, torch.Tensor], scaling: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and alpha/rank · B as a live branch holds them: rounded once to `dtype`."""
+    """A and alpha/rank · B of a live branch: rounded once to `dtype`."""
     a, b = factors[f"{module}.lora_A"], factors[f"{module}.lora_B"]
     return round_once(a.double(), dtype), round_once(b.double() * scaling, dtype)
 
@@ -278,7 +277,7 @@ def branch_factors(
 def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
     """The frozen amax, doubled until the weight fits.
 
-    It depends on base and weight alone, not on what earlier revisions did, so a resumed run quantises alike.
+    It depends on base and weight alone, not on earlier revisions, so a resumed run quantises the same way.
     """
     largest = float(weight.float().abs().max())
     amax = frozen if frozen > 0 else largest
@@ -288,7 +287,7 @@ def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
 
 
 def touched_linears(transformer: nn.Module, targets: Collection[str]) -> dict[str, nn.Linear]:
-    """The linears that LoRA touches, by module path, whether or not adapters wrap them already.
+    """The linears that LoRA touches, by module path, with or without adapters around them.
 
     Raises:
         RunError: the targets match nothing.

@@ -1,4 +1,4 @@
-"""Whether receivers hold what was published (design law 4)."""
+"""Checks whether receivers hold what was published (design law 4)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from solrl_ray.records import Receipt
 from solrl_ray.weight_sync.manifest import Expected, Manifest
 
 REMEMBERED = 4
-"""Revisions whose late receipts can still be judged."""
+"""Revisions whose late receipts can still be checked."""
 
 
 class ReceiptBook:
-    """Judges receipts one by one as they arrive, in whatever order.
+    """Checks receipts one by one as they arrive, in any order.
 
-    A receipt must name a published revision, at least one bound module, the module count and buffer digest
-    that the revision states for the worker's role, and, where kernels are reproducible, the probe digest of the
-    first worker of its score class.
+    A receipt must name a published revision, at least one bound module, the module count and buffer digest that the
+    revision states for the worker's role, and, where kernels are reproducible, the probe digest of the first worker of
+    its score class.
     """
 
     def __init__(self) -> None:
@@ -23,16 +23,16 @@ class ReceiptBook:
         self._probes: dict[tuple[tuple[str, int], str, str], tuple[str, str]] = {}
 
     def expect(self, revision: Manifest) -> None:
-        """From now on receipts for `revision` are judged; the oldest revisions are forgotten."""
+        """From now on receipts for `revision` are checked; the oldest revisions are forgotten."""
         name = (revision.policy, revision.revision)
-        self._expected.pop(name, None)  # the newest stands last
+        self._expected.pop(name, None)  # the newest is last
         self._expected[name] = dict(revision.expected)
         for forgotten in list(self._expected)[:-REMEMBERED]:
             del self._expected[forgotten]
             self._probes = {key: probe for key, probe in self._probes.items() if key[0] != forgotten}
 
     def check(self, receipt: Receipt) -> None:
-        """Raises `RunError` with what the receipt says and what it should say."""
+        """Raises `RunError` with the receipt's value and the right one."""
         who = f"{receipt.worker} ({receipt.role})"
         name = (receipt.policy, receipt.revision)
         expected = self._expected.get(name, {}).get(receipt.role)

@@ -1,8 +1,8 @@
-"""How a worker takes a revision: new weights are made and proved aside, then written in place, then read back.
+"""How a worker applies a revision: new weights are made and verified separately, then written in place, then read back.
 
     payload ─► verify ─► decode deltas | merge and quantise ─► compare checksums ─► swap ─► digest for the receipt
 
-Until the swap nothing has changed, so that a payload that cannot be used leaves the worker as it was.
+Nothing changes before the swap, so an unusable payload leaves the worker as it was.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Receiver:
-    """A model's side of publishing: remembers the base of what it merges itself.
+    """The receiving side of publishing for a model: keeps the base of what it merges itself.
 
-    The model is a plain transformer with its base weights, quantised or not. Buffers keep their addresses, so
-    that compiled graphs over them stay valid.
+    The model is a plain transformer with its base weights, quantised or not. Buffers keep their addresses, so that
+    compiled graphs over them stay valid.
     """
 
     def __init__(self, model: nn.Module, *, quantized_base: Mapping[str, torch.Tensor] | None = None) -> None:
         """
         Args:
             quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
-                (`quantized_bases`); needed to take a revision that carries factors alone.
+                (`quantized_bases`); needed to apply a revision with factors alone.
         """
         self._model = model
         self._quantized_base = dict(quantized_base or {})
@@ -46,17 +46,17 @@ class Receiver:
         self._base_digest = ""
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What it keeps of the base beside the model."""
+        """The parts of the base that it keeps beside the model."""
         yield from self._quantized_base.values()
         yield from (self._base or {}).values()
 
     def apply(self, payload: Payload) -> tuple[int, str]:
-        """Takes a revision; returns how many modules were overwritten and `tensors_digest` of what they hold now.
+        """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
 
         Raises:
-            Unusable: a delta against another state, or weights that came out otherwise than published. Nothing
-                was changed; the same revision's whole packed weights would do.
-            RunError: nothing to overwrite, a module that the model lacks or holds otherwise, another base.
+            Unusable: a delta against another state, or weights that came out differently than published. Nothing was
+                changed; a snapshot of the same revision would work.
+            RunError: nothing to overwrite, a module that the model lacks or holds differently, another base.
         """
         manifest = payload.manifest
         if not manifest.modules:
@@ -71,7 +71,7 @@ class Receiver:
         return len(layers), tensors_digest(held)
 
     def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
-        """Copies of the weights of touched, unquantised modules; taken before any revision is applied."""
+        """Copies of the weights of touched, unquantised modules; made before any revision is applied."""
         if self._base is None:
             linears = {m: layer for m, layer in layers.items() if isinstance(layer, nn.Linear)}
             self._base = {module: linear.weight.detach().clone() for module, linear in linears.items()}
@@ -89,7 +89,7 @@ class Receiver:
 
     @torch.no_grad()
     def _stage(self, payload: Payload, layers: Mapping[str, Layer]) -> dict[str, Tensors]:
-        """What every quantised layer is to hold, proved. Merged weights need no stage: a receipt proves them."""
+        """The verified new content of every quantised layer. Merged weights are not staged: a receipt proves them."""
         quantized = {m: layer for m, layer in layers.items() if isinstance(layer, QuantizedLinear)}
         current: Tensors = {}
         if payload.deltas:
@@ -120,7 +120,7 @@ class Receiver:
         return {f"{module}.{name}": tensor for name, tensor in layer.tensors().items()}
 
     def _requantized(self, payload: Payload, module: str, format: Format) -> Tensors:
-        """A packed weight from factors, which must come out as it was published."""
+        """A packed weight made from factors, which must equal the published one."""
         manifest = payload.manifest
         if module not in manifest.formats:
             raise RunError(f"{manifest.name} does not pack {module}, which this worker holds quantised")
@@ -131,12 +131,12 @@ class Receiver:
         tensors = pack(format, merged, manifest.amax.get(module))
         for name, tensor in tensors.items():
             if manifest.tensors.get(f"{module}.{name}") != stamp(tensor):
-                raise Unusable(f"{module}.{name} of {manifest.name} came out otherwise here than it was published")
+                raise Unusable(f"{module}.{name} of {manifest.name} differs here from the published one")
         return tensors
 
 
 def quantized_bases(model: nn.Module, targets: list[str], quantized: Mapping[str, str]) -> Tensors:
-    """Bfloat16 copies, by path, of the touched weights that `quantized` names; taken before `quantize_`."""
+    """Bfloat16 copies, by path, of the touched weights in `quantized`; made before `quantize_`."""
     linears = touched_linears(model, targets)
     return {
         path: linear.weight.detach().to(torch.bfloat16, copy=True)

@@ -1,7 +1,7 @@
 """Revisions on disk: ``revision-000020/`` with ``factors.safetensors``, ``packed.safetensors``, ``manifest.json``.
 
-The first two are payloads as they travel, so that ``packed.safetensors`` holds a snapshot or deltas against the
-revision before, which is kept as long as it is needed.
+The first two are payloads, so ``packed.safetensors`` holds a snapshot or deltas against the revision before, which is
+kept as long as it is needed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class RevisionStore:
     def save(self, publication: Publication) -> Path:
         """Writes a revision, packed weights as snapshot or delta as they are published.
 
-        The same revision again is nothing to do, unless what is stored of it is damaged, or packed for explorers of
-        another tier, as of a run that is resumed elsewhere: then it is written anew.
+        Does nothing if the same revision is stored, unless the stored one is damaged or packed for explorers of another
+        tier (a run resumed elsewhere): then it is written again.
 
         Raises:
-            RunError: another revision of this name is stored, because a revision never changes; or the one that
-            its deltas are against is not.
+            RunError: another revision of this name is stored, because a revision never changes; or the one that its
+                deltas are against is missing.
         """
         revision = publication.revision
         folder, manifest = self._folder / revision.name, revision.manifest
@@ -66,10 +66,10 @@ class RevisionStore:
         return max(self.revisions(), default=None)
 
     def load(self, revision: int) -> Revision:
-        """Reads a revision from its snapshot on, checking every checksum.
+        """Reads a revision from its snapshot on, verifying every checksum.
 
         Raises:
-            RunError: it or one that it needs is not stored, or a file or tensor of it is damaged, naming that.
+            RunError: it or one that it needs is missing, or a file or tensor of it is damaged, naming that.
         """
         chain = self._chain(revision)
         held: Revision | None = None
@@ -92,21 +92,21 @@ class RevisionStore:
                 remove(folder)
 
     def _stored(self, revision: int) -> Revision | None:
-        """A revision that is stored and whole."""
+        """A stored, undamaged revision."""
         try:
             return self.load(revision) if (self._path(revision) / _MANIFEST).is_file() else None
         except RunError:
             return None
 
     def _needed(self, revision: int) -> list[int]:
-        """The stored revisions without which this one cannot be read; of a damaged one itself alone."""
+        """The stored revisions needed to read this one; for a damaged one only itself."""
         try:
             return self._chain(revision)
         except RunError:
             return [revision]
 
     def _chain(self, revision: int) -> list[int]:
-        """The revisions that have to be read for this one: a snapshot, then deltas, itself last."""
+        """The revisions to read for this one: a snapshot, then deltas, itself last."""
         chain = [revision]
         while True:
             folder = self._path(chain[0])

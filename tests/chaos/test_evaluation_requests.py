@@ -221,7 +221,7 @@ def test_a_command_that_asks_no_more_is_forgotten(tmp_path: Path, monkeypatch: p
             await asyncio.sleep(0.6)
             await this.update()
             assert this.requests.poll("mine") is None
-            said = "the evaluation mine is forgotten: nobody has asked for it for 0.5 s"
+            said = "the evaluation mine is dropped: its sender has not polled for 0.5 s"
             assert said in this.scene.said
 
     run(test)

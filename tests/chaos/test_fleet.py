@@ -51,7 +51,7 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
             await until(lambda: len(batch.answers) == 3)
             assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
             reason = "NaN in explore/0/p1/0-0"
-            assert f"explore/0/p1/0-0 is done again; strike 1 of 2 for explorer-0: {reason}" in scene.said
+            assert f"explore/0/p1/0-0 is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
             assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
             assert scene.fleet.replacements.left == 1
             scene.fleet.hand_out.add(batch, [never], "explorers")
@@ -102,10 +102,10 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             assert list(scene.explorers.workers) == ["explorer-0"]
             said = "\n".join(scene.said)
             assert "explorer-1 and explorer-0 would score a unit differently" in said
-            assert "explorer-2 cannot work with the others and has gone (model.path: no such folder)" in said
+            assert "explorer-2 cannot work with the others and was removed (model.path: no such folder)" in said
             assert "explorer-3.1 takes its place" in said
-            assert "explorer-3.1 cannot work with the others and has gone (its worker is gone: " in said
-            assert "1 explorers go on, and `solrl pool scale --explorers 2` tries once more" in said
+            assert "explorer-3.1 cannot work with the others and was removed (its worker is gone: " in said
+            assert "1 explorers go on, and `solrl pool scale --explorers 2` tries again" in said
             await scene.telemetry.written()
             assert "explorer-1" not in (tmp_path / "attestations.json").read_text()
             await scene.fleet.scale({"explorers": 2})
@@ -114,7 +114,7 @@ def test_newcomers_that_cannot_work_with_the_others_leave_them_at_their_work(tmp
             await scene.fleet.scale({"explorers": 3})
             await scene.says("explorer-5 has found no place for 1 s, and waits; at work: 2")
             await scene.fleet.scale({"explorers": 1})
-            await scene.says("explorer-5 leaves after what it holds")
+            await scene.says("explorer-5 leaves after its present units")
             await until(lambda: scene.ready() == ["explorer-0"] == list(scene.explorers.workers))
 
     run(test)

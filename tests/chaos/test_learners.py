@@ -217,7 +217,7 @@ def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_ther
         if room:
             assert await learners.state() == ("learner-0.1", "the checkpoint", 2)
             assert sentence == (
-                "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
+                "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
             )
         else:
             assert await learners.state() == ("learner-0", None, 2)

@@ -118,16 +118,16 @@ def test_workers_leave_nodes_that_are_about_to_go_for_one_that_joins_late_and_th
 
     # The head is the run folder's node: who may leaves it, and the others work as long as it is there.
     drain(cluster.address, cluster.head_node.node_id)
-    going = "the node of the run folder is about to go, and with it controller, selector and text encoder: "
+    going = "the node of the run folder is leaving, and with it controller, selector and text encoder: "
     going += "go on with --resume"
     wait_for(process, said, lambda: going in said.read_text())
     (tmp_path / "gate-2").touch()
     process.wait(PATIENCE)
     assert process.returncode == 0, said.read_text()
     assert digests(config) == digests(calm)
-    assert "the node of explorer-0 is about to go: it leaves, explorer-0.1 takes its place" in said.read_text()
+    assert "the node of explorer-0 is leaving: explorer-0.1 replaces it" in said.read_text()
     assert "explorer-0 has left" in said.read_text()
-    assert "the node of regenerator-0 is about to go: it leaves, regenerator-0.1 takes its place" in said.read_text()
+    assert "the node of regenerator-0 is leaving: regenerator-0.1 replaces it" in said.read_text()
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def leave_for_a_node_that_joins(address: str, root: str) -> None:
         assert await learners.state() == ("learner-0.1", "the checkpoint", 2)
 
     asyncio.run(scenario())
-    assert said[-1] == "a node of the learner group is about to go: it goes on elsewhere, from the last checkpoint"
+    assert said[-1] == "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
 
 
 @pytest.mark.faults

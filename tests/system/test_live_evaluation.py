@@ -170,7 +170,7 @@ def test_who_waits_for_a_run_that_ends_goes_on_alone(local_ray: None, tmp_path: 
     ends.start()
     found, said = evaluated(controller, *asked(tmp_path))
     assert found is None
-    assert said[-1] == "the run has ended before the evaluation; going on alone"
+    assert said[-1] == "the run ended before the evaluation; evaluating alone"
 
 
 def end(controller: Any) -> None:
@@ -196,7 +196,7 @@ def test_who_cannot_merge_says_so_and_goes_on_alone_only_if_the_run_has_ended_to
     ray.kill(controller)
     found, said = evaluated(controller, *one)
     assert found is None
-    assert said == ["the run has ended before the evaluation; going on alone"]
+    assert said == ["the run ended before the evaluation; evaluating alone"]
 
 
 def test_a_run_that_is_not_live_or_gives_no_time_is_left_alone(

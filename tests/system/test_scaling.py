@@ -69,7 +69,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     wait_for(handle, lambda p: sum("explore " in state for state in explorers(p).values()) >= 3 and p.iteration == 2)
     address = ray.get_runtime_context().gcs_address
     assert main(["pool", "scale", str(run.path), "--explorers", "2", "--address", address]) == 0
-    assert capsys.readouterr().out == "explorers go from 4 to 2: the newest finish what they hold and leave\n"
+    assert capsys.readouterr().out == "explorers go from 4 to 2: the newest finish their units and leave\n"
     leaving = wait_for(handle, lambda p: any("then leaves" in state for state in explorers(p).values()))
     assert {name for name, state in explorers(leaving).items() if "then leaves" in state} <= {
         "explorer-2",
@@ -80,6 +80,6 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     ray.get(done, timeout=PATIENCE)
     messages = wait_for(handle, lambda _: True).messages
     gone = ("explorer-2", "explorer-3")
-    assert {f"{n} leaves after what it holds" for n in gone} | {f"{n} has left" for n in gone} <= set(messages)
+    assert {f"{n} leaves after its present units" for n in gone} | {f"{n} has left" for n in gone} <= set(messages)
     ray.kill(handle)
     assert digests(config) == digests(calm)

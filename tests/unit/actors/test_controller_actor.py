@@ -40,7 +40,9 @@ def test_who_asks_a_run_that_is_still_opening_is_told_to_ask_again(
     front = ControllerActor(config, folder(config), ActorClasses())
     assert asyncio.run(front.progress()).state == "starting"
     for question in (front.scale({"explorers": 2}), front.poll_evaluation("mine"), front.forget_evaluation("mine")):
-        with pytest.raises(RunError, match=r"^the run is still finding where to go on; ask again in a moment$"):
+        with pytest.raises(
+            RunError, match=r"^the run is still looking for its last checkpoint; ask again in a moment$"
+        ):
             asyncio.run(question)
 
 

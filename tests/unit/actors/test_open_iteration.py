@@ -297,7 +297,7 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     scene.hand_out.answered(explorer, second, this.batch, value, None)
     await settled()
     assert scene.watching.said[0].startswith(
-        f"{second.id} is done again; strike 1 of 2 for explorer-0: explorer-0 was given {second.id} and answered "
+        f"{second.id} is repeated; strike 1 of 2 for explorer-0: explorer-0 was given {second.id} and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
     scene.hand_out.answered(explorer, first, this.batch, wrong, None)

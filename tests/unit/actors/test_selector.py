@@ -124,7 +124,7 @@ def test_a_damaged_line_in_the_middle_is_told_with_what_is_computed_again(tmp_pa
     opened = Selector(tmp_path).open(PLAN)
     after = len(lines) - 3
     assert opened.message == (
-        f"line 3 of {path.name} is damaged; what it and the {after} after it say of iteration 4 is computed again"
+        f"line 3 of {path.name} is damaged; it and the {after} after it, of iteration 4, are computed again"
     )
     assert opened.candidates == 2
     assert Selector(tmp_path).open(PLAN).message == ""  # the journal goes on from there
@@ -210,7 +210,7 @@ def test_a_journal_of_another_policy_is_set_aside_and_the_iteration_done_anew(tm
     opened = Selector(tmp_path).open(replace(PLAN, policy_digest="bb"))
     assert (opened.groups, opened.candidates) == ((), 0)
     assert opened.message == (
-        "iteration 4 is done anew: iteration-000004.jsonl.stale was made by another revision's bytes"
+        "iteration 4 is done again: iteration-000004.jsonl.stale was made by another revision's bytes"
     )
     assert ids(opened.units) == POOL
     assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [
@@ -224,12 +224,12 @@ def test_a_resumed_run_does_not_mix_scores_with_those_of_other_hardware(tmp_path
     opened = Selector(tmp_path).open(replace(PLAN, score_class="c/b"))
     assert opened.candidates == 0
     assert opened.message == (
-        "iteration 4 is done anew: iteration-000004.jsonl.stale was made by workers that score otherwise "
-        "(another device, thread count or library, or other prompts each)"
+        "iteration 4 is done again: iteration-000004.jsonl.stale was made by workers of other score classes "
+        "(another device, thread count or library), or with other prompts"
     )
     assert Selector(tmp_path).open(replace(PLAN, score_class="c/b")).message == ""
     other = replace(PLAN, score_class="c/b", kinds=("", "l40s"))  # each kind explores prompts of its own
-    assert "was made by workers that score otherwise" in Selector(tmp_path).open(other).message
+    assert "was made by workers of other score classes" in Selector(tmp_path).open(other).message
 
 
 @pytest.mark.parametrize("changes", [{"prompt_ids": ("beef", "f00d")}, {"keep": 4}, {"pool": 6, "policy_digest": "bb"}])

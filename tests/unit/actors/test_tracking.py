@@ -99,7 +99,7 @@ def test_a_tracker_that_cannot_be_opened_is_one_message_and_the_other_gets_every
 
     other = Notes()
     assert messages(tmp_path, wandb=refuses, trackio=lambda: other) == (
-        "warning: wandb gets nothing any more, and the run goes on without it: No API key configured.",
+        "warning: wandb failed, and the run goes on without it: No API key configured.",
     )
     assert other.got == ALL
 
@@ -130,7 +130,7 @@ def test_what_a_slow_tracker_has_not_got_at_the_end_is_left(tmp_path: Path) -> N
     slow = threading.Event()
     one = Notes(lambda _: slow.wait(0.25) and None)  # type: ignore[func-returns-value]
     (said,) = messages(tmp_path, wandb=lambda: one, deadline=0.5)
-    assert said.endswith("without it: it was not done 0.5 s (fleet.deadlines.tracking) after the end of the run")
+    assert said.endswith("without it: it had not finished 0.5 s (fleet.deadlines.tracking) after the end of the run")
     assert one.got[:2] == ALL[:2]
 
 

@@ -162,7 +162,7 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
         assert f"        {command}" in lines
     text = " ".join(" ".join(lines).split())
     assert "known to be bad, and starts only with `--set rollout.accept_quantized_training=true`" in text
-    command = text.split("what follows wins: solrl ", 1)[1].replace(" \\", "")
+    command = text.split("later ones win: solrl ", 1)[1].replace(" \\", "")
     prompts = ("builtin:testbed/prompts/train.txt", "builtin:testbed/prompts/heldout.txt")
     command = command.replace("TRAIN.txt", prompts[0]).replace("HELDOUT.txt", prompts[1])
     arguments = parser().parse_args(command.split())

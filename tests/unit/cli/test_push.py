@@ -163,7 +163,10 @@ def test_a_base_model_that_the_hub_does_not_show_has_an_unknown_licence(
         ("small", "'small' has no owner; it must be a user's or an organisation's: OWNER/small."),
         ("me/small/er", "'me/small/er' is no name of a repository: "),
         ("them/small", "The token may not write to them/small (You don't have the rights to create a model under the"),
-        ("them/base", "The token may not write to them/base (You have no access to them/base): the name belongs to"),
+        (
+            "them/base",
+            "The token may not write to them/base (You have no access to them/base): another user",
+        ),
     ],
 )
 def test_names_that_cannot_be_pushed_to(
@@ -205,7 +208,7 @@ def test_runs_that_have_nothing_to_publish(run: Path, tmp_path: Path, capsys: py
     assert said(open_run).startswith(f"{open_run} has not ended: it has made 2 of 3 iterations; solrl train --resume")
     with (run / "lora" / LORA).open("ab") as file:
         file.write(b"x")
-    assert said(run).startswith(f"{run / 'lora' / LORA} is not the file that summary.json was made of")
+    assert said(run).startswith(f"{run / 'lora' / LORA} has changed since summary.json was written")
     (run / "lora" / LORA).unlink()
     assert said(run) == f"{run} has no lora/{LORA}; solrl train --resume {run} writes it again."
     assert not (run / "hub").exists()

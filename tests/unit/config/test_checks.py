@@ -31,7 +31,7 @@ from solrl_ray.records import Pruning
         (["run.name=.."], 'run.name is ".." (--set); it must be the name'),
         (
             ["fleet.hedge=0.5"],
-            "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: how many medians a unit may be",
+            "fleet.hedge is 0.5 (--set); it must be 0, or at least 1: the medians after which a late",
         ),
         (
             ["run.deterministic=true", "compile.mode=max-autotune-no-cudagraphs"],
@@ -39,7 +39,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["fleet.sharing=lay_down"],
-            'fleet.sharing is "lay_down" (--set); it must be keep or auto: nobody shares a GPU with learners',
+            'fleet.sharing is "lay_down" (--set); it must be keep or auto: no worker shares a GPU with learners',
         ),
         (
             ["fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: one_at_a_time}"],
@@ -106,7 +106,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["fidelity={audit_prompts: 2, audit_seeds: 1}"],
-            "fidelity.audit_seeds is 1 (--set); it must be at least 2, for pairs are compared, and at most the 72",
+            "fidelity.audit_seeds is 1 (--set); it must be at least 2, because pairs are compared, and at most the 72",
         ),
         (
             ["fidelity.audit_prompts=1", "rollout.keep=96"],
@@ -180,7 +180,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 37}"],
-            "rollout.preview.prune.keep is 37 (--set); it must be even, for half of the previews that go on are the",
+            "rollout.preview.prune.keep is 37 (--set); it must be even, because half of the previews that go on are",
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 96}"],
@@ -235,7 +235,7 @@ from solrl_ray.records import Pruning
         ),
         (
             ["rollout.preview.prune={after: 2, keep: 36}", "fidelity={audit_prompts: 1, audit_seeds: 61}"],
-            "fidelity.audit_seeds is 61 (--set); it must be at least 2, for pairs are compared, and at most the 60 "
+            "fidelity.audit_seeds is 61 (--set); it must be at least 2, because pairs are compared, and at most the 60 "
             "seeds of a pool that are dropped.",
         ),
         (

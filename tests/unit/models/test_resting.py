@@ -120,15 +120,13 @@ def test_memory_that_is_not_sound_is_named() -> None:
     resting = RestingWeights()
     resting.lay_down([tensor], CPU)
     next(iter(resting._pieces.values())).host[3] ^= 1
-    with pytest.raises(
-        RunError, match="weights came back to the GPU otherwise than they were laid down; its memory is not sound"
-    ):
+    with pytest.raises(RunError, match="weights came back to the GPU altered; its memory is faulty"):
         resting.take_up()
 
 
 def test_a_host_without_memory_is_named() -> None:
     with pytest.raises(
-        RunError, match=r"1000000\.0 GB of host memory for weights that are laid down cannot be had \(out"
+        RunError, match=r"1000000\.0 GB of host memory for weights that are laid down cannot be allocated \(out"
     ):
         _HostRoom(10**15, pinned=False)
 

@@ -136,10 +136,10 @@ def test_a_live_runs_regenerators_will_do_unless_they_would_compute_otherwise(ru
     assert obstacle(asked.config, own) == ""
     for key, value in (("model.resolution", "64"), ("compile.enabled", "true"), ("run.seed", "8")):
         other = load_with_sources([file], [f"{key}={value}"]).config
-        assert f"another {key} than was asked for; evaluating alone" in obstacle(other, own)
+        assert f"another {key} than requested; evaluating alone" in obstacle(other, own)
     kept = load_with_sources([file], ["evaluation.share=0"]).config
-    assert "evaluates for nobody else (evaluation.share is 0)" in obstacle(own, kept)
-    assert "evaluates for nobody else (evaluation.share is 0)" in obstacle(kept, own)  # --set evaluation.share=0
+    assert "accepts no evaluations (evaluation.share is 0)" in obstacle(own, kept)
+    assert "accepts no evaluations (evaluation.share is 0)" in obstacle(kept, own)  # --set evaluation.share=0
 
 
 def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:

@@ -19,7 +19,7 @@ def test_what_will_happen_is_said_and_remembered(targets: Targets, tmp_path: Pat
         "explorers go from 1 to 4: new ones work once they have started and proved their weights"
     )
     assert targets.ask({"explorers": 2, "regenerators": 1}) == (
-        "explorers go from 4 to 2: the newest finish what they hold and leave\nregenerators are 1 already"
+        "explorers go from 4 to 2: the newest finish their units and leave\nregenerators are 1 already"
     )
     assert (targets.wanted("explorers"), targets.wanted("regenerators")) == (2, 1)
     config = small_config(tmp_path, "scaled")
@@ -36,7 +36,7 @@ def test_what_will_happen_is_said_and_remembered(targets: Targets, tmp_path: Pat
             {"explorers": 2, "regenerators": 4},
             "--regenerators 4: it must be between 1 and 3, the 3 groups of an iteration or prompts of an evaluation.",
         ),
-        ({}, "No size was given; say how many --explorers or --regenerators there are to be."),
+        ({}, "No size was given; give the number of --explorers or --regenerators."),
     ],
 )
 def test_sizes_out_of_bounds_change_nothing(targets: Targets, sizes: dict[str, int], sentence: str) -> None:
@@ -53,7 +53,7 @@ def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> No
     config = small_config(tmp_path, "mixed", OTHERS)
     targets = Targets(config)
     assert targets.ask({"explorers_l40s": 1}) == (
-        "explorers_l40s go from 2 to 1: the newest finish what they hold and leave"
+        "explorers_l40s go from 2 to 1: the newest finish their units and leave"
     )
     assert [other.count for other in targets.applied(config).fleet.other_explorers] == [1]
     for pool, size, sentence in (
@@ -65,7 +65,7 @@ def test_other_explorers_are_a_pool_with_a_size_of_its_own(tmp_path: Path) -> No
             targets.ask({pool: size})
         assert str(caught.value) == sentence
     assert forgotten(config, {"explorers_l40s": 1}) == [
-        "explorers_l40s begin as 2, as fleet.other_explorers.0.count says, not as the 1 that `solrl pool scale` asked "
+        "explorers_l40s begin with 2, from fleet.other_explorers.0.count, not with the 1 that `solrl pool scale` asked "
         "for; ask again, or resume with --set fleet.other_explorers.0.count=1"
     ]
     assert [Targets(config, explores=False).wanted(pool) for pool in ("explorers", "explorers_l40s")] == [0, 0]
@@ -81,7 +81,7 @@ def test_a_resumed_run_says_once_which_sizes_it_does_not_begin_with(tmp_path: Pa
     folder.note_sizes({"explorers": 3})
     folder.note_sizes({"explorers": 4, "regenerators": 1})  # as many as are configured
     assert forgotten(config, folder.take_sizes()) == [
-        "explorers begin as 1, as fleet.explorers.count says, not as the 4 that `solrl pool scale` asked for; "
+        "explorers begin with 1, from fleet.explorers.count, not with the 4 that `solrl pool scale` asked for; "
         "ask again, or resume with --set fleet.explorers.count=4"
     ]
     assert forgotten(config, folder.take_sizes()) == []

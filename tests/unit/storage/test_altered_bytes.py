@@ -203,7 +203,7 @@ def test_samples_with_another_bit_are_not_those_of_the_journal(run: Path, capsys
     content[-1] ^= 1
     path.write_bytes(content)
     assert solrl("verify", run) == 1
-    assert "the samples of prompt aa in iteration 0 are not those of the journal" in capsys.readouterr().out
+    assert "the samples of prompt aa in iteration 0 differ from the journal" in capsys.readouterr().out
 
 
 def test_half_of_a_surrogate_pair_is_no_prompt(tmp_path: Path) -> None:

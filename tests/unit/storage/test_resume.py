@@ -174,7 +174,7 @@ def test_a_run_that_has_all_it_was_to_make_is_not_worked_on_again(
     config = config.model_copy(update={"run": config.run.model_copy(update={"root": str(tmp_path)})})
     summary = (run.path / "summary.json").read_bytes()
     assert launch.train(config, resume=True, address="127.0.0.1:1") == 0  # where nobody listens
-    assert capsys.readouterr().out.startswith("all 3 iterations are made; a larger run.iterations goes on after them\n")
+    assert capsys.readouterr().out.startswith("all 3 iterations are done; set a larger run.iterations to continue\n")
     assert (run.path / "summary.json").read_bytes() == summary
     assert (run.path / "report.html").exists()
     damage(run, 3)

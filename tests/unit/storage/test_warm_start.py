@@ -143,7 +143,7 @@ def test_a_warm_start_that_was_cut_short_is_not_resumed_from_the_base(source: Co
     run = RunFolder.of(config)
     run.create(config, resume=False, first=first)
     subprocess.run(["rm", "-r", str(run.checkpoint(0))], check=True)
-    with pytest.raises(UserError, match=r"lacks the state that it was to begin with, from .*source; begin"):
+    with pytest.raises(UserError, match=r"lacks its initial state, from .*source; start"):
         resume_point(run, iterations=3, init=config.run.init)
 
 

@@ -87,7 +87,7 @@ def test_a_worker_whose_merge_comes_out_otherwise_keeps_its_weights_and_takes_th
     receiver = Receiver(net, quantized_base=spoiled)
     outgoing = publication(publisher(mode="lora").build(1, factors()), "lora")
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    with pytest.raises(Unusable, match=r"attn\.to_q\.packed of revision-000001 came out otherwise here"):
+    with pytest.raises(Unusable, match=r"attn\.to_q\.packed of revision-000001 differs here from the published one"):
         receiver.apply(payload.read(outgoing.payload(EXPLORER)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
     bound, digest = receiver.apply(payload.read(outgoing.payload(EXPLORER, full=True)))
