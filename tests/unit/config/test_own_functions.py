@@ -62,7 +62,10 @@ def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
     for arguments in (["--resume", folder.path], [own, "--set", OWN, "--resume"]):
         assert solrl("train", "--dry-run", *arguments) == 0
         said = capsys.readouterr().err
-        assert "mine/liked.py:f has changed since the run began, or is not here; the run goes on with what" in said
+        assert (
+            "mine/liked.py:f has changed since the run began, or is missing; the run continues with the original"
+            in said
+        )
 
 
 def test_files_that_changed_since_their_digest_was_written_down_are_refused(
