@@ -275,7 +275,7 @@ def test_an_evaluation_under_which_three_workers_died_ends(tmp_path: Path) -> No
             await this.update()
             error = this.poll("mine").error
             assert isinstance(error, RunError)
-            said = "3 workers were lost under the evaluation mine of ema; the last one was regenerator-0.2"
+            said = "3 workers were lost during the evaluation mine of ema; the last one was regenerator-0.2"
             assert str(error) == said
             await this.regenerates()
             assert list(this.scene.fleet.regenerators.workers) == ["regenerator-0.3"]
