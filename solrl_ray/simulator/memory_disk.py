@@ -20,7 +20,6 @@ from typing import IO, Any
 
 from solrl_ray.common import files
 
-
 Names = tuple[str, ...]
 """A path from the root."""
 

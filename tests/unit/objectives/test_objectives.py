@@ -51,8 +51,8 @@ OWN: dict[str, tuple[str, ...]] = {
 }
 STOCHASTIC = [method for method in OWN if "grpo" in method]
 EVERYWHERE = ("sol_rl", "flow_grpo")
-"""Methods that are tried with every family: without and with trajectories. What others compute of velocities is the same
-whichever family they come from."""
+"""Methods that are tried with every family: without and with trajectories. What the others compute of velocities is the
+same whichever family they come from."""
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "flux": tiny.build_pipeline,
     "sd3": tiny.build_sd3,
