@@ -187,7 +187,7 @@ def build_sd3(folder: Path, *, t5: bool = True, dual_attention: bool = True, see
     return folder
 
 
-def build_sana(folder: Path, *, seed: int = 3) -> Path:
+def build_sana(folder: Path, *, blocks: int = 2, seed: int = 3) -> Path:
     """Write a SANA-class pipeline in float32, whose stock call takes multiples of 32 pixels, and return its folder."""
     pieces = ["<pad>", "<eos>", "<bos>", "<unk>", "▁", *string.ascii_lowercase, *string.digits]
     tokenizer = GemmaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[], model_max_length=64)
@@ -208,7 +208,7 @@ def build_sana(folder: Path, *, seed: int = 3) -> Path:
         transformer = SanaTransformer2DModel(
             in_channels=4,
             out_channels=4,
-            num_layers=2,
+            num_layers=blocks,
             num_attention_heads=2,
             attention_head_dim=16,
             num_cross_attention_heads=2,

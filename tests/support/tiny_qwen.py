@@ -37,7 +37,7 @@ def qwen_vae() -> AutoencoderKLQwenImage:
     )
 
 
-def build_qwen_image(folder: Path, *, seed: int = 5) -> Path:
+def build_qwen_image(folder: Path, *, blocks: int = 2, seed: int = 5) -> Path:
     """Write a Qwen-Image-class pipeline in float32 and return its folder."""
     tokenizer = qwen_words(qwen_image_template())
     with torch.random.fork_rng(devices=[]):
@@ -66,7 +66,7 @@ def build_qwen_image(folder: Path, *, seed: int = 5) -> Path:
         transformer = QwenImageTransformer2DModel(
             in_channels=16,
             out_channels=4,
-            num_layers=2,
+            num_layers=blocks,
             attention_head_dim=16,
             num_attention_heads=2,
             joint_attention_dim=32,

@@ -33,7 +33,7 @@ from tests.support.learning import config as learning_config
 CPU = torch.device("cpu")
 SIZES = (5, 3, 4)
 """Samples of each prompt; in micro-batches of 4, of one prompt and of several."""
-BUILDERS: dict[str, Callable[[Path], Path]] = {
+BUILDERS: dict[str, Callable[..., Path]] = {
     "flux": tiny.build_pipeline,
     "sd3": partial(tiny.build_sd3, dual_attention=False),  # as SD3.5-Large
     "sana": tiny.build_sana,
@@ -41,6 +41,8 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "qwen_image": tiny_qwen.build_qwen_image,
     "z_image": tiny_qwen.build_z_image,
 }
+ALIKE = ("sana", "qwen_image")
+"""Families whose two blocks are of one kind, which one of them shows."""
 AUTOGRAD = pytest.mark.parametrize("counter", ["aot_eager"], indirect=True)
 """Forward and backward as AOT autograd divides them."""
 Start = Callable[..., tuple[Learner, "Inputs"]]
@@ -170,7 +172,8 @@ def test_the_warm_up_changes_no_bit_and_compiled_updates_end_near_the_eager_ones
 def test_gradients_are_those_of_the_eager_learner_whatever_is_kept(
     family: str, kept: float, tmp_path: Path, counter: CompileCounterWithBackend
 ) -> None:
-    pipeline = family, BUILDERS[family](tmp_path / "pipeline")
+    blocks = {"blocks": 1} if family in ALIKE else {}
+    pipeline = family, BUILDERS[family](tmp_path / "pipeline", **blocks)
     compiled = gradient(settings(pipeline, activation_memory=kept))
     assert torch._functorch.config.activation_memory_budget == kept
     eager = gradient(settings(pipeline, compiled=False))
