@@ -110,7 +110,10 @@ def print_plan(
 
         inputs = preflight.check(loaded.config, loaded.sources, planning=planning, elsewhere=card is not None)
     prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
-    arithmetic = describe(loaded.config, inputs.facts, **prompts)
+    config = loaded.config
+    if card and inputs.facts:
+        config = fitting.with_activation_memory(config, inputs.facts, card)
+    arithmetic = describe(config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     if on_gpus := fitting.rows(arithmetic, card):
         print(paragraphs(on_gpus), flush=True)
@@ -118,7 +121,7 @@ def print_plan(
         print(paragraphs([("fits", fits)]), flush=True)
     for note in inputs.notes:
         print(f"note: {note}", flush=True)
-    for warning in strategies.warnings(loaded.config):
+    for warning in strategies.warnings(config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic
 
