@@ -260,15 +260,16 @@ class RunFolder:
 
     def note_sizes(self, sizes: Mapping[str, int]) -> None:
         """Record pool sizes that were requested during the run."""
-        replace_file(self.path / "pools.json", json.dumps(self._sizes() | dict(sizes)).encode())
+        replace_file(self.path / "pools.json", json.dumps(self.sizes() | dict(sizes)).encode())
 
     def take_sizes(self) -> dict[str, int]:
         """The recorded pool sizes, which are then forgotten."""
-        sizes = self._sizes()
+        sizes = self.sizes()
         (self.path / "pools.json").unlink(missing_ok=True)
         return sizes
 
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
+        """By `note_sizes`. Raises UserError if the file is damaged."""
         path = self.path / "pools.json"
         sizes: dict[str, int] = read_json(path, "remove it") if path.is_file() else {}
         return sizes
