@@ -38,7 +38,7 @@ class Summary:
     run: str
     iterations: int
     seconds: float
-    """Wall time of the run, start to end."""
+    """Wall time of the run, from when its workers had started to the end; over all its processes if it was resumed."""
     reward_base: float
     """Adapters off."""
     reward_final: float
