@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -261,7 +260,8 @@ class Fleet:
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+    total: dict[str, int] = {}
     for each in counts:
-        total.update(each)
-    return dict(total)
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
