@@ -93,13 +93,16 @@ class Fleet:
         Raises UserError for sizes out of bounds.
         """
         said = self._targets.ask(sizes)
+        for sentence in said.splitlines():
+            self._telemetry.message(sentence)
         self._resize()
         wanted, seconds = self._targets.applied(self._config), self._config.fleet.deadlines.fetch
         lacking = await self._world.blocking(lambda: self._world.survey(wanted), "a look at the cluster", seconds)
-        said += f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else ""
-        for sentence in said.splitlines():
-            self._telemetry.message(sentence)
-        return said
+        if not lacking:
+            return said
+        waits = f"no room for {' and '.join(lacking)} now: they wait until there is"
+        self._telemetry.message(waits)
+        return f"{said}\n{waits}"
 
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have all workers of a role load a revision; each gets units again only after its receipt.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -63,13 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unread() -> bool:
-    """Whether the reader closed the output, as in ``solrl list | head``; the rest is then dropped."""
+    """Whether the reader closed the output, as in ``solrl list | head``; the rest is then dropped.
+
+    With PYTHONUNBUFFERED nothing is left to be flushed, so the pipe is asked.
+    """
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        output = sys.stdout.fileno()
+    except OSError:  # no file: nobody can close it
+        return False
+    poll = select.poll()
+    poll.register(output, 0)
+    closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return closed
 
 
 def _refused(error: OSError, arguments: argparse.Namespace) -> bool:

@@ -25,6 +25,8 @@ from solrl_ray.config.pools import key_of, pools
 from solrl_ray.errors import RunError, UserError
 
 KNOCK_SECONDS = 1.5
+ANSWER_SECONDS = 10.0
+"""A busy head takes its time; whoever is no head and answers is told within KNOCK_SECONDS."""
 NOT_UPLOADED = ("runs", ".venv", ".git")
 
 
@@ -53,12 +55,14 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
         )
     named = f"run.root is {loaded.config.run.root} ({loaded.sources.of('run.root')})"
     in_time(lambda: _folder(loaded, named, resumes), what=f"{named}: looking at it", seconds=READ_SECONDS)
+    if resumes:
+        _continued(loaded)
 
 
 def cluster(address: str) -> None:
     """Raise RunError if no Ray answers at `address` or it refuses this user's token, UserError if it is a URL."""
     try:
-        ray_auth.knock(address, seconds=KNOCK_SECONDS)
+        ray_auth.knock(address, seconds=KNOCK_SECONDS, answer_seconds=ANSWER_SECONDS)
     except (OSError, ValueError) as error:
         raise RunError(f"the Ray cluster at {address} could not be joined: {error}") from error
 
@@ -118,6 +122,19 @@ def _folder(loaded: LoadedConfig, named: str, resumes: bool) -> None:
         raise UserError(f"{named}, but {lacking}.")
     if not resumes:
         RunFolder.of(config).check_new(config)
+
+
+def _continued(loaded: LoadedConfig) -> None:
+    """Refuse a run folder that cannot be resumed as it is."""
+    from solrl_ray.storage.resume import check_readable
+    from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
+
+    folder = RunFolder.of(loaded.config)
+    if folder.in_use:
+        print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
+        folder.lock(seconds=RESUME_PATIENCE)
+        folder.unlock()
+    in_time(lambda: check_readable(folder, loaded.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
 
 
 def _trackers(loaded: LoadedConfig) -> None:

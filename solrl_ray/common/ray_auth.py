@@ -16,6 +16,11 @@ from solrl_ray.errors import RunError, UserError
 MODE = "RAY_AUTH_MODE"
 ALIVE = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 """The first request of Ray's own clients."""
+TLS = "RAY_USE_TLS"
+_RIGHT = (
+    "it must be the address that `ray start --head` printed, such as head:6379 (not the dashboard's, 8265, nor Ray "
+    "Client's, 10001)."
+)
 
 
 def settle(*, local: bool) -> str:
@@ -30,10 +35,15 @@ def settle(*, local: bool) -> str:
     return mode
 
 
-def knock(address: str, *, seconds: float) -> None:
+def knock(address: str, *, seconds: float, answer_seconds: float | None = None) -> None:
     """Ask at ``host:port`` whether this user may join; Ray itself would retry for minutes.
 
-    Raises OSError if nothing listens there, RunError if the token is refused, UserError if it is a dashboard's address.
+    Args:
+        seconds: within which somebody must accept the connection.
+        answer_seconds: within which it must answer; None: `seconds`.
+
+    Raises OSError if nothing listens there, RunError if the token is refused or no Ray head answers, UserError if it
+    is a dashboard's address.
     """
     if address.startswith(("http://", "https://")):
         raise UserError(
@@ -43,8 +53,8 @@ def knock(address: str, *, seconds: float) -> None:
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
-        if _is_refused(f"{host}:{port}", seconds):
-            raise RunError(f"the Ray cluster at {address} could not be joined: {refusal()}")
+        if problem := _problem(f"{host}:{port}", seconds if answer_seconds is None else answer_seconds):
+            raise RunError(f"the Ray cluster at {address} could not be joined: {problem}")
 
 
 def refusal() -> str:
@@ -62,20 +72,30 @@ def headers() -> dict[str, str]:
     return {"authorization": f"Bearer {given}"} if given else {}
 
 
-def _is_refused(address: str, seconds: float) -> bool:
-    """Whether a Ray there refuses this user; False if it does not answer, or speaks TLS."""
+def _problem(address: str, seconds: float) -> str:
+    """Why this user cannot join whoever listens there; empty if it is a Ray head that lets it in.
+
+    With Ray's TLS, only Ray can ask, so nothing is known.
+    """
     try:
         import grpc  # late: takes a tenth of a second; Ray depends on it
     except ImportError:
-        return False
+        return ""
+    if os.environ.get(TLS, "").lower() in ("1", "true"):
+        return ""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         same = bytes  # the request has no fields, and the answer is not read
         ask = channel.unary_unary(ALIVE, request_serializer=same, response_deserializer=same)
         try:
             ask(b"", timeout=seconds, metadata=list(headers().items()))
         except grpc.RpcError as error:
-            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
-    return False
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                return refusal()
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return f"what listens there did not answer within {seconds:g} s; {_RIGHT}"
+            if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAVAILABLE):
+                return f"what listens there is no Ray head; {_RIGHT}"
+    return ""
 
 
 def token() -> str:

@@ -85,6 +85,7 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
         metadata=_metadata(named, target.licence),
         title=target.repository.rpartition("/")[2],
         base_name=f"[{named}](https://huggingface.co/{named})" if named else shown,
+        dtype=config.model.dtype,
         base_loaded=named or f"path/to/{shown}",
         repository=target.repository,
         revision=target.revision,

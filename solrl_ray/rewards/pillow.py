@@ -5,9 +5,10 @@ filters the rows, rounds to 8 bits, filters the columns, rounds again, with filt
 pixels and their sums are whole numbers below 2^53. So float64 products are exact in every order of summation, on every
 device.
 
-Rows are filtered first here, as in every version for the square images of this project's models. For very tall images
-Pillow 13 filters the columns first, with other bytes: seen for images four times as tall as wide, not for twice as
-tall.
+Rows are filtered first here, as in every version for the square images of this project's models. Pillow 13 filters the
+columns of some tall images first, with other bytes: seen for an image four times as tall as wide whose aspect ratio
+stays (not for twice as tall), and if the height shrinks from 1.3 to 2.1 times as much as the width. Pillow 12.3 does
+not.
 """
 
 from __future__ import annotations

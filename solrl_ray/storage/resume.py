@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from solrl_ray.common.files import read_json, replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, measured_seconds
 from solrl_ray.prompts.prompt_set import prompts_digest, read_prompts
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:  # takes seconds; what is checked before a plan does not need it
+    from solrl_ray.learning.state import LearnerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,19 @@ def resume_point(folder: RunFolder, *, iterations: int, init: str = "", stalenes
     return ResumePoint(
         updates=updates, state=state, iterations=measured, evaluations=evaluations, seconds=seconds, notes=notes
     )
+
+
+def check_readable(folder: RunFolder, config: Config) -> None:
+    """What a resumed run reads besides checkpoints and journals; changes nothing.
+
+    Raises UserError: a damaged file, other prompts than the run began with, more updates than `run.iterations`.
+    """
+    folder.check_length(config.run.iterations, max((updates for updates, _ in folder.checkpoints()), default=0))
+    folder.read_metrics()
+    folder.starts()
+    folder.sizes()
+    if folder.prompts.is_file():
+        check_prompts(folder, config)
 
 
 def check_prompts(folder: RunFolder, config: Config) -> None:

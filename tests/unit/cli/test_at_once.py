@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
 from solrl_ray.errors import RunError
+from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder, claim
 from tests.support.command_line import begin, refusal, solrl
 
@@ -82,6 +84,58 @@ def test_a_run_that_is_there_is_told_before_the_plan(
     (folder / "journal" / "iteration-000000.jsonl").touch()
     for dry in ([], ["--dry-run"]):
         assert f"{folder} already holds a run" in sentence(capsys, "train", config_file, *dry)
+
+
+PROMPTS = {"prompts": 1, "digest": "0"}
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        (
+            "metrics.jsonl",
+            '{"event": "iteration", "iteration": 0, "crc32c": 1}\n',
+            "metrics.jsonl, line 1, is damaged: ",
+        ),
+        ("metrics.jsonl", '{"event": "iter\n', "metrics.jsonl, line 1, is damaged: "),
+        ("starts.json", '[{"when": ', "starts.json is not JSON: "),
+        ("pools.json", "\xff", "pools.json is not JSON: "),
+        ("prompts.json", "[]", "prompts.json does not say what the run began with; remove it, "),
+        ("prompts.json", json.dumps({"train": PROMPTS, "heldout": PROMPTS}), "prompts.train is "),
+        ("checkpoints/iteration-000004/state.json", "{}", "run.iterations is 3, but "),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_as_it_is_is_told_before_the_plan(
+    name: str,
+    content: str,
+    problem: str,
+    dry: list[str],
+    config_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "runs" / "small"
+    begin(folder, config_file)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content.encode("latin-1"))
+    assert problem in sentence(capsys, "train", "--resume", folder, *dry)
+    assert (folder / name).read_bytes() == content.encode("latin-1")
+
+
+def test_a_run_that_is_live_is_told_before_the_plan(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "RESUME_PATIENCE", 0.3)
+    folder = tmp_path / "runs" / "small"
+    begin(folder, config_file)
+    holder = RunFolder(folder)
+    holder.lock(seconds=0)
+    assert solrl("train", "--resume", folder, "--dry-run") == 2
+    captured = capsys.readouterr()
+    assert captured.out == f"note: another process works in {folder}; waiting 0.3 s for its end\n"
+    assert captured.err.startswith(f"error: the run folder {folder} is in use by process ")
+    holder.unlock()
 
 
 def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
@@ -220,9 +274,33 @@ def test_a_token_that_a_cluster_refuses_is_told_as_what_it_is(
     ray_auth.knock(cluster, seconds=5.0)
 
 
-def test_who_listens_and_is_no_ray_is_not_taken_for_one_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_listens_and_does_not_answer_is_told_as_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ray_auth.knock(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.2)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            RunError, match=f"^the Ray cluster at {address} could not be joined: what listens there did "
+        ):
+            ray_auth.knock(address, seconds=1.5, answer_seconds=0.2)
+
+
+@pytest.mark.parametrize("command", [["train", "CONFIG"], ["train", "CONFIG", "--dry-run"], ["plan", "CONFIG"]])
+def test_the_address_of_another_server_is_told_before_the_plan(
+    command: list[str],
+    url: str,
+    config_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    address = url.removeprefix("http://")  # such as the dashboard's
+    arguments = [str(config_file) if argument == "CONFIG" else argument for argument in command]
+    began = time.monotonic()
+    assert sentence(capsys, *arguments, "--address", address) == (
+        f"the Ray cluster at {address} could not be joined: what listens there is no Ray head; it must be the address "
+        "that `ray start --head` printed, such as head:6379 (not the dashboard's, 8265, nor Ray Client's, 10001)."
+    )
+    assert time.monotonic() - began < 5.0
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    ray_auth.knock(address, seconds=5.0)  # only Ray could tell
 
 
 @pytest.mark.parametrize("address", ["http://head:abc", "http://head node:8265"])

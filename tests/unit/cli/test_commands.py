@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import socket
@@ -124,7 +125,7 @@ FLUX = ("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "--se
 def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_takes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert solrl("plan", *FLUX, "--gpu", "l40s") == 2
+    assert solrl("plan", *FLUX, "--set", "learner.activation_memory=0.5", "--gpu", "l40s") == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: explorer, regenerator and learner rank on one NVIDIA L40S need 64.2 GB to learn")
     assert "between their turns, estimated: explorer 19.8 GB (transformer 15.2 GB, " in " ".join(said.out.split())
@@ -284,12 +285,13 @@ def test_a_trace_is_written_where_it_is_asked_for(tmp_path: Path, capsys: pytest
     assert refusal(capsys, "trace", run, "--out", "/dev/null") == "--out is /dev/null, a device; it must be a file."
 
 
+@pytest.mark.parametrize("unbuffered", [False, True])
 def test_who_stops_reading_ends_a_command_without_a_word(
-    config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    unbuffered: bool, config_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
+    with io.TextIOWrapper(os.fdopen(writing, "wb", 0 if unbuffered else -1), write_through=unbuffered) as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
         assert solrl("plan", config_file) == 141
     assert capsys.readouterr().err == ""

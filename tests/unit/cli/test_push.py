@@ -78,6 +78,7 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         "| gain | +0.150 ± 0.029 |",  # .2, .1, .15: deviation .05, over the root of 3
         "| real pictures | 0.900 ± 0.058 |",
         "<tr><td>a red circle &lt;above&gt; a blue square</td>",
+        'pipe = DiffusionPipeline.from_pretrained("path/to/pipeline", torch_dtype=torch.float32).to("cuda")',
         'pipe.load_lora_weights("me/small", revision="v2")',
         "    guidance_scale=1.0,",
         'picture.save("picture.png")',

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -46,6 +47,17 @@ def test_resizing_gives_pillows_bytes(height: int, width: int, scale: float, int
         expected = np.asarray(to_pillow(picture[0]).resize(target[::-1], resample))
         ours = pillow.resize(eight_bits(picture), target, interpolation)[0].permute(1, 2, 0)
         assert np.array_equal(ours.numpy().astype(np.uint8), expected)
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (128, 32)])
+def test_a_tall_picture_has_its_columns_filtered_first_by_pillow_13(height: int, width: int) -> None:
+    picture = noise(256, 64)
+    expected = np.asarray(to_pillow(picture[0]).resize((width, height), Image.Resampling.BICUBIC))
+    pixels = eight_bits(picture)
+    if int(PIL.__version__.partition(".")[0]) >= 13:
+        pixels = pillow.resize(pixels, (height, 64), "bicubic")
+    ours = pillow.resize(pixels, (height, width), "bicubic")[0].permute(1, 2, 0)
+    assert np.array_equal(ours.numpy().astype(np.uint8), expected)
 
 
 @pytest.mark.parametrize(("height", "width"), [*SIZES, (225, 228)])
