@@ -1,4 +1,4 @@
-# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make docs · make lint · make format · make lock · make clean
+# make install · make install-gpu · make demo · make test · make test-faults · make test-all · make quick · make simulate · make fuzz · make chaos · make parity · make results · make reference · make screenshots · make docs · make lint · make format · make lock · make clean
 #
 # Each of them makes its own environment .venv first; that takes minutes once and nothing afterwards.
 
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # An active environment must not be mistaken for ours.
 unexport VIRTUAL_ENV PYTHONHOME
 
-.PHONY: help install install-gpu demo test test-faults test-all quick simulate fuzz chaos parity results reference docs lint format lock upgrade clean
+.PHONY: help install install-gpu demo test test-faults test-all quick simulate fuzz chaos parity results reference screenshots docs lint format lock upgrade clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make parity   rewards beside the packages that they replace, in an environment of their own"
 	@echo "make results  tables and pictures of docs/results.md again from benchmarks/results, without a GPU"
 	@echo "make reference  docs/reference and the pictures of docs/concepts again, from the code"
+	@echo "make screenshots  the demo's report, live view and dashboard for the documents; a whole demo and a browser"
 	@echo "make docs     the documentation as a site, in build/site"
 	@echo "make lint     formatter, linter, types and layers, without changing anything"
 	@echo "make format   format and apply the linter's safe fixes"
@@ -135,6 +136,9 @@ results: $(READY)
 reference: $(READY)
 	$(BIN)/python docs/reference_pages.py
 	$(BIN)/python docs/drawings.py
+
+screenshots: $(READY)
+	$(BIN)/python docs/screenshots.py
 
 # Its theme announces on each build that it has a successor.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -9,7 +9,9 @@ Per prompt everything has the published shape; an iteration has fewer prompts th
 random. The first iteration contains the compilation of every block, so the last one counts.
 
 Prints peaks and seconds; writes memory_limit_MODEL_LIMIT.json into FOLDER (default benchmarks/results) with `model`,
-`limit_gb`, `peak_gb`, `estimated_peak_gb`, `seconds`, `seconds_unlimited`, or `fits: false` with the reason.
+`limit_gb`, `peak_gb`, `estimated_peak_gb`, `seconds`, `seconds_unlimited`, or `fits: false` with the reason. Seconds of
+a published iteration of 48 prompts are computed (`published`): what rollout and update took for each prompt, and what
+the rest took once.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ PARTS = ((60.0, "one_gpu_80gb"), (40.0, "one_gpu_48gb"), (0.0, "one_gpu_24gb"))
 """GB that the limit must have → the part of configs/clusters; the first one counts."""
 
 
+PUBLISHED_PROMPTS = 48
+
+
 def part(limit: float) -> Path:
     return CONFIGS / "clusters" / f"{next(name for least, name in PARTS if limit >= least)}.yaml"
 
@@ -49,12 +54,13 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
     card = Card(name=f"card of {arguments.limit:g} GB", memory=arguments.limit * 1e9)
     files = [CONFIGS / "methods/sol_rl.yaml", CONFIGS / "models" / MODELS[arguments.model], part(arguments.limit)]
     config = compiled_learner.settled(load(files, settings(arguments)))
-    arithmetic = describe(config, model_facts(config))
-    changes: dict[str, Any] = {}
+    facts = model_facts(config)
+    arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
+    changes: dict[str, Any] = {"learner.activation_memory": compiled_learner.activation_memory(arithmetic.config)}
     if fitting.sharing_on(arithmetic, card) is None:
-        changes = fitting.fitting_changes(arithmetic, card) or {}
+        changes |= fitting.fitting_changes(arithmetic, card) or {}
         config = load(files, [*settings(arguments), *(f"{key}={value}" for key, value in changes.items())])
-        arithmetic = describe(compiled_learner.settled(config), model_facts(config))
+        arithmetic = describe(compiled_learner.settled(config), facts)
     sharing = fitting.check(arithmetic, card)
     peak = max(one.peak(sharing) for one in cards(arithmetic))
     return {"changes": changes | {"fleet.sharing": sharing}, "estimated_peak_gb": peak / 1e9}
@@ -76,13 +82,25 @@ def one_run(arguments: argparse.Namespace, name: str, limit: float | None, chang
     run.name, run.set, run.parts = name, [*arguments.set, *changes], [cluster]
     result = collect(run, train(run) - before)
     taken.clear()
+    result["seconds"] = seconds(result, arguments.work / "runs" / name)
+    result["published"] = published(result["seconds"], arguments.prompts)
     return result
 
 
-def seconds(result: dict[str, Any]) -> dict[str, float]:
-    """Of the last iteration, by stage."""
-    found: dict[str, float] = result["iterations"][-1]["seconds"]
-    return found
+def seconds(result: dict[str, Any], run: Path) -> dict[str, float]:
+    """Of the last iteration, by stage; `rollout` is exploring and regenerating, which overlap, and `update` is `learn`
+    without moving weights.
+    """
+    last = result["iterations"][-1]
+    spans = [json.loads(line) for line in (run / "spans.jsonl").read_text().split("\n") if line]
+    rollouts = [span["seconds"] for span in spans if (span["kind"], span["stage"]) == ("stage", "rollout")]
+    return dict(last["seconds"]) | {"rollout": rollouts[-1], "update": last["busy_seconds"]["learn"]}
+
+
+def published(stages: dict[str, float], prompts: int) -> float:
+    """Seconds of an iteration of 48 prompts, from those of one with `prompts`."""
+    of_prompts = stages["rollout"] + stages["update"]
+    return stages["total"] + (PUBLISHED_PROMPTS / prompts - 1) * of_prompts
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -96,7 +114,8 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         limited = one_run(arguments, name, arguments.limit, changes)
     except (UserError, subprocess.CalledProcessError) as error:
         return found | {"fits": False, "reason": str(error)}
-    found |= {"fits": True, "peak_gb": limited["peak_memory_gb"], "seconds": seconds(limited)}
+    found |= {"fits": True, "peak_gb": limited["peak_memory_gb"], "seconds": limited["seconds"]}
+    found |= {"seconds_48_prompts": limited["published"]}
     return found | {"first_iteration": limited["iterations"][0]["seconds"]}
 
 
@@ -125,12 +144,14 @@ def main() -> None:
     save(found, arguments)  # now, so that a command that is cut short keeps it
     if arguments.unlimited:
         unlimited = one_run(arguments, f"{arguments.model}_unlimited", None, [])
-        found |= {"seconds_unlimited": seconds(unlimited), "peak_gb_unlimited": unlimited["peak_memory_gb"]}
+        found |= {"seconds_unlimited": unlimited["seconds"], "peak_gb_unlimited": unlimited["peak_memory_gb"]}
+        found |= {"seconds_unlimited_48_prompts": unlimited["published"]}
         save(found, arguments)
     print(f"{arguments.model} in {arguments.limit:g} GB: " + (found.get("reason") or f"peak {found['peak_gb']:.1f} GB"))
     for key in ("seconds", "seconds_unlimited"):
         if key in found:
-            print(f"{key:<18}" + "  ".join(f"{stage} {found[key].get(stage, 0.0):.1f}" for stage in STAGES))
+            stages = "  ".join(f"{stage} {found[key].get(stage, 0.0):.1f}" for stage in STAGES)
+            print(f"{key:<18}{stages}; 48 prompts {found[f'{key}_48_prompts']:.0f}")
 
 
 if __name__ == "__main__":

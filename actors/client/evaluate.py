@@ -32,7 +32,6 @@ from actors.world import Tasks, World
 from solrl_ray.config.schema import Config, Learners, WorkerPool
 from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.evaluation.held_out import (
-    EVAL_POLICIES,
     evaluation_metrics,
     evaluation_units,
     policy_factors,
@@ -58,7 +57,7 @@ class Request:
     run: Path
     out: Path
     policies: tuple[str, ...]
-    """Keys of `EVAL_POLICIES`."""
+    """Of `EVAL_POLICIES`."""
 
 
 class Merger(LearnerRank):
@@ -143,7 +142,7 @@ class FinishedRunEvaluation:
     async def _evaluate(self, fleet: Fleet, policy: str, embeddings: Mapping[str, Any]) -> dict[str, Evaluated]:
         config = self._config
         shown = {prompt.id for prompt in self._prompts[: config.evaluation.pictures]}
-        units = evaluation_units(config, self._prompts, updates=self._state.updates, policy=EVAL_POLICIES[policy])
+        units = evaluation_units(config, self._prompts, updates=self._state.updates, policy=policy)
         by_id = {prompt.id: prompt for prompt in self._prompts}
         evaluation = Evaluation(
             f"evaluation of {policy}",
@@ -173,7 +172,7 @@ async def merged(
         publications = {}
         for policy in policies:
             factors = policy_factors(state, policy)
-            sent = world.send(merger, "merge", state.updates, factors, EVAL_POLICIES[policy])
+            sent = world.send(merger, "merge", state.updates, factors, policy)
             revision: Revision = await world.answer(sent, what=f"merging {policy}", seconds=seconds)
             publications[policy] = Publications(config.publish).publish(revision)
         return publications

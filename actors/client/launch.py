@@ -55,7 +55,8 @@ def train(
 
     Args:
         resume: continue an existing run folder; if the run is complete, no worker is started.
-        facts: sizes of the model, which settle ``fleet.sharing: auto``; without them it is ``keep``.
+        facts: sizes of the model, with which a card settles what is left open to it (`fitting.settled`); without them
+            ``fleet.sharing: auto`` is ``keep`` and ``learner.activation_memory: null`` is 0.5.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
@@ -132,10 +133,7 @@ def _work(
     if not stack.enter_context(joined(address, job=config.run.name, tell=True)):
         stack.callback(vacate, namespace(path))
     capacity.await_resources(config)
-    config = with_tier(config)
-    if facts is not None and fitting.is_open(config):
-        config = fitting.settled(config, facts, _learners_card(config))
-        print(f"fleet.sharing auto is {config.fleet.sharing}", flush=True)
+    config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
     folder.note_cluster(ray.get_runtime_context().gcs_address)
@@ -172,6 +170,26 @@ def with_tier(config: Config) -> Config:
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
     for other in config.fleet.other_explorers:
         _tier_on(config, other)  # raises if it lacks the tier
+    return config
+
+
+def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) -> Config:
+    """The configuration with what its cards decide. What fixes the LoRA digest is written to `config.yaml`.
+
+    Raises UserError as `fitting.settled`.
+    """
+    given = config
+    if facts is not None and fitting.is_open(config):
+        card = _learners_card(config)
+        config = fitting.settled(config, facts, card)
+        if config.fleet.sharing != given.fleet.sharing:
+            print(f"fleet.sharing auto is {config.fleet.sharing}", flush=True)
+        if compiled_learner.is_open(given):
+            kept = compiled_learner.activation_memory(config)
+            print(f"learner.activation_memory null is {kept:g} on {card.name}", flush=True)
+    if compiled_learner.is_open(given):
+        config = compiled_learner.keeping(config, compiled_learner.activation_memory(config))
+        folder.settle(config)
     return config
 
 

@@ -26,7 +26,7 @@ from actors.world import World
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.evaluation.held_out import EVAL_POLICIES, evaluation_units
+from solrl_ray.evaluation.held_out import evaluation_units
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.weight_sync.publication import Publication
 
@@ -50,7 +50,7 @@ class EvaluationRequest:
     prompts: tuple[Prompt, ...]
     updates: int
     publications: Mapping[str, Publication]
-    """By policy, a key of `EVAL_POLICIES`."""
+    """By policy, one of `EVAL_POLICIES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class EvaluationRequests:
     def _evaluation(self, request: EvaluationRequest, policy: str, embeddings: Mapping[str, Any]) -> _OutsideEvaluation:
         """`embeddings`: by prompt id, of all prompts before it begins."""
         config, by_id = request.config, {prompt.id: prompt for prompt in request.prompts}
-        units = evaluation_units(config, request.prompts, updates=request.updates, policy=EVAL_POLICIES[policy])
+        units = evaluation_units(config, request.prompts, updates=request.updates, policy=policy)
         pictured = request.prompts[: config.evaluation.pictures]
 
         def call(unit: WorkUnit) -> tuple[str, tuple[Any, ...]]:

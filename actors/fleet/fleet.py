@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -94,13 +93,16 @@ class Fleet:
         Raises UserError for sizes out of bounds.
         """
         said = self._targets.ask(sizes)
+        for sentence in said.splitlines():
+            self._telemetry.message(sentence)
         self._resize()
         wanted, seconds = self._targets.applied(self._config), self._config.fleet.deadlines.fetch
         lacking = await self._world.blocking(lambda: self._world.survey(wanted), "a look at the cluster", seconds)
-        said += f"\nno room for {' and '.join(lacking)} now: they wait until there is" if lacking else ""
-        for sentence in said.splitlines():
-            self._telemetry.message(sentence)
-        return said
+        if not lacking:
+            return said
+        waits = f"no room for {' and '.join(lacking)} now: they wait until there is"
+        self._telemetry.message(waits)
+        return f"{said}\n{waits}"
 
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have all workers of a role load a revision; each gets units again only after its receipt.
@@ -258,7 +260,8 @@ class Fleet:
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
+    total: dict[str, int] = {}
     for each in counts:
-        total.update(each)
-    return dict(total)
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total

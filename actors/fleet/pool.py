@@ -163,8 +163,11 @@ class Pool:
 
     def census(self) -> dict[str, int]:
         """State → number of workers, for every state but dead."""
-        counts = Counter(worker.state for worker in self.workers.values())
-        return {state.value: counts[state] for state in State if state is not State.DEAD}
+        counts = {state.value: 0 for state in State}
+        for worker in self.workers.values():
+            counts[worker.state.value] += 1
+        del counts[State.DEAD.value]
+        return counts
 
     def tiers(self) -> dict[str, int]:
         """Tier → number of workers that attested it."""

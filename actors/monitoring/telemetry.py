@@ -25,6 +25,7 @@ from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, Progr
 from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.report.data import read_attestations
 from solrl_ray.report.trace import UNIT_STAGES, Span, SpanWriter
+from solrl_ray.rollout import constant_rewards
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -198,6 +199,8 @@ class Telemetry:
     def iteration(self, metrics: IterationMetrics) -> None:
         """An iteration is over: pass on its metrics."""
         self.iterations.append(metrics)
+        if news := constant_rewards.news(self._config, self.iterations):
+            self.message(f"warning: iteration {metrics.iteration + 1}: {news}")
         self._measured_here += 1
         self._write_record(metrics, lambda writer: writer.iteration(metrics))
         self._tracking.bring(lambda writer: writer.iteration(metrics))

@@ -60,7 +60,7 @@ class LearnerRank(Callee):
     def join(self, address: str, port: int, one_host: bool) -> None:
         """Join the process group and build the learner at revision 0. Returns when all ranks have."""
         world_size = self._config.learner.world_size
-        with doing(f"meeting the {world_size} ranks at {address}"):
+        with doing(f"joining the learner group at {address} (learner.world_size {world_size})"):
             process_group(
                 self._rank,
                 world_size,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks, continuation, fitting, own_functions, strategies
+from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
@@ -110,15 +110,18 @@ def print_plan(
 
         inputs = preflight.check(loaded.config, loaded.sources, planning=planning, elsewhere=card is not None)
     prompts = {"train_prompts": len(inputs.train) or None, "heldout_prompts": len(inputs.heldout) or None}
-    arithmetic = describe(loaded.config, inputs.facts, **prompts)
+    config = loaded.config
+    if card and inputs.facts:
+        config = fitting.with_activation_memory(config, inputs.facts, card)
+    arithmetic = describe(config, inputs.facts, **prompts)
     print(arithmetic.table(without="time" if timed else ""), flush=True)
     if on_gpus := fitting.rows(arithmetic, card):
         print(paragraphs(on_gpus), flush=True)
     if card and (fits := fitting.sentence(arithmetic, card)):
         print(paragraphs([("fits", fits)]), flush=True)
-    for note in inputs.notes:
+    for note in filter(None, (*inputs.notes, idle_explorers.advice(loaded.config))):
         print(f"note: {note}", flush=True)
-    for warning in strategies.warnings(loaded.config):
+    for warning in strategies.warnings(config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)
     return arithmetic
 

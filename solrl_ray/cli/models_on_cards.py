@@ -51,7 +51,8 @@ def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
         config = _configured(model, cluster, fastest)
         shapes = shipped(config.model)
         assert shapes is not None
-        arithmetic = describe(config, facts_of(config, Sources(), shapes, pool_sampling(config).tier))
+        facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
+        arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
         sharing = fitting.sharing_on(arithmetic, card)
         yield Verdict(model=model, cluster=cluster, sharing=sharing, arithmetic=arithmetic)
 

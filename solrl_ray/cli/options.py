@@ -178,7 +178,13 @@ def _validate(commands: Any) -> None:
 def _eval(commands: Any) -> None:
     words = "score a run's policies on held-out prompts with any rewards"
     command = _add(commands, "eval", verbs.evaluate, words, RUN, SET, CLUSTER, PLAIN)
-    command.add_argument("--policies", default="base,ema", metavar="LIST", help="of base, lora, ema; default: base,ema")
+    command.add_argument(
+        "--policies",
+        default="base,ema",
+        metavar="LIST",
+        help="of base (no LoRA), default (as trained), ema (its moving average, which the run's folder lora holds); "
+        "base,ema if not given",
+    )
     words = "rewards by name from `solrl list` or by YAML file; default: the run's"
     command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="NAME|FILE", help=words)
     command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")

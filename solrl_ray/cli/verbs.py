@@ -158,6 +158,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
+    """Score a run's policies on held-out prompts, with any rewards."""
     run: Path = arguments.run
     continuation.stored(run)
     options = {

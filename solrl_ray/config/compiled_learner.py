@@ -1,7 +1,8 @@
 """Whether the learner's passes are compiled, and what they keep for the backward pass: from the configuration.
 
 Both settings may choose other kernels and so other bits. They are fixed when a run begins, written to its
-``config.yaml`` and kept when it is resumed.
+``config.yaml`` and kept when it is resumed. What is kept for the backward pass on a GPU depends on its size:
+`fitting.settled`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from solrl_ray.config.schema import Config
 
 COMPILED, EAGER = 0.5, 0.0
-"""Defaults of `learner.activation_memory`."""
+"""`learner.activation_memory` where it is left open and no card is known."""
 
 
 def is_compiled(config: Config) -> bool:
@@ -19,18 +20,30 @@ def is_compiled(config: Config) -> bool:
 
 
 def activation_memory(config: Config) -> float:
-    """Share of the activations kept in memory for the backward pass, in [0, 1]; the rest is recomputed."""
+    """Share of the activations kept in memory for the backward pass, in [0, 1]; the rest is recomputed. Where a card
+    decides it and none is known, an assumption.
+    """
     given = config.learner.activation_memory
     if given is not None:
         return given
     return COMPILED if is_compiled(config) else EAGER
 
 
+def is_open(config: Config) -> bool:
+    """Whether the learners' card decides what is kept for the backward pass."""
+    on_gpus = config.fleet.learners.num_gpus > 0
+    return config.learner.activation_memory is None and on_gpus and is_compiled(config)
+
+
+def keeping(config: Config, share: float) -> Config:
+    """The configuration with this `learner.activation_memory`."""
+    return config.model_copy(update={"learner": config.learner.model_copy(update={"activation_memory": share})})
+
+
 def settled(config: Config) -> Config:
-    """The configuration with actual values for both settings."""
-    compiling = config.compile.model_copy(update={"learner": is_compiled(config)})
-    learner = config.learner.model_copy(update={"activation_memory": activation_memory(config)})
-    return config.model_copy(update={"compile": compiling, "learner": learner})
+    """The configuration with actual values for what no card decides."""
+    config = config.model_copy(update={"compile": config.compile.model_copy(update={"learner": is_compiled(config)})})
+    return config if is_open(config) else keeping(config, activation_memory(config))
 
 
 def carried(given: Config, was: Config) -> Config:
@@ -38,7 +51,6 @@ def carried(given: Config, was: Config) -> Config:
     if given.compile.learner is None:
         compiling = given.compile.model_copy(update={"learner": was.compile.learner})
         given = given.model_copy(update={"compile": compiling})
-    if given.learner.activation_memory is None:
-        learner = given.learner.model_copy(update={"activation_memory": was.learner.activation_memory})
-        given = given.model_copy(update={"learner": learner})
+    if given.learner.activation_memory is None and was.learner.activation_memory is not None:
+        given = keeping(given, was.learner.activation_memory)
     return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from solrl_ray.config import compiled_learner
@@ -17,6 +17,8 @@ from solrl_ray.errors import UserError
 
 FILLED = 0.95
 """Share of a card that a plan fills: the rest is for what the estimates miss."""
+ROOMY = 0.85
+"""Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
 
@@ -37,15 +39,35 @@ class Card:
 
 
 def is_open(config: Config) -> bool:
-    """Whether it is left to the card what resting workers do with their weights."""
-    return config.fleet.sharing == "auto" and takes_turns(config.fleet)
+    """Whether something is left to the card: what resting workers do with their weights, or which activations the
+    learner keeps.
+    """
+    return compiled_learner.is_open(config) or (config.fleet.sharing == "auto" and takes_turns(config.fleet))
+
+
+def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
+    """The configuration with what `learner.activation_memory: null` means on such cards: the first of 1, 0.5 and 0 that
+    leaves room on them. Laying weights down costs seconds an iteration, recomputing costs some of each sample: so
+    `fleet.sharing: auto` makes room for activations.
+    """
+    if not compiled_learner.is_open(config):
+        return config
+    roomy = replace(card, memory=card.memory * ROOMY / FILLED)
+    tried = (compiled_learner.keeping(config, share) for share in (1.0, 0.5))
+    kept = (each for each in tried if sharing_on(describe(each, facts), roomy) is not None)
+    return next(kept, compiled_learner.keeping(config, 0.0))
 
 
 def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
-    """The configuration with what `fleet.sharing: auto` means on such cards, which changes no result.
+    """The configuration with what `learner.activation_memory: null` and `fleet.sharing: auto` mean on such cards.
+
+    The second changes no result; the first may choose other kernels, and so other bits.
 
     Raises `UserError` as `check`. What is needed is estimated, so it also says how to start without this check.
     """
+    config = with_activation_memory(config, facts, card)
+    if not is_open(config):
+        return config
     try:
         way = check(describe(config, facts), card)
     except UserError as error:

@@ -333,8 +333,8 @@ class LearnerConfig(Section):
     """Largest global gradient norm; 0: no clipping."""
     activation_memory: ShareOrZero | None = None
     """Share of the activations that a forward keeps for the backward pass; the rest is recomputed, which takes less
-    memory and more time. Without compilation 0 or 1. null: 0.5 if the learner is compiled, else 0. Fixes the LoRA
-    digest together with `compile.learner`.
+    memory and more time. Without compilation 0 or 1. null: for a compiled learner the first of 1, 0.5 and 0 that
+    leaves room on its card, decided when the run begins; else 0. Fixes the LoRA digest together with `compile.learner`.
     """
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""

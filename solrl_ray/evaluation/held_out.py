@@ -18,9 +18,8 @@ from solrl_ray.rewards.callables import real_pictures
 from solrl_ray.rollout.sampler import addresses
 from solrl_ray.weight_sync.manifest import Policy
 
-EVAL_POLICIES: dict[str, Policy] = {"base": "base", "lora": "default", "ema": "ema"}
-"""Policies that can be evaluated from a checkpoint: the user's name → the policy of the revision."""
-
+EVAL_POLICIES: tuple[Policy, ...] = ("base", "default", "ema")
+"""Policies that can be evaluated from a checkpoint."""
 
 UNIT_POLICY = {"real": "real", "base": "old", "ema": "ema"}
 """What a run's evaluations score → the policy of their units. It differs between evaluations after the same update, so
@@ -32,7 +31,7 @@ def policy_factors(state: LearnerState, policy: str) -> Tensors:
     """The factors of a policy in `EVAL_POLICIES`; the base's have B = 0."""
     if policy == "base":
         return base_factors(state.default)
-    factors: Tensors = getattr(state, EVAL_POLICIES[policy])
+    factors: Tensors = getattr(state, policy)
     return factors
 
 

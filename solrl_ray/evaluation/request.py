@@ -61,7 +61,7 @@ def policies_of(text: str) -> tuple[str, ...]:
     for unknown ones.
     """
     asked = {name.strip() for name in text.split(",")}
-    if unknown := sorted(asked - EVAL_POLICIES.keys()):
+    if unknown := sorted(asked - set(EVAL_POLICIES)):
         raise UserError(f"--policies has {unknown[0]!r}; it must be a list of {', '.join(EVAL_POLICIES)}.")
     return tuple(name for name in EVAL_POLICIES if name in asked)
 

@@ -90,6 +90,10 @@ class IterationMetrics:
     """Of reward servers and judges: ``requests``, ``retries`` among them, ``remembered`` scores, and ``prompt_tokens``
     and ``completion_tokens`` of judges. Empty without any.
     """
+    constant_groups: int = 0
+    """Prompts whose samples all have the same reward, so that their advantages are 0."""
+    constant_pools: int = 0
+    """Prompts whose finished previews all have the same reward, so that the numbers of their seeds chose among them."""
     event: str = field(default="iteration", init=False)
 
 

@@ -88,6 +88,9 @@ def iteration_metrics(
         preview_precision=preview.tier if preview else None,
         dropped=counts.dropped,
         expected_dropped=rollout.prompts * (rollout.pool - preview.kept) if preview else 0,
+        constant_groups=_constant_rows(full),
+        # Of the best and the worst: if those are equal, all others are.
+        constant_pools=_constant_rows(_proxies(summary)) if preview and rollout.selection == "best_worst" else 0,
         **{name: getattr(update, name) for name in (*_LOSSES, *_RATIOS)},
     )
 
@@ -98,6 +101,11 @@ def audit_plan(config: Config) -> AuditPlan | None:
     if not fidelity.audit_prompts:
         return None
     return AuditPlan(run_seed=config.run.seed, prompts=fidelity.audit_prompts, seeds=fidelity.audit_seeds)
+
+
+def _constant_rows(rewards: np.ndarray) -> int:
+    """Rows of [prompts, K] that have one value."""
+    return int((rewards.min(axis=1) == rewards.max(axis=1)).sum())
 
 
 def _by_kind(kinds: Sequence[str], proxies: np.ndarray, full: np.ndarray) -> dict[str, float]:

@@ -109,7 +109,8 @@ def _numbers(progress: Progress) -> Table:
     if trained:
         updates, _, mean, stderr = trained[-1]
         curve = [entry[2] for entry in progress.heldout if entry[1] != "real"]
-        table.add_row(f"held-out, {updates} updates", f"{mean:.3f} ± {stderr:.3f}", sparkline(curve))
+        when = "1 update" if updates == 1 else f"{updates} updates"
+        table.add_row(f"held-out, {when}", f"{mean:.3f} ± {stderr:.3f}", sparkline(curve))
     if progress.train_rewards:
         first, last = progress.train_rewards[0], progress.train_rewards[-1]
         table.add_row("training reward", f"{first:.3f} → {last:.3f}", sparkline(progress.train_rewards))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import is_one_stage, pool_sampling, warnings
+from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.metrics.records import added
 from solrl_ray.models import paths
 from solrl_ray.models.stock_call import stock_call
@@ -17,6 +17,7 @@ from solrl_ray.report.pictures import Gallery
 from solrl_ray.report.rendering import write_page
 from solrl_ray.report.summary import (
     PairedGain,
+    all_warnings,
     find_evaluation,
     finite_mean,
     gap_closed,
@@ -67,7 +68,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "strategy": config.rollout.strategy,
         "one_stage": is_one_stage(config),
         "wanted": pool_sampling(config).tier,
-        "warnings": warnings(config),
+        "warnings": all_warnings(config, iterations),
         "base": base,
         "final": final,
         "real": real,

@@ -26,6 +26,8 @@ class Compared:
     curve: Curve
     reference: Curve
     """The first run's."""
+    comparable: bool = True
+    """Its held-out rewards measure what the first run's do."""
 
     @property
     def line(self) -> list[str]:
@@ -39,6 +41,8 @@ class Compared:
         """When it had this share of the reference's gain, and how many times less time that took, or GPU-hours if both
         have GPUs.
         """
+        if not self.comparable:
+            return "–"
         target = self.reference.points[0].reward + share * self.reference.gain
         mine, other = self.curve.reaches(target), self.reference.reaches(target)
         if mine is None or self.reference.gain <= 0:
@@ -65,7 +69,10 @@ def compare(folders: Sequence[Path]) -> list[Compared]:
             raise UserError(f"{run.folder} cannot be compared: its policy has not been evaluated yet.")
     names = [run.config.run.name for run in runs]
     told = [name if names.count(name) == 1 else str(run.folder) for name, run in zip(names, runs, strict=True)]
-    return [Compared(run, name, curve, curves[0]) for run, name, curve in zip(runs, told, curves, strict=True)]
+    return [
+        Compared(run, name, curve, curves[0], comparable=not _measured_differently(run, runs[0]))
+        for run, name, curve in zip(runs, told, curves, strict=True)
+    ]
 
 
 def notes(compared: Sequence[Compared]) -> list[str]:

@@ -17,6 +17,7 @@ from solrl_ray.common.files import replace_file
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, warnings
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, added
+from solrl_ray.rollout.constant_rewards import constant_rewards
 
 SUMMARY_FILE = "summary.json"
 COVERED = (
@@ -37,7 +38,7 @@ class Summary:
     run: str
     iterations: int
     seconds: float
-    """Wall time of the run, start to end."""
+    """Wall time of the run, from when its workers had started to the end; over all its processes if it was resumed."""
     reward_base: float
     """Adapters off."""
     reward_final: float
@@ -197,9 +198,15 @@ def summarize(
         preview_precision=None if is_one_stage(config) else config.rollout.explore.precision,
         reward_costs=added([i.reward_costs for i in iterations] + [e.reward_costs for e in evaluations]),
         strategy=config.rollout.strategy,
-        warnings=list(warnings(config)),
+        warnings=all_warnings(config, iterations),
         versions=package_versions(),
     )
+
+
+def all_warnings(config: Config, iterations: Sequence[IterationMetrics]) -> list[str]:
+    """Warnings by the configuration, and by what the iterations measured."""
+    measured = constant_rewards(config, iterations)
+    return [*warnings(config), *([measured] if measured else [])]
 
 
 def write_summary(folder: Path, summary: Summary) -> Path:

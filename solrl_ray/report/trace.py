@@ -12,7 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -45,6 +45,7 @@ class Span:
 
 
 _SPAN = TypeAdapter(Span)
+_NAMES = [field.name for field in fields(Span)]
 
 
 class SpanWriter:
@@ -55,7 +56,7 @@ class SpanWriter:
         self._file.write("\n")  # ends a line that a killed process left
 
     def write(self, span: Span) -> None:
-        self._file.write(json.dumps(asdict(span)) + "\n")
+        self._file.write(json.dumps({name: getattr(span, name) for name in _NAMES}) + "\n")
         self._file.flush()
 
     def close(self) -> None:

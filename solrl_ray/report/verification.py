@@ -95,6 +95,5 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
         return  # the run was extended since
     for name, stated in summary.files.items():
         same = (path / name).is_file() and stamp(path / name, int(stated["bytes"])) == stated
-        yield Verified(
-            f"{name} as summarised", "" if same else f"{path / name} has changed since {SUMMARY_FILE} was written"
-        )
+        problem = "" if same else f"{path / name} has changed since {SUMMARY_FILE} was written"
+        yield Verified(f"{name} as summarised", problem, "unchanged")

@@ -16,10 +16,12 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
 from typing import IO, Any
 
 from solrl_ray.common import files
+
+Names = tuple[str, ...]
+"""A path from the root."""
 
 
 class PowerLoss(BaseException):
@@ -68,6 +70,10 @@ def _apply(entries: dict[str, _File | _Folder], change: dict[str, _File | _Folde
             entries[name] = node
 
 
+def _names(path: str) -> Names:
+    return tuple(name for name in path.split("/") if name not in ("", "."))
+
+
 class MemoryDisk:
     def __init__(self) -> None:
         self._root = _Folder()
@@ -80,76 +86,67 @@ class MemoryDisk:
 
     def path(self, path: str) -> MemoryPath:
         """The path of an absolute path string."""
-        return MemoryPath(self, PurePosixPath(path))
+        return MemoryPath(self, _names(path))
 
     def lose_power(self, seed: int, path: str = "/") -> None:
         """Keep the synced data below `path`, and of the rest as much as `seed` says. Releases all locks."""
-        node = self.node(PurePosixPath(path))
+        node = self.node(_names(path))
         if node is not None:
             node.lose_power(random.Random(seed))
 
     def durable(self, path: str) -> bytes | None:
         """Bytes of a file that would surely survive a loss of power now; None if it might be missing."""
         node: Any = self._root
-        for name in PurePosixPath(path).parts[1:]:
+        for name in _names(path):
             node = node.synced.get(name) if isinstance(node, _Folder) else None
         return node.synced if isinstance(node, _File) else None
 
-    def node(self, path: PurePosixPath) -> Any:
-        """The file or folder at `path`; None if there is none."""
+    def node(self, names: Names) -> Any:
+        """The file or folder at this path; None if there is none."""
         node: Any = self._root
-        for name in path.parts[1:]:
+        for name in names:
             node = node.entries.get(name) if isinstance(node, _Folder) else None
-        return node
-
-    def folder(self, path: PurePosixPath) -> _Folder:
-        """Raises FileNotFoundError, NotADirectoryError."""
-        node = self.node(path)
-        if node is None:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        if not isinstance(node, _Folder):
-            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(path))
         return node
 
 
 class MemoryPath:
-    """As `pathlib.Path`, on a `MemoryDisk`."""
+    """As `pathlib.Path`, on a `MemoryDisk`; absolute."""
 
-    def __init__(self, disk: MemoryDisk, pure: PurePosixPath) -> None:
-        self.disk, self.pure = disk, pure
+    def __init__(self, disk: MemoryDisk, names: Names) -> None:
+        self.disk, self.names = disk, names
 
-    def __truediv__(self, name: str) -> MemoryPath:
-        return MemoryPath(self.disk, self.pure / name)
+    def __truediv__(self, path: str) -> MemoryPath:
+        return MemoryPath(self.disk, self.names + _names(path))
 
     def __str__(self) -> str:
-        return str(self.pure)
+        return "/" + "/".join(self.names)
 
     def __repr__(self) -> str:
         return f"MemoryPath({str(self)!r})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, MemoryPath) and (self.disk, self.pure) == (other.disk, other.pure)
+        return isinstance(other, MemoryPath) and (self.disk, self.names) == (other.disk, other.names)
 
     def __hash__(self) -> int:
-        return hash(self.pure)
+        return hash(self.names)
 
     def __lt__(self, other: MemoryPath) -> bool:
-        return self.pure < other.pure
+        return self.names < other.names
 
     @property
     def name(self) -> str:
-        return self.pure.name
+        return self.names[-1] if self.names else ""
 
     @property
     def parent(self) -> MemoryPath:
-        return MemoryPath(self.disk, self.pure.parent)
+        return MemoryPath(self.disk, self.names[:-1])
 
     @property
     def parents(self) -> list[MemoryPath]:
-        return [MemoryPath(self.disk, each) for each in self.pure.parents]
+        return [MemoryPath(self.disk, self.names[:count]) for count in reversed(range(len(self.names)))]
 
     def with_name(self, name: str) -> MemoryPath:
-        return MemoryPath(self.disk, self.pure.with_name(name))
+        return self.parent / name
 
     def absolute(self) -> MemoryPath:
         return self
@@ -159,13 +156,13 @@ class MemoryPath:
     # Reading
 
     def exists(self) -> bool:
-        return self.disk.node(self.pure) is not None
+        return self.disk.node(self.names) is not None
 
     def is_file(self) -> bool:
-        return isinstance(self.disk.node(self.pure), _File)
+        return isinstance(self.disk.node(self.names), _File)
 
     def is_dir(self) -> bool:
-        return isinstance(self.disk.node(self.pure), _Folder)
+        return isinstance(self.disk.node(self.names), _Folder)
 
     def is_symlink(self) -> bool:
         return False
@@ -175,7 +172,7 @@ class MemoryPath:
         return os.stat_result((0, 0, 0, 0, 0, 0, len(self._file().data), 0, 0, 0))
 
     def iterdir(self) -> Iterator[MemoryPath]:
-        return iter([self / name for name in self.disk.folder(self.pure).entries])
+        return iter([self / name for name in self.folder().entries])
 
     def glob(self, pattern: str) -> Iterator[MemoryPath]:
         first, _, rest = pattern.partition("/")
@@ -210,12 +207,12 @@ class MemoryPath:
             self._change("unlink", {self.name: None})
 
     def rmdir(self) -> None:
-        if self.disk.folder(self.pure).entries:
+        if self.folder().entries:
             raise OSError(errno.ENOTEMPTY, "Directory not empty", str(self))
         self._change("rmdir", {self.name: None})
 
     def rename(self, target: MemoryPath) -> MemoryPath:
-        node, there = self.disk.node(self.pure), self.disk.node(target.pure)
+        node, there = self.disk.node(self.names), self.disk.node(target.names)
         if node is None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
         if isinstance(there, _Folder) and there.entries:
@@ -239,8 +236,17 @@ class MemoryPath:
         binary = io.BufferedReader(raw) if "r" in mode else io.BufferedWriter(raw)
         return binary if "b" in mode else io.TextIOWrapper(binary, encoding="utf-8")
 
+    def folder(self) -> _Folder:
+        """Raises FileNotFoundError, NotADirectoryError."""
+        node = self.disk.node(self.names)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(self))
+        if not isinstance(node, _Folder):
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(self))
+        return node
+
     def _file(self) -> _File:
-        node = self.disk.node(self.pure)
+        node = self.disk.node(self.names)
         if isinstance(node, _Folder):
             raise IsADirectoryError(errno.EISDIR, "Is a directory", str(self))
         if node is None:
@@ -249,7 +255,7 @@ class MemoryPath:
         return node
 
     def _change(self, operation: str, change: dict[str, _File | _Folder | None]) -> None:
-        folder = self.disk.folder(self.parent.pure)
+        folder = self.parent.folder()
         self.disk.before(operation)
         folder.change(change)
 
@@ -323,7 +329,7 @@ def _sync(path: MemoryPath, file: IO[Any]) -> None:
 @_of_memory(files.sync_folder)
 def _sync_folder(folder: MemoryPath) -> None:
     folder.disk.before("sync")
-    folder.disk.folder(folder.pure).sync()
+    folder.folder().sync()
 
 
 @_of_memory(files.free_bytes)

@@ -29,9 +29,9 @@ from solrl_ray.common.files import (
     sync,
     sync_folder,
 )
-from solrl_ray.config import own_functions
+from solrl_ray.config import compiled_learner, own_functions
 from solrl_ray.config.continuation import FORMAT, FORMAT_FILE, check_format
-from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics
@@ -138,6 +138,17 @@ class RunFolder:
         except UserError:
             self.unlock()
             raise
+
+    def settle(self, config: Config) -> None:
+        """Write into `config.yaml` what the run's cards have decided and a resumed run keeps.
+
+        Raises UserError if it cannot be written.
+        """
+        try:
+            written = compiled_learner.carried(load([self.path / "config.yaml"]), config)
+            replace_file(self.path / "config.yaml", to_yaml(written).encode())
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def sync_folders(self) -> None:
         """Sync all folders and names to the disk: a killed process may not have waited for it."""

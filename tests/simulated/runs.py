@@ -408,7 +408,9 @@ async def _ask(controller: Controller, config: Config, patience: int) -> None:
     prompts = tuple(read_prompts(config.prompts.heldout))
     publication = _outside(config.model.lora)
     requests.submit(
-        EvaluationRequest(name="outside", config=config, prompts=prompts, updates=7, publications={"lora": publication})
+        EvaluationRequest(
+            name="outside", config=config, prompts=prompts, updates=7, publications={"default": publication}
+        )
     )
     for _ in range(patience):
         progress = requests.poll("outside")
@@ -419,7 +421,7 @@ async def _ask(controller: Controller, config: Config, patience: int) -> None:
         return
     if progress is not None and progress.found is not None:
         weights = publication.revision.manifest.expected["regenerator"].digest
-        for prompt_id, evaluated in progress.found["lora"].items():
+        for prompt_id, evaluated in progress.found["default"].items():
             expected = rewards("regenerators", "", weights, evaluated.unit)
             assert evaluated.rewards == expected, f"an evaluation from outside has other rewards for {prompt_id}"
     requests.forget("outside")

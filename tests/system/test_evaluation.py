@@ -76,17 +76,17 @@ def test_an_evaluation_alone_has_the_oracles_scores_for_every_policy_and_reward(
     (tmp_path / "more.yaml").write_text("rewards: [{kind: 'tests.system.rewards:brightness', weight: 3.0}]")
     files = [str(tmp_path / name) for name in ("clip.yaml", "more.yaml")]
     run, out = RunFolder.of(config).path, tmp_path / "out"
-    arguments = ["--policies", "base,lora,ema", "--rewards", *files, "--out", str(out), "--no-live"]
+    arguments = ["--policies", "base,default,ema", "--rewards", *files, "--out", str(out), "--no-live"]
     assert main(["eval", str(run), "--out", "/proc/out"]) == 1
     assert "/proc/out: its folder takes no files" in capsys.readouterr().err
     assert main(["eval", str(run), *arguments]) == 0
     found = json.loads((out / "evaluation.json").read_text())
-    assert (found["policies"], found["updates"]) == (["base", "lora", "ema"], 3)
+    assert (found["policies"], found["updates"]) == (["base", "default", "ema"], 3)
     trained = factors(config, 0)
     base = {name: torch.zeros_like(f) if name.endswith("lora_B") else f for name, f in trained.items()}
-    for policy, wanted in (("base", base), ("lora", trained), ("ema", factors(config, 2))):
+    for policy, wanted in (("base", base), ("default", trained), ("ema", factors(config, 2))):
         assert found["scores"][policy] == expected(config, wanted), policy
-    assert found["scores"]["lora"] != found["scores"]["ema"]
+    assert found["scores"]["default"] != found["scores"]["ema"]
     assert len(list((out / "ema").glob("*.png"))) == config.evaluation.samples  # of one prompt
     assert "tests.system.rewards:brightness" in (out / "evaluation.txt").read_text()
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "config.yaml", "embeddings", "format"]

@@ -1,6 +1,6 @@
 """Objectives in the real system: each on another family; trajectories travel, are kept, and change with no fleet.
 
-All pairs of objective and family are trained in one process by `tests/unit/objectives/test_objectives.py`.
+`tests/unit/objectives/test_objectives.py` trains pairs of objective and family in one process.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_a_pruned_run_has_the_bytes_of_the_oracle_also_if_an_explorer_dies_betwe
     check_journal_and_records(config, plain)
 
 
-@pytest.mark.faults
+@pytest.mark.slow
 def test_one_explorer_that_is_resumed_has_the_same_bytes(tmp_path: Path, plain: oracle.OracleResult) -> None:
     begun = small_config(tmp_path, "pruned", *PRUNED, "run.iterations=1")
     launch.train(begun, live=False)

@@ -79,7 +79,7 @@ class SharingLearner(OnCpu, NotingLearner):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("sharing", ["keep", "lay_down", "one_at_a_time"])
+@pytest.mark.parametrize("sharing", ["keep", pytest.param("lay_down", marks=pytest.mark.slow), "one_at_a_time"])
 def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
     sharing: str, calm: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

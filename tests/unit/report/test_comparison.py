@@ -144,8 +144,8 @@ def test_a_live_runs_regenerators_will_do_unless_they_would_compute_otherwise(ru
 
 def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:
     assert policies_of("ema, base") == ("base", "ema")
-    assert policies_of("lora") == ("lora",)
-    with pytest.raises(UserError, match="--policies has 'best'; it must be a list of base, lora, ema"):
+    assert policies_of("default") == ("default",)
+    with pytest.raises(UserError, match="--policies has 'best'; it must be a list of base, default, ema"):
         policies_of("base,best")
 
 

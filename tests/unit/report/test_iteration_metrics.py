@@ -21,11 +21,16 @@ def selection(prompt_id: str, rewards: tuple[float, ...]) -> Selection:
     return Selection(iteration=2, revision=2, prompt_id=prompt_id, best=chosen[:1], worst=chosen[1:])
 
 
-def record(passes: int, config: Config | None = None, level: int = 0) -> IterationMetrics:
+def record(
+    passes: int,
+    config: Config | None = None,
+    level: int = 0,
+    *,
+    previews: tuple[tuple[float, ...], ...] = ((0.9, 0.1), (0.6, 0.2)),
+    rewards: tuple[tuple[float, ...], ...] = ((0.8, 0.2), (0.1, 0.5)),
+) -> IterationMetrics:
     counts = Counts(candidates=288, selections=2, groups=2, duplicates=0, violations=0, dropped=7)
-    summary = IterationSummary(
-        selections=(selection("aa", (0.9, 0.1)), selection("bb", (0.6, 0.2))), proxy_mean=0.25, counts=counts
-    )
+    summary = IterationSummary(selections=tuple(map(selection, ("aa", "bb"), previews)), proxy_mean=0.25, counts=counts)
     update = UpdateMetrics(
         iteration=2,
         revision=3,
@@ -44,7 +49,7 @@ def record(passes: int, config: Config | None = None, level: int = 0) -> Iterati
         config or made_runs.config(),
         iteration=2,
         summary=summary,
-        rewards=[(0.8, 0.2), (0.1, 0.5)],
+        rewards=rewards,
         update=update,
         seconds={"total": 10.0},
         busy_seconds={"explore": 6.0},
@@ -78,3 +83,18 @@ def test_dropped_previews_stand_beside_those_that_were_to_be_dropped(level: int,
     fidelity = Fidelity(floor=0.5, fallback=[FallbackLevel(prune=Prune())])
     found = record(passes=48, config=made.model_copy(update={"rollout": rollout, "fidelity": fidelity}), level=level)
     assert (found.dropped, found.expected_dropped) == (7, expected)
+
+
+def test_prompts_whose_rewards_are_all_the_same_are_counted() -> None:
+    found = record(passes=48)
+    assert (found.constant_groups, found.constant_pools) == (0, 0)
+    found = record(passes=48, previews=((0.5, 0.5), (0.6, 0.2)), rewards=((0.5, 0.5), (0.3, 0.3)))
+    assert (found.constant_groups, found.constant_pools) == (2, 1)
+
+
+@pytest.mark.parametrize("change", [{"strategy": "scaled"}, {"selection": "best"}])
+def test_only_the_best_and_the_worst_of_a_pool_speak_for_all_of_it(change: dict[str, str]) -> None:
+    made = made_runs.config()
+    config = made.model_copy(update={"rollout": made.rollout.model_copy(update=change)})
+    found = record(passes=48, config=config, previews=((0.5, 0.5), (0.5, 0.5)), rewards=((0.5, 0.5), (0.3, 0.1)))
+    assert (found.constant_groups, found.constant_pools) == (1, 0)

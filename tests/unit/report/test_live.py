@@ -70,9 +70,9 @@ def test_the_panel_shows_progress_rewards_fidelity_and_workers() -> None:
 
 
 def test_what_those_do_that_start_stands_before_the_others() -> None:
-    notes = {"explorer-9": "loading transformer, 3 of 12 shards", "learner-0": "meeting the 2 ranks at 10.0.0.1"}
+    notes = {"explorer-9": "loading transformer, 3 of 12 shards", "learner-0": "joining the learner group at 10.0.0.1"}
     text = shown(replace(HALFWAY, notes=notes))
-    said = [text.index(words) for words in ("loading transformer, 3 of 12", "meeting the 2 ranks", "explore/7")]
+    said = [text.index(words) for words in ("loading transformer, 3 of 12", "joining the learner group", "explore/7")]
     assert said == sorted(said)
     assert "and 5 more" in text
     assert "text_encoder" in shown(replace(HALFWAY, workers={}, notes={"text_encoder": "loading"}))
@@ -101,6 +101,10 @@ def test_the_clocks_run_on_between_snapshots() -> None:
 
 def test_a_done_run_does_not_count_past_its_last_iteration() -> None:
     assert "iteration 20 of 20" in shown(replace(HALFWAY, iteration=20))
+
+
+def test_one_update_is_singular() -> None:
+    assert "held-out, 1 update " in shown(replace(HALFWAY, heldout=((1, "ema", 0.25, 0.01),)))
 
 
 def test_eighty_columns_are_wide_enough_for_a_long_run() -> None:

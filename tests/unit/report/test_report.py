@@ -108,6 +108,14 @@ def test_every_element_is_closed_and_every_plot_is_there(finished: Page) -> None
     assert finished.tags.count("svg") == 10
 
 
+def test_constant_rewards_stand_above_the_results(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    assert "Constant reward" not in build(folder).read_text()
+    write_metrics(folder, [*evaluations(), *(replace(iteration(n), constant_pools=12) for n in range(3))])
+    text = build(folder).read_text()
+    assert "all finished previews of a prompt in 36 of 36 cases" in text[: text.index("Held-out reward")]
+
+
 def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     RunFolder(folder).note_start(["/usr/bin/solrl", "train", "demo", "--set", "run.name=a b"])
@@ -187,7 +195,7 @@ def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
     # Three iterations of 10 s and three evaluations of 1.5 s of 36.5 s leave 2 s.
     assert "learn 6.0 20.0 %" in finished.text
     assert "all iterations 30.0 100.0 % held-out evaluations 4.5" in finished.text
-    assert "start, end and between iterations 2.0 whole run 36.5" in finished.text
+    assert "end and between iterations 2.0 whole run, once workers had started 36.5" in finished.text
     assert "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %" in finished.text
 
 

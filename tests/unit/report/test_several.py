@@ -70,7 +70,10 @@ def test_runs_that_were_evaluated_with_other_prompts_or_rewards_are_told(
     page = tmp_path / "both.html"
     assert main(["report", str(one), str(same), str(other), "--out", str(page)]) == 0
     said = f"the held-out rewards of {other} and {one} cannot be compared: the runs differ in rewards and the held-out"
-    assert f"note: {said} prompts\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"note: {said} prompts\n" in printed
+    [row] = [line for line in printed.splitlines() if line.startswith(str(other))]
+    assert row.split()[-4:] == ["–"] * 4  # its level of another reward is no share of the first run's gain
     assert said in " ".join(Page(page.read_text()).text.split())
 
 

@@ -133,6 +133,15 @@ def test_the_file_has_the_published_keys_and_reads_back(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
 
 
+def test_constant_rewards_are_a_warning_of_the_whole_run() -> None:
+    assert made_summary().warnings == []
+    measured = [replace(iteration(n), constant_groups=n) for n in range(3)]
+    (warning,) = summarize(config(), measured, evaluations(), seconds=36.5).warnings
+    assert warning.startswith(
+        "Constant reward: rewards.0 (clipscore) was the same for all samples of a prompt in 3 of 36 "
+    )
+
+
 def test_a_missing_or_damaged_summary_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no summary\.json"):
         read_summary(tmp_path)

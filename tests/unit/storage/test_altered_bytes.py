@@ -160,6 +160,8 @@ def test_what_a_worker_ran_cannot_be_altered_or_lost_unseen(run: Path, capsys: p
     """Its text has no checksum of its own, so another text may be one of its form."""
     path = run / "attestations.json"
     content = path.read_text()
+    assert solrl("verify", run) == 0
+    assert "ok     attestations.json as summarised: unchanged\n" in capsys.readouterr().out
     path.write_text(content.replace("nvfp4-emulated", "nvfp4", 1))
     assert path.read_text() != content
     assert solrl("verify", run) == 1

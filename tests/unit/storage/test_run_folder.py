@@ -10,7 +10,7 @@ from threading import Barrier
 import pytest
 import torch
 
-from solrl_ray.config import continuation
+from solrl_ray.config import compiled_learner, continuation
 from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Checkpoints, Config
 from solrl_ray.errors import UserError
@@ -299,3 +299,17 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
     folder.prune(Checkpoints(keep=2))
     assert [updates for updates, _ in folder.checkpoints()] == [3, 4]
     assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]
+
+
+def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Path) -> None:
+    open_to_cards = ["learner.activation_memory=null", "compile.learner=true", "fleet.learners.num_gpus=0.5"]
+    given = load([DEMO], [f"run={{root: '{tmp_path}', name: small}}", *open_to_cards])
+    folder = RunFolder.of(given)
+    folder.create(given, resume=False)
+    assert continuation.stored(folder.path) == given  # nothing is decided: it may die before
+    decided = compiled_learner.keeping(given, 0.5)
+    fleet = given.fleet.model_copy(update={"sharing": "lay_down"})
+    folder.settle(decided.model_copy(update={"fleet": fleet}))
+    assert continuation.stored(folder.path) == decided  # the sharing changes no bytes and may be decided again
+    assert continuation.carried(given, continuation.stored(folder.path)) == decided
+    folder.unlock()
