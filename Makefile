@@ -79,12 +79,14 @@ demo: $(READY)
 	fi
 
 # Two processes each. Each of those with system and chaos tests has a local Ray of its own; the undisturbed run that the
-# others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone.
+# others must equal, and the process of which workers are forks, are there once. Whoever has a GPU wants it alone; where
+# there is no device file of one, tests/gpu would only be skipped.
 test-all: CHOSEN := slow or not slow
 test: CHOSEN := not slow and not faults
 test-faults: CHOSEN := faults and not slow
+GPU := $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),"tests/gpu")
 SYSTEM := "-n 2 --dist loadfile tests/system tests/chaos"
-test test-all: PARTS := "-n 2 --dist worksteal tests/unit" "-n 2 tests/simulated" $(SYSTEM) "tests/gpu"
+test test-all: PARTS := "-n 2 --dist worksteal tests/unit" "-n 2 tests/simulated" $(SYSTEM) $(GPU)
 test-faults: PARTS := $(SYSTEM)
 test test-faults test-all: $(READY)
 	@set -e; \

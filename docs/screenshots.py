@@ -85,20 +85,27 @@ def photograph_live(run: Path, dashboard: str) -> None:
 
 def photograph_report(report: Path) -> None:
     """Without the lines that say when, where and by which command the run was begun."""
-    text = re.sub(r"<p>begun .*?</p>\n", "", report.read_text(encoding="utf-8"))
-    whole, curves = report.with_name("whole.html"), report.with_name("curves.html")
-    whole.write_text(text, encoding="utf-8")
-    photograph(whole.as_uri(), FOLDER / "demo.png", width=1090, height=1380)
+    text = re.sub(r"<p>(begun|resumed) .*?</p>\n", "", report.read_text(encoding="utf-8"))
     head, _, body = text.partition("<header>")
-    _, title, body = body.partition("<h2>Held-out reward</h2>")
-    curves.write_text(head + title + body.partition("<h2>Rank fidelity</h2>")[0], encoding="utf-8")
-    photograph(curves.as_uri(), FOLDER / "report.png", width=1090, height=2000)
+    _, title, curves = body.partition("<h2>Held-out reward</h2>")
+    curves, _, _ = curves.partition("<h2>Rank fidelity</h2>")
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "page.html"
+        page.write_text(text, encoding="utf-8")
+        photograph(page.as_uri(), FOLDER / "demo.png", width=1090, height=1380)
+        page.write_text(head + title + curves, encoding="utf-8")
+        photograph(page.as_uri(), FOLDER / "report.png", width=1090, height=2000)
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    given.add_argument("--run", type=Path, help="take the report's pictures alone, of this finished run")
     given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the run, to try this faster")
-    settings = [f"--set={each}" for each in given.parse_args().set]
+    asked = given.parse_args()
+    if asked.run:
+        photograph_report(asked.run.absolute() / "report.html")
+        return
+    settings = [f"--set={each}" for each in asked.set]
     # The browser has no token. This Ray listens on this machine alone, for as long as the run lasts.
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with tempfile.TemporaryDirectory() as root:

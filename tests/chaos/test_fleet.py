@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
-from tests.chaos.fleets import opened, run
+from tests.chaos.fleets import Scene, opened, run
 from tests.chaos.pools import Batch, Explored, Worker, revision, spawn, units, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -304,17 +305,23 @@ def made(kind: type[Shares], folder: Path) -> Callable[[str], Actor]:
     return lambda name: Actor(ray.remote(kind).options(num_cpus=0).remote(name, folder), role_of(name))
 
 
+@asynccontextmanager
+async def explored_with(kind: type[Shares], folder: Path) -> AsyncIterator[tuple[Scene, Batch, WorkUnit]]:
+    """A fleet whose explorer, of this kind, has done a unit, what asked for it, and a unit for the regenerator."""
+    async with opened(folder, made(kind, folder), *SHARED, regenerator=made(Shares, folder)) as scene:
+        for role in (EXPLORER, REGENERATOR):
+            await scene.publish(role, revision(0))
+        batch = Batch(scene.fleet.hand_out)
+        explored, regenerated = units(2)
+        scene.fleet.hand_out.add(batch, [explored], "explorers")
+        await until(lambda: explored.id in batch.answers)
+        yield scene, batch, regenerated
+
+
 def test_who_does_not_leave_the_gpu_to_the_other_stage_in_time_is_replaced(tmp_path: Path) -> None:
     async def test() -> None:
-        kinds = made(Clings, tmp_path), made(Shares, tmp_path)
-        async with opened(tmp_path, kinds[0], *SHARED, regenerator=kinds[1]) as scene:
-            for role in (EXPLORER, REGENERATOR):
-                await scene.publish(role, revision(0))
-            batch, hand_out = Batch(scene.fleet.hand_out), scene.fleet.hand_out
-            explored, regenerated = units(2)
-            hand_out.add(batch, [explored], "explorers")
-            await until(lambda: explored.id in batch.answers)
-            hand_out.add(batch, [regenerated], "regenerators")
+        async with explored_with(Clings, tmp_path) as (scene, batch, regenerated):
+            scene.fleet.hand_out.add(batch, [regenerated], "regenerators")
             await until(lambda: regenerated.id in batch.answers)
             lost = (
                 "explorer-0 was lost (giving back GPU memory passed its deadline of 2 s); explorer-0.1 takes its place"
@@ -327,16 +334,9 @@ def test_who_does_not_leave_the_gpu_to_the_other_stage_in_time_is_replaced(tmp_p
 
 def test_who_dies_in_the_other_stages_turn_is_noticed_and_its_successor_waits_for_its_own(tmp_path: Path) -> None:
     async def test() -> None:
-        kinds = made(Crashes, tmp_path), made(Shares, tmp_path)
-        async with opened(tmp_path, kinds[0], *SHARED, regenerator=kinds[1]) as scene:
-            for role in (EXPLORER, REGENERATOR):
-                await scene.publish(role, revision(0))
-            batch, hand_out = Batch(scene.fleet.hand_out), scene.fleet.hand_out
-            explored, regenerated = units(2)
-            hand_out.add(batch, [explored], "explorers")
-            await until(lambda: explored.id in batch.answers)
+        async with explored_with(Crashes, tmp_path) as (scene, batch, regenerated):
             (tmp_path / regenerated.prompt_id).touch()
-            hand_out.add(batch, [regenerated], "regenerators")
+            scene.fleet.hand_out.add(batch, [regenerated], "regenerators")
             await until(lambda: scene.fleet.regenerators.workers["regenerator-0"].units)
             (tmp_path / "crash").touch()
             await scene.says("explorer-0.1 takes its place")

@@ -81,5 +81,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     messages = wait_for(handle, lambda _: True).messages
     gone = ("explorer-2", "explorer-3")
     assert {f"{n} leaves after its present units" for n in gone} | {f"{n} has left" for n in gone} <= set(messages)
+    request = messages.index("explorers go from 4 to 2: the newest finish their units and leave")
+    assert request < min(messages.index(f"{n} leaves after its present units") for n in gone)
     ray.kill(handle)
     assert digests(config) == digests(calm)

@@ -42,7 +42,15 @@ assert len(passes) == trained_timesteps(config) == 4
 v = passes[0].eps - x0 + 2
 loss = weighted.loss(passes[0], Velocities(theta=v, old=v), torch.tensor([0.0, 0.5], dtype=torch.float64))
 torch.testing.assert_close(loss.total, torch.tensor([4.0, 4 * 2.718281828]))
+
+from solrl_ray.cli import main
+
+changes = ["objective.kind=weighted", *here]
+settings = [word for change in changes for word in ("--set", change)]
+assert main(["plan", "demo", "redness", *settings]) == 0
+assert main(["list"]) == 0
 """
+"""All in one process: it takes seconds to import what they need."""
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +74,13 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-def called(copy: Path, *arguments: str) -> str:
-    variables = os.environ | {"PYTHONPATH": str(copy)}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=copy, env=variables, capture_output=True, text=True, check=False
-    )
+def test_the_examples_compute_what_they_say_a_run_is_planned_with_them_and_the_model_is_listed(changed: Path) -> None:
+    variables = os.environ | {"PYTHONPATH": str(changed)}
+    command = [sys.executable, "-c", CHECKS]
+    done = subprocess.run(command, cwd=changed, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_examples_compute_what_they_say(changed: Path) -> None:
-    called(changed, "-c", CHECKS)
-
-
-def test_a_run_is_planned_with_all_of_them_and_the_model_is_listed(changed: Path) -> None:
-    changes = ("objective.kind=weighted", "model.family=flux_t5", "model.path=solrl_ray/testbed/assets/pipeline")
-    settings = [word for change in changes for word in ("--set", change)]
-    said = called(changed, "-m", "solrl_ray", "plan", "demo", "redness", *settings)
-    assert "1 optimiser step on weighted" in " ".join(said.split())
-    assert "A FLUX.1 that was distilled without CLIP" in called(changed, "-m", "solrl_ray", "list")
+    assert "1 optimiser step on weighted" in " ".join(done.stdout.split())
+    assert "A FLUX.1 that was distilled without CLIP" in done.stdout
 
 
 def test_the_examples_are_formatted_and_linted_as_the_code_is(changed: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report page, its arithmetic of time, pictures and TensorBoard events, from known numbers."""
+"""The report page and its arithmetic of time, from known numbers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import html
 import json
 import os
 import re
-from contextlib import closing
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from solrl_ray.common.checked_json import with_checksum
 from solrl_ray.config.loading import to_yaml
@@ -23,10 +18,7 @@ from solrl_ray.config.previews import PreviewConfig, Prune
 from solrl_ray.config.schema import Fidelity, FleetConfig
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
-from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures
 from solrl_ray.report.page import build
-from solrl_ray.report.pictures import data_uri
-from solrl_ray.report.tensorboard import TensorBoardWriter
 from solrl_ray.report.timing import REST, SEGMENTS, wall_segments, worker_times
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.made_runs import attestations, config, evaluations, iteration, write_metrics, write_run
@@ -125,7 +117,7 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     assert RunFolder(folder).starts()[2].command == "python -m solrl_ray train --resume"
     text = html.unescape(build(folder).read_text())
     first, second, _ = RunFolder(folder).starts()
-    assert f"begun {first.when} on {os.uname().nodename} (" in text
+    assert f"begun {first.when} on {os.uname().nodename} (CPU, 1 thread):" in text
     assert "<code>solrl train demo --set 'run.name=a b'</code>" in text
     assert f"resumed {second.when} on {os.uname().nodename}: <code>solrl train --resume 'runs/a b'</code>" in text
     shown = text.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
@@ -138,14 +130,19 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
         build(folder)
 
 
-def test_it_says_how_many_gpus_it_took(tmp_path: Path) -> None:
+def test_names_are_escaped_and_gpus_and_the_rule_of_selection_are_said(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     RunFolder(folder).note_start(["solrl", "train", "demo"])
-    fleet = {"explorers": {"count": 2, "num_gpus": 0.5}, "learners": {"num_gpus": 1}}
-    on_gpus = config().model_copy(update={"fleet": FleetConfig.model_validate(fleet)})
-    assert "(CPU, 1 thread):" in page(folder).text
-    (folder / "config.yaml").write_text(to_yaml(on_gpus))
-    assert "(CPU, 1 thread, 2 GPUs):" in page(folder).text
+    run = config().run.model_copy(update={"name": "<b> & co"})
+    rollout = config().rollout.model_copy(update={"selection": "random"})
+    fleet = FleetConfig.model_validate({"explorers": {"count": 2, "num_gpus": 0.5}, "learners": {"num_gpus": 1}})
+    other = config().model_copy(update={"run": run, "rollout": rollout, "fleet": fleet})
+    (folder / "config.yaml").write_text(to_yaml(other))
+    shown = page(folder)
+    assert "b" not in shown.tags
+    assert "<b> & co: report" in shown.text
+    assert "(CPU, 1 thread, 2 GPUs):" in shown.text
+    assert f"{rollout.keep} random of {rollout.pool} seeds" in shown.text
 
 
 def test_ids_of_inline_plots_do_not_clash(report: Path) -> None:
@@ -167,15 +164,6 @@ def test_pictures_stand_with_caption_and_reward(finished: Page) -> None:
     assert "mean reward: base 0.200 · final 0.400 · real 0.800" in finished.text
     assert finished.tags.count("img") == 2 * 3 * 2
     assert "a large yellow star" not in finished.text
-
-
-def test_what_a_user_named_is_escaped(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    named = config().model_copy(update={"run": config().run.model_copy(update={"name": "<b> & co"})})
-    (folder / "config.yaml").write_text(to_yaml(named))
-    shown = page(folder)
-    assert "b" not in shown.tags
-    assert "<b> & co: report" in shown.text
 
 
 def test_emulation_is_called_emulation(finished: Page) -> None:
@@ -254,13 +242,6 @@ def test_every_strategy_of_one_stage_has_a_report(tmp_path: Path, strategy: str,
     assert shown.open == []
 
 
-def test_a_report_says_by_which_rule_seeds_were_chosen(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    rollout = config().rollout.model_copy(update={"selection": "random"})
-    (folder / "config.yaml").write_text(to_yaml(config().model_copy(update={"rollout": rollout})))
-    assert f"{rollout.keep} random of {rollout.pool} seeds" in page(folder).text
-
-
 def test_without_a_floor_there_is_no_ladder_in_the_report(finished: Page) -> None:
     assert "Fallback ladder" not in finished.text
 
@@ -271,22 +252,21 @@ def test_the_resolved_configuration_and_digests_are_shown(finished: Page) -> Non
     assert "LoRA digest lora-2" in finished.text
 
 
-def test_missing_candidates_are_shown(tmp_path: Path) -> None:
+def test_missing_candidates_a_tier_that_nobody_attests_and_an_audit_are_shown(tmp_path: Path, finished: Page) -> None:
     folder = write_run(tmp_path / "run")
+    estimate = {"pools": 2.0, "seeds": 6.0, "spearman": 0.8125, "spearman_low": 0.5, "spearman_high": 1.125}
     records = [iteration(0), replace(iteration(1), candidates=276), iteration(2)]
-    write_metrics(folder, [*records])
+    write_metrics(folder, [replace(record, audit=estimate) for record in records])
+    attested = [asdict(replace(record, tier="fp8")) for record in attestations()]
+    (folder / "attestations.json").write_text(json.dumps(attested))
     text = page(folder).text
     assert "864 852 differs" in text
     assert "Iterations that differ: 1." in text
-
-
-def test_a_tier_that_nobody_attests_is_shown(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run")
-    records = [asdict(replace(record, tier="fp8")) for record in attestations()]
-    (folder / "attestations.json").write_text(json.dumps(records))
-    text = page(folder).text
     assert "no worker attests nvfp4-emulated" in text
     assert "FP8, which is not NVFP4" in text
+    assert "“Whole pools” are estimates from a few unselected seeds" in text
+    assert "whole pools: Spearman 0.812 0.812 0.812 0.812" in text
+    assert "Whole pools" not in finished.text
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
@@ -405,110 +385,3 @@ def test_idle_is_what_workers_did_not_compute() -> None:
     assert explorers.busy_share == pytest.approx(0.3)
     assert regenerators.busy_share == pytest.approx(0.45)
     assert learner.busy_share == pytest.approx(0.15)
-
-
-def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
-    image = torch.linspace(-0.1, 1.1, 3 * 4 * 5).reshape(3, 4, 5)
-    save_pictures(tmp_path, {("9f", 2): image, ("9f", 10): image})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["9f-10.png", "9f-2.png"]
-    back = picture_paths(tmp_path)
-    assert list(back) == [("9f", 2), ("9f", 10)]
-    with Image.open(back["9f", 2]) as file:
-        pixels = torch.from_numpy(np.array(file)).permute(2, 0, 1) / 255
-    assert float((pixels - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("image", "message"),
-    [
-        (torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"),
-        (torch.full((3, 4, 4), torch.nan), "not finite"),
-    ],
-)
-def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        save_pictures(tmp_path, {("9f", 0): image})
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
-    (tmp_path / "holiday.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"holiday\.png is not named"):
-        picture_paths(tmp_path)
-
-
-def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
-    dark, mixed = torch.zeros(3, 1, 2), torch.tensor([0.0, 0.6]).expand(3, 1, 2)
-    sheet = contact_sheet([[dark, mixed], [mixed]])
-    assert sheet.size == (2 + 2 * (96 + 2), 2 + 2 * (48 + 2))  # a pixel is a square of 48
-    pixels = np.array(sheet)
-    assert (pixels == pixels[:, :, :1]).all()
-    expected = np.full((102, 198), 255, dtype=np.uint8)
-    for top, left in ((2, 2), (2, 100), (52, 2)):
-        expected[top : top + 48, left : left + 96] = 0
-    for top, left in ((2, 100), (52, 2)):
-        expected[top : top + 48, left + 48 : left + 96] = 153
-    assert (pixels[:, :, 0] == expected).all()
-
-
-def test_a_contact_sheet_of_different_sizes_is_refused() -> None:
-    with pytest.raises(ValueError, match="one size"):
-        contact_sheet([[torch.zeros(3, 2, 2), torch.zeros(3, 4, 4)]])
-
-
-def test_a_contact_sheet_averages_areas_of_large_pictures() -> None:
-    stripes = torch.tensor([0.0, 0.4] * 256).expand(3, 512, 512)
-    sheet = np.array(contact_sheet([[stripes]]))
-    assert sheet.shape == (260, 260, 3)
-    assert (sheet[2:258, 2:258] == 51).all()
-
-
-def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 255, (640, 960, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "large.png")
-    assert data_uri(tmp_path / "large.png").startswith("data:image/jpeg;base64,")
-    assert len(data_uri(tmp_path / "large.png")) < 200_000
-
-
-def read_events(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder), size_guidance={"images": 0})
-    events.Reload()
-    return events
-
-
-def test_tensorboard_reads_the_metrics_back_under_their_names(tmp_path: Path) -> None:
-    with closing(TensorBoardWriter(tmp_path)) as writer:
-        for number in range(3):
-            writer.iteration(iteration(number))
-        final = evaluations()[2]
-        writer.evaluation(final, [[torch.zeros(3, 32, 32)] * 4] * 2)
-    events = read_events(tmp_path)
-    spearman = events.Scalars("rank_fidelity/spearman")
-    assert [entry.step for entry in spearman] == [0, 1, 2]
-    assert [entry.value for entry in spearman] == pytest.approx([0.90, 0.91, 0.92])
-    assert events.Scalars("reward/train")[1].value == pytest.approx(0.31)
-    assert events.Scalars("wall_seconds/total")[0].value == pytest.approx(10.0)
-    assert events.Scalars("counts/candidates")[0].value == 288
-    assert [(e.step, e.value) for e in events.Scalars("reward/heldout_ema")] == [(3, pytest.approx(29 / 60))]
-    (image,) = events.Images("heldout/ema")
-    assert (image.width, image.height) == (2 + 4 * 98, 2 + 2 * 98)
-
-
-def test_tensorboard_drops_what_a_resumed_run_does_again(tmp_path: Path) -> None:
-    with closing(TensorBoardWriter(tmp_path)) as writer:
-        for number in range(3):
-            writer.iteration(iteration(number))
-    with closing(TensorBoardWriter(tmp_path, first_iteration=1)) as writer:
-        writer.iteration(replace(iteration(1), reward_mean=0.9))
-    entries = read_events(tmp_path).Scalars("reward/train")
-    assert [(entry.step, round(entry.value, 3)) for entry in entries] == [(0, 0.3), (1, 0.9)]
-
-
-def test_an_audit_is_shown_and_explained_where_there_is_one(tmp_path: Path, finished: Page) -> None:
-    estimate = {"pools": 2.0, "seeds": 6.0, "spearman": 0.8125, "spearman_low": 0.5, "spearman_high": 1.125}
-    folder = write_run(tmp_path / "audited")
-    write_metrics(folder, [replace(iteration(number), audit=estimate) for number in range(3)])
-    shown = page(folder)
-    assert "“Whole pools” are estimates from a few unselected seeds" in shown.text
-    assert "whole pools: Spearman 0.812 0.812 0.812 0.812" in shown.text
-    assert "Whole pools" not in finished.text

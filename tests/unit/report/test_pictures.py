@@ -1,0 +1,77 @@
+"""Pictures of a run: on the disk, in a sheet, and in the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from solrl_ray.errors import UserError
+from solrl_ray.report.grids import contact_sheet, picture_paths, save_pictures
+from solrl_ray.report.pictures import data_uri
+
+
+def test_pictures_survive_the_disk_to_half_a_grey_level(tmp_path: Path) -> None:
+    image = torch.linspace(-0.1, 1.1, 3 * 4 * 5).reshape(3, 4, 5)
+    save_pictures(tmp_path, {("9f", 2): image, ("9f", 10): image})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["9f-10.png", "9f-2.png"]
+    back = picture_paths(tmp_path)
+    assert list(back) == [("9f", 2), ("9f", 10)]
+    with Image.open(back["9f", 2]) as file:
+        pixels = torch.from_numpy(np.array(file)).permute(2, 0, 1) / 255
+    assert float((pixels - image.clamp(0, 1)).abs().max()) <= 0.5 / 255 + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (torch.zeros(1, 4, 4), r"shape \[3, H, W\], got \[1, 4, 4\]"),
+        (torch.full((3, 4, 4), torch.nan), "not finite"),
+    ],
+)
+def test_what_is_no_picture_is_not_written(tmp_path: Path, image: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_pictures(tmp_path, {("9f", 0): image})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_with_a_strange_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "holiday.png").write_bytes(b"")
+    with pytest.raises(UserError, match=r"holiday\.png is not named"):
+        picture_paths(tmp_path)
+
+
+def test_a_contact_sheet_enlarges_pixels_without_smoothing() -> None:
+    dark, mixed = torch.zeros(3, 1, 2), torch.tensor([0.0, 0.6]).expand(3, 1, 2)
+    sheet = contact_sheet([[dark, mixed], [mixed]])
+    assert sheet.size == (2 + 2 * (96 + 2), 2 + 2 * (48 + 2))  # a pixel is a square of 48
+    pixels = np.array(sheet)
+    assert (pixels == pixels[:, :, :1]).all()
+    expected = np.full((102, 198), 255, dtype=np.uint8)
+    for top, left in ((2, 2), (2, 100), (52, 2)):
+        expected[top : top + 48, left : left + 96] = 0
+    for top, left in ((2, 100), (52, 2)):
+        expected[top : top + 48, left + 48 : left + 96] = 153
+    assert (pixels[:, :, 0] == expected).all()
+
+
+def test_a_contact_sheet_of_different_sizes_is_refused() -> None:
+    with pytest.raises(ValueError, match="one size"):
+        contact_sheet([[torch.zeros(3, 2, 2), torch.zeros(3, 4, 4)]])
+
+
+def test_a_contact_sheet_averages_areas_of_large_pictures() -> None:
+    stripes = torch.tensor([0.0, 0.4] * 256).expand(3, 512, 512)
+    sheet = np.array(contact_sheet([[stripes]]))
+    assert sheet.shape == (260, 260, 3)
+    assert (sheet[2:258, 2:258] == 51).all()
+
+
+def test_large_pictures_are_embedded_reduced(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (640, 960, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    assert data_uri(tmp_path / "large.png").startswith("data:image/jpeg;base64,")
+    assert len(data_uri(tmp_path / "large.png")) < 200_000
