@@ -16,7 +16,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.forkserver import solrl
 from tests.support.heads import BIN, PATIENCE, Head, head, wait_until
-from tests.support.small import digests, folder, small_config
+from tests.support.small import digests, folder, small_config, summary
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,6 +54,23 @@ def submitting(forks: str, job: str) -> tuple[str, ...]:
     """``ray job submit`` with workers that are forks."""
     given = ("--runtime-env-json", json.dumps({"py_executable": forks}), "--submission-id", job)
     return (str(BIN / "ray"), "job", "submit", "--working-dir", ".", *given)
+
+
+@pytest.mark.timeout(600)
+def test_a_submitted_job_trains_and_who_asks_about_it_is_not_listed_as_another(
+    forks: str, checkout: Path, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path / "runs", "quick", "run.iterations=1", "evaluation={every: 0, samples: 1, steps: 1}")
+    (checkout / "small.yaml").write_text(to_yaml(config))
+    train = ("--", "python", "-m", "solrl_ray", "train", "small.yaml", "--no-live")
+    with head() as cluster:
+        said = call(checkout, cluster, *submitting(forks, "quick"), *train)
+        assert "iteration 1/1" in said
+        assert cluster.token not in said
+        assert summary(config)["iterations"] == 1
+        asked = call(checkout, cluster, *solrl(forks, "status", "--address", cluster.address), status=2)
+        assert "No run is live on the cluster at" in asked
+        assert [(job["type"], job["submission_id"]) for job in cluster.jobs()] == [("SUBMISSION", "quick")]
 
 
 @pytest.mark.timeout(1800)  # three jobs, each with the start of a run
@@ -95,10 +112,6 @@ def test_a_submitted_run_loses_its_cluster_is_stopped_and_resubmitted_to_the_sam
         finished = called(second, *submitting(forks, "once-more"), *train)
         assert "iteration 1/3" not in finished
         assert "iteration 3/3" in finished
-        asked = called(second, *solrl(forks, "status", "--address", second.address), status=2)
-        assert "No run is live on the cluster at" in asked
-        jobs = {(job["type"], job["submission_id"]) for job in second.jobs()}
-        assert jobs == {("SUBMISSION", "again"), ("SUBMISSION", "once-more")}  # who asked is not listed as one
     assert digests(config) == digests(calm)
 
     tokens = (first.token, second.token)
