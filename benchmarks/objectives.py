@@ -9,7 +9,7 @@ published value. `--at-once` runs train side by side, each on a Ray of its own. 
 stopped. A run that is there is gone on with, so the same command completes it, and `--only` adds a method to the
 others' results.
 
-Prints the table of docs/concepts/objectives.md; writes its picture, and its numbers into
+Prints the table of docs/reference/objectives.md; writes its picture, and its numbers into
 benchmarks/results/objectives.json.
 """
 

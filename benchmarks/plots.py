@@ -3,7 +3,7 @@
     python benchmarks/plots.py [--results FOLDER] [--images FOLDER]
 
 Writes forward.png and rollout.png beside forward.json and rollout_*.json, and docs/images/ those of docs/results.md and
-docs/concepts/objectives.md. What was not measured yet is not drawn.
+docs/reference/objectives.md. What was not measured yet is not drawn.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ ENDS = {
     "encoding ": "text_encoder",
     "the start of the text encoder": "text_encoder",
 }
-"""How a run may end → for whose death: who is not replaced, see docs/concepts/reliability.md."""
+"""How a run may end → for whose death: who is not replaced, see docs/reference/failures.md."""
 
 
 def unexplained(ends: Sequence[End], done: Sequence[Disturbance]) -> list[str]:

@@ -231,7 +231,7 @@ SAID = (
     r"the stored group of prompt \S+ is damaged: it is made again",
     r"the learner group is rebuilt from the last checkpoint \(update of the learner group failed: its worker is gone: ",
 )
-"""What docs/concepts/reliability.md says that a user sees of them."""
+"""What docs/reference/failures.md says that a user sees of them."""
 
 
 @pytest.mark.timeout(900)

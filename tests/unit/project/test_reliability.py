@@ -1,4 +1,4 @@
-"""The failure table of docs/concepts/reliability.md: every line names tests that exist and the command that runs them,
+"""The failure table of docs/reference/failures.md: every line names tests that exist and the command that runs them,
 and the sentences that it quotes are looked for by these tests."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIES = re.compile(r"…|[();:]|[\w-]*\d[\w./-]*")
 def lines() -> Iterator[tuple[str, str, str, str]]:
     """(what dies, what is seen, tests, run by) of every line of the page's failure tables."""
     inside = False
-    for line in (ROOT / "docs" / "concepts" / "reliability.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reference" / "failures.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if cells[-2:] == ["test", "run by"]:
             inside = True
