@@ -1,0 +1,215 @@
+"""A whole run in one process, without Ray: the real controller, and the workers' real classes called by it.
+
+    python benchmarks/one_process.py CONFIG… [--set KEY=VALUE …]
+
+For campaigns with small models on a GPU: a run of the testbed with Ray is three processes that take turns with the
+card, and most of their time is spent between kernels. The run folder is that of `solrl train`, with the same bytes
+(`tests/system/test_one_process.py`), but without report and curves. A run that is there is gone on with. Nothing is
+replaced here: what fails ends the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from actors.client.launch import located
+from actors.controller import Controller
+from actors.workers.explorer import Explorer
+from actors.workers.learner_rank import LearnerRank
+from actors.workers.regenerator import Regenerator
+from actors.workers.selector import Selector
+from actors.workers.text_encoder import TextEncoder
+from actors.world import Sent
+from solrl_ray.config import compiled_learner, continuation
+from solrl_ray.config.checks import check
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, UserError
+from solrl_ray.learning.engine import free_port
+from solrl_ray.storage.resume import check_prompts
+from solrl_ray.storage.run_folder import RunFolder
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Ref:
+    """A reference, and the future of its value."""
+
+    future: asyncio.Future[Any]
+
+    @property
+    def value(self) -> Any:
+        return self.future.result()
+
+
+class Rank(LearnerRank):
+    """The learner, given references of this process."""
+
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", free_port()
+
+    def _fetch(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> Any:
+        return [ref.value for ref in groups], {ref.value.prompt_id: ref.value for ref in embeddings}
+
+
+class Nobody:
+    """Takes metrics, and drops them."""
+
+    def set(self, name: str, value: float, **tags: str) -> None: ...
+
+    def add(self, name: str, value: float, **tags: str) -> None: ...
+
+    def observe(self, name: str, value: float, **tags: str) -> None: ...
+
+
+class OneProcessWorld:
+    """`actors.world.World`, which has the docstrings. An actor is a plain object; its calls are done in the order sent,
+    one at a time, by the event loop."""
+
+    node = "this process"
+
+    def __init__(self, config: Config, folder: Path) -> None:
+        self._config = self._exploring = config
+        self._folder = folder
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    # Actors
+
+    def text_encoder(self) -> TextEncoder:
+        return TextEncoder(self._config, self._folder / "embeddings")
+
+    def selector(self, name: str) -> Selector:
+        return Selector(self._folder, self._config.fleet.strict)
+
+    def explorer(self, name: str) -> Explorer:
+        return Explorer(name, self._exploring)
+
+    def regenerator(self, name: str) -> Regenerator:
+        return Regenerator(name, self._config)
+
+    def learner(self, rank: int, rebuilt: int) -> Rank:
+        return Rank(self._config, rank)
+
+    def explore_with(self, config: Config) -> None:
+        self._exploring = config
+
+    def seat_learners(self, seconds: float) -> bool:
+        return True
+
+    def kill(self, actor: Any) -> None:
+        """It is forgotten by whoever holds it."""
+
+    # Calls
+
+    def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
+        loop = asyncio.get_running_loop()
+        sent = Sent(Ref(loop.create_future()), Ref(loop.create_future()) if parts == 2 else None)
+        loop.call_soon(self._do, actor, method, arguments, sent)
+        return sent
+
+    def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
+        each = [self.send(actor, method, argument).answer for argument in arguments]
+        together = asyncio.gather(*[ref.future for ref in each])
+        together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no task waits
+        return Sent(Ref(together)), each
+
+    async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        return await asyncio.shield(sent.answer.future)
+
+    def put(self, value: Any) -> Ref:
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(value)
+        return Ref(future)
+
+    def _do(self, actor: Any, method: str, arguments: Sequence[Any], sent: Sent) -> None:
+        if sent.answer.future.cancelled():
+            return
+        try:
+            given = [each.value if isinstance(each, Ref) else each for each in arguments]
+            answer = (
+                self.node if method == "node" else None if method == "send_notes" else getattr(actor, method)(*given)
+            )
+        except Exception as error:
+            sent.answer.future.set_exception(error)
+            sent.answer.future.exception()  # marks it as retrieved
+            return
+        if sent.large is not None:
+            answer, large = answer
+            sent.large.future.set_result(large)
+        sent.answer.future.set_result(answer)
+
+    # Blocking work and output
+
+    async def blocking(self, work: Callable[[], T], what: str, seconds: float) -> T:
+        return work()
+
+    def draining_nodes(self) -> frozenset[str]:
+        return frozenset()
+
+    def survey(self, config: Config) -> list[str]:
+        return []
+
+    def exporter(self, run: str) -> Nobody:
+        return Nobody()
+
+    def metrics_writers(self, folder: Path, first_iteration: int) -> list[Any]:
+        return []
+
+    def tracker(self, name: str, config: Config, folder: Path) -> Any:
+        raise UserError(f"tracking.trackers has {name}, but a run in one process has no trackers")
+
+    def write_report(self, folder: Path) -> None:
+        """No campaign reads it."""
+
+
+def checked(config: Config) -> Config:
+    """Raises UserError for what one process cannot do."""
+    check(config)
+    ranks, packed = config.learner.world_size, config.publish.base == "pack"
+    if ranks != 1 or packed or config.fleet.other_explorers:
+        raise UserError("a run in one process has one learner rank, no base pack and no other explorers")
+    return compiled_learner.settled(config)
+
+
+def train(config: Config) -> None:
+    """Train from the run folder's state to the end. Raises as `solrl train`."""
+    folder = RunFolder.of(config)
+    resume = folder.begun
+    if resume:
+        was = continuation.stored(folder.path)
+        if key := continuation.first_difference(continuation.carried(config, was), was, free=continuation.FREE):
+            raise UserError(f"{folder.path} was begun with another {key}")
+    folder.create(config, resume=resume)
+    check_prompts(folder, config)
+    folder.note_start(sys.argv)
+    folder.unlock()  # the controller claims it
+    path = folder.path.absolute()
+    controller = Controller(located(config), path, OneProcessWorld(config, path))
+    asyncio.run(controller.run())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", nargs="+", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    try:
+        train(checked(load(arguments.config, arguments.set)))
+    except (RunError, UserError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""A campaign's run in one process: the bytes of a run on Ray, also if it is gone on with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.schema import Config
+from tests.support.small import digests
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(config: Config, iterations: int) -> subprocess.CompletedProcess[str]:
+    path = Path(config.run.root) / "run.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_yaml(config))
+    command = [sys.executable, "benchmarks/one_process.py", str(path), "--set", f"run.iterations={iterations}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.faults
+def test_a_run_in_one_process_ends_with_the_bytes_of_one_on_ray(calm: Config, tmp_path: Path) -> None:
+    config = calm.model_copy(update={"run": calm.run.model_copy(update={"root": str(tmp_path)})})
+    for iterations in (1, calm.run.iterations):
+        done = train(config, iterations)
+        assert done.returncode == 0, done.stderr
+    assert digests(config) == digests(calm)
+    other = config.model_copy(update={"rollout": config.rollout.model_copy(update={"keep": 2})})
+    refused = train(other, calm.run.iterations)
+    assert refused.returncode == 2
+    assert "was begun with another rollout.keep" in refused.stderr
