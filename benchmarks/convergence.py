@@ -204,9 +204,13 @@ def main() -> None:
         if not is_whole(results["runs"].get(name, {}).get(str(seed)), arguments)
     }
     prices = {name: charged(name, arguments) for name in names}
-    follows = {"after": judge} if arguments.judge else {}
-    limits = {"at_once": arguments.at_once, "seconds": arguments.seconds, "one_process": arguments.one_process}
-    train_all(list(jobs.values()), **limits, **follows)
+    train_all(
+        list(jobs.values()),
+        at_once=arguments.at_once,
+        seconds=arguments.seconds,
+        one_process=arguments.one_process,
+        **({"after": judge} if arguments.judge else {}),
+    )
     for (name, seed), each in jobs.items():
         if found := curve(RunFolder.of(each.config).path, arguments.iterations):
             results["runs"].setdefault(name, {})[str(seed)] = found

@@ -136,17 +136,17 @@ class OneProcessWorld:
             return
         try:
             given = [each.value if isinstance(each, Ref) else each for each in arguments]
-            answer = (
-                self.node if method == "node" else None if method == "send_notes" else getattr(actor, method)(*given)
-            )
+            made: Any = self.node if method == "node" else None
+            if method not in ("node", "send_notes"):  # which ask Ray
+                made = getattr(actor, method)(*given)
         except Exception as error:
             sent.answer.future.set_exception(error)
             sent.answer.future.exception()  # marks it as retrieved
             return
         if sent.large is not None:
-            answer, large = answer
+            made, large = made
             sent.large.future.set_result(large)
-        sent.answer.future.set_result(answer)
+        sent.answer.future.set_result(made)
 
     # Blocking work and output
 

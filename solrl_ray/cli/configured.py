@@ -126,6 +126,18 @@ def print_plan(
     return arithmetic
 
 
+def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
+    """Raise UserError if this card, whose fastest tier is `fastest`, cannot compute the previews."""
+    tier, config = strategies.pool_sampling(loaded.config).tier, loaded.config
+    if tier not in ("nvfp4", "fp8") or tier == fastest or fastest == "nvfp4":
+        return
+    packed = " and publish.base to checkpoint" if config.publish.base == "pack" and fastest != "fp8" else ""
+    raise UserError(
+        f"rollout.explore.precision is {tier} ({loaded.sources.of('rollout.explore.precision')}), which {gpu} cannot "
+        f"compute; set it to auto{packed}."
+    )
+
+
 def on_card(config: Config, fastest: str) -> Config:
     """The configuration with ``rollout.explore.precision: auto`` replaced for a card whose fastest tier is
     `fastest`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import solrl_ray
 from solrl_ray.cli import at_once
-from solrl_ray.cli.configured import begun, fresh, on_card, print_plan, resumed, try_own_functions
+from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed, try_own_functions
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
@@ -67,6 +67,7 @@ def plan(arguments: argparse.Namespace) -> int:
         at_once.cluster(arguments.address)
     card = foretold[1].card if foretold else None
     if foretold:
+        check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
         loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
     arithmetic = print_plan(loaded, planning=True, timed=foretold is not None, card=card)
     if foretold:

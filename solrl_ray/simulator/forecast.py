@@ -222,15 +222,15 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
     ranks = {"learner": learner.model_copy(update={"world_size": learner.world_size + node})}
     if colocated(config):
         everywhere = config.model_copy(update={"fleet": resized(fleet, sizes), **ranks})
-        return [(everywhere, f"{node} GPUs with one of each")]
+        return [(everywhere, f"{node} more GPUs with one of each")]
     if is_one_stage(config):
         del sizes["regenerators"]
     return [
         *(
-            (config.model_copy(update={"fleet": resized(fleet, {name: size})}), f"{node} {name}")
+            (config.model_copy(update={"fleet": resized(fleet, {name: size})}), f"{node} more {name}")
             for name, size in sizes.items()
         ),
-        (config.model_copy(update=ranks), f"{node} learner ranks"),
+        (config.model_copy(update=ranks), f"{node} more learner ranks"),
     ]
 
 

@@ -131,6 +131,18 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
     assert "between their turns, estimated: explorer 19.8 GB (transformer 15.2 GB, " in " ".join(said.out.split())
 
 
+def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("flux1_dev_80gb", "--set", "prompts={train: t, heldout: h}", "--gpu", "a100-80")
+    assert solrl("plan", *given) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: rollout.explore.precision is fp8 (")
+    end = "which NVIDIA A100 80GB cannot compute; set it to auto and publish.base to checkpoint."
+    assert said.endswith(f"one_gpu_80gb.yaml), {end}")
+    options = ("--set", "rollout.explore.precision=auto", "--set", "publish.base=checkpoint")
+    assert solrl("plan", *given, *options) == 0
+    assert "fits fleet.sharing auto is" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = tmp_path / "card.yaml"
     card.write_text("{gpu: ours, fastest: bf16, memory_gb: 100}")

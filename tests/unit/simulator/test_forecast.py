@@ -98,10 +98,10 @@ def test_the_seconds_that_the_prices_of_a_b200_were_solved_from_come_out_again(c
 def test_what_to_add_is_what_the_iteration_waits_for(configure) -> None:  # type: ignore[no-untyped-def]
     few_learners = told(configure("fleet={explorers: {count: 32}, regenerators: {count: 16}}"), "h200", advise=True)
     assert few_learners.bottleneck == "learn"
-    assert min(few_learners.options, key=lambda option: option.seconds).text == "8 learner ranks"
+    assert min(few_learners.options, key=lambda option: option.seconds).text == "8 more learner ranks"
     few_explorers = told(configure("fleet.explorers.count=1", "learner.world_size=64"), "h200", advise=True)
     assert few_explorers.bottleneck == "explore"
-    assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 explorers"
+    assert min(few_explorers.options, key=lambda option: option.seconds).text == "8 more explorers"
 
 
 def test_a_plan_knows_what_exploring_ahead_gains_and_where_it_is_refused(configure) -> None:  # type: ignore[no-untyped-def]
