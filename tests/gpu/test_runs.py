@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.client import launch
+from solrl_ray.config.schema import Config
 from solrl_ray.quantization import capability
 from solrl_ray.report.data import read_run
 from tests.support.small import digests, folder, small_config
@@ -28,6 +29,37 @@ GPU_AND_CPU = (
     "fleet.regenerators={{count: {count}, num_gpus: {share}}}",
     "fleet.other_explorers=[{{name: other, count: {count}, prompts: 1, threads: 1}}]",
 )
+
+
+ON_ONE_GPU = (
+    "run.deterministic=true",
+    "compile={{enabled: false, learner: false}}",
+    "fleet.explorers={{count: {count}, num_gpus: {share}}}",
+    "fleet.regenerators={{count: 1, num_gpus: 0.3}}",
+    "fleet.learners={{threads: 1, num_gpus: 0.3}}",
+)
+
+
+def on_one_gpu(root: Path, name: str, *settings: str, explorers: int = 1) -> Config:
+    """A small run whose workers share a GPU, after its end."""
+    shared = [setting.format(count=explorers, share=0.3 / explorers) for setting in ON_ONE_GPU]
+    config = small_config(root, name, *shared, *settings)
+    launch.train(config, live=False)
+    return config
+
+
+def test_what_resting_workers_do_with_their_weights_changes_no_byte(tmp_path: Path) -> None:
+    ways = ("keep", "lay_down", "one_at_a_time")
+    ended = {way: digests(on_one_gpu(tmp_path, way, f"fleet.sharing={way}")) for way in ways}
+    assert ended["lay_down"] == ended["keep"]
+    assert ended["one_at_a_time"] == ended["keep"]
+
+
+def test_pruned_previews_rank_the_same_with_one_explorer_and_with_two(tmp_path: Path) -> None:
+    pruned = ("rollout.preview={unit: 8, prune: {after: 1, keep: 6}}", "fleet.sharing=keep")
+    runs = {n: on_one_gpu(tmp_path, f"pruned-{n}", *pruned, explorers=n) for n in (1, 2)}
+    assert digests(runs[2]) == digests(runs[1])
+    assert sum(record.dropped for record in read_run(folder(runs[1])).iterations) == 3 * 3 * 2
 
 
 def test_explorers_on_a_gpu_and_on_cpus_rank_the_same_however_many_they_are(tmp_path: Path) -> None:
