@@ -29,7 +29,7 @@ from actors.workers.text_encoder import TextEncoder
 from actors.world import Sent
 from solrl_ray.config import compiled_learner, continuation
 from solrl_ray.config.checks import check
-from solrl_ray.config.loading import load
+from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
@@ -124,6 +124,7 @@ class OneProcessWorld:
         return Sent(Ref(together)), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
+        # Without its deadline: the loop that would notice it is busy with the call. `campaign.py` has one for the run.
         return await asyncio.shield(sent.answer.future)
 
     def put(self, value: Any) -> Ref:
@@ -187,8 +188,8 @@ def train(config: Config) -> None:
     resume = folder.begun
     if resume:
         was = continuation.stored(folder.path)
-        if key := continuation.first_difference(continuation.carried(config, was), was, free=continuation.FREE):
-            raise UserError(f"{folder.path} was begun with another {key}")
+        config = continuation.carried(config, was)
+        continuation.check(config, was, folder.path, Sources())
     folder.create(config, resume=resume)
     check_prompts(folder, config)
     folder.note_start(sys.argv)

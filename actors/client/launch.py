@@ -180,16 +180,15 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
     """
     given = config
     if facts is not None and fitting.is_open(config):
-        card = _learners_card(config)
-        config = fitting.settled(config, facts, card)
+        config = fitting.settled(config, facts, _learners_card(config))
         if config.fleet.sharing != given.fleet.sharing:
             print(f"fleet.sharing auto is {config.fleet.sharing}", flush=True)
-        if compiled_learner.is_open(given):
-            kept = compiled_learner.activation_memory(config)
-            print(f"learner.activation_memory null is {kept:g} on {card.name}", flush=True)
     if compiled_learner.is_open(given):
-        config = compiled_learner.keeping(config, compiled_learner.activation_memory(config))
-        folder.settle(config)
+        kept = compiled_learner.activation_memory(config)
+        config = compiled_learner.keeping(config, kept)
+        print(f"learner.activation_memory null is {kept:g}", flush=True)
+        what, seconds = f"writing {folder.path / 'config.yaml'}", config.fleet.deadlines.checkpoint
+        in_time(lambda: folder.settle(config), what=what, seconds=seconds)
     return config
 
 

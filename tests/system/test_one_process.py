@@ -35,4 +35,5 @@ def test_a_run_in_one_process_ends_with_the_bytes_of_one_on_ray(calm: Config, tm
     other = config.model_copy(update={"rollout": config.rollout.model_copy(update={"keep": 2})})
     refused = train(other, calm.run.iterations)
     assert refused.returncode == 2
-    assert "was begun with another rollout.keep" in refused.stderr
+    assert "rollout.keep is 2 " in refused.stderr
+    assert "was begun with 4; a resumed run may change only" in refused.stderr
