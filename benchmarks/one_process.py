@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import pickle
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -144,6 +145,8 @@ class OneProcessWorld:
             sent.answer.future.set_exception(error)
             sent.answer.future.exception()  # marks it as retrieved
             return
+        # Copies, as on Ray: an actor may use its buffers again, a learner those of the last revision's packed weights.
+        made = pickle.loads(pickle.dumps(made))
         if sent.large is not None:
             made, large = made
             sent.large.future.set_result(large)
