@@ -40,7 +40,7 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import read_run
-from solrl_ray.simulator.forecast import forecast
+from solrl_ray.simulator.forecast import Forecast, forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -96,11 +96,16 @@ def job(name: str, seed: int, arguments: argparse.Namespace) -> Job:
             *((*ON_ONE_GPU, *variant.on_gpu) if arguments.gpu else ()),
             *arguments.set,
         ),
+        variant.train_on,
     )
 
 
 def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) -> dict[str, float]:
-    """Seconds of an iteration of a variant's shape on one H200, by model; the learner is as released if not compiled."""
+    """Seconds of an iteration of a variant's shape on one H200, by model.
+
+    Args:
+        compiled: whether the learner is; else it is the released one.
+    """
     variant, found = VARIANTS[name], {}
     for model, facts in MODELS.items():
         # The method last: a model file has settings for DiffusionNFT.
@@ -116,10 +121,20 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
             "rollout.max_staleness=0",  # on one card everybody takes turns: exploring ahead saves nothing
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
-        config, prices = load(files, shape), price_list("h200")
-        told = forecast(config, describe(config, facts), prices, Cluster(gpu="h200"), orchestration(), advise=False)
+        told = priced(files, shape, facts)
         found[model] = told.seconds
+        if variant.train_on:  # the others are explored alone
+            fewer = priced(files, (*shape, f"rollout.prompts={variant.train_on}"), facts)
+            rollouts = told.parts["explore"] - fewer.parts["explore"]  # on one card, regeneration is among it
+            dropped = told.config.rollout.prompts - variant.train_on
+            found[model] = fewer.seconds + rollouts - dropped * told.priced.stages.regenerate
     return found
+
+
+def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts) -> Forecast:
+    config = load(files, settings)
+    arithmetic = describe(config, facts)
+    return forecast(config, arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
 
 
 def released(arguments: argparse.Namespace) -> dict[str, float]:

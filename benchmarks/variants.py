@@ -23,6 +23,9 @@ class Variant(NamedTuple):
     """Another tier by which the pool is charged: no price list has one for emulation."""
     on_gpu: tuple[str, ...] = ()
     """Further settings of a run on a GPU."""
+    train_on: int = 0
+    """Of so many prompts of an iteration, those with the greatest spread, if not of all. The others are charged as
+    explored, and no more."""
 
 
 def nvfp4(*changes: str, on_gpu: tuple[str, ...] = ()) -> Variant:
@@ -83,6 +86,7 @@ VARIANTS = {
     "lean_48_keep_8": prune(2, 24, *train_on(8), pool=48),
     "direct_two_updates": Variant("diffusion_nft", (DIRECT, NFT, "learner.updates=2")),
     "two_updates": prune(2, 36, "learner.updates=2"),
+    "choose_prompts": prune(2, 36, "rollout.prompts=24")._replace(train_on=12),
     "staleness_1": nvfp4("rollout.max_staleness=1", on_gpu=(LEARNER_ON_CPU,)),
     "prune_after_1": prune(after=1, keep=36),
     "prune_after_3": prune(after=3, keep=36),
@@ -104,6 +108,7 @@ TABLES = {
     "keep": ("direct", "keep_8", "keep_12", "two_stage_nvfp4", "keep_48"),
     "lean": ("direct", "direct_12", "direct_8", "two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8"),
     "updates": ("direct", "direct_two_updates", "two_stage_pruned", "two_updates"),
+    "prompts": ("direct", "two_stage_pruned", "choose_prompts"),
     "staleness": (*BASELINE, "staleness_1"),
     "pruning": (*BASELINE, "prune_after_1", "two_stage_pruned", "prune_after_3", "prune_keep_48"),
     "sync": (*BASELINE, "sync_lora", "sync_branch"),
