@@ -142,7 +142,8 @@ class LearnerRank(Callee):
         """
         laid_down = 0
         if lays_down(self._config.fleet):
-            laid_down = self._resting.lay_down(adapters.base_tensors(self._model.transformer), self._model.device)
+            frozen = adapters.base_tensors(self._model.transformer)
+            laid_down = self._resting.lay_down(frozen, self._model.device, changing=())
         return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:

@@ -114,9 +114,8 @@ class SamplingWorker(Callee):
         laid_down = 0
         if lays_down(self._config.fleet):
             scoring = [tensor for module in self._scoring.modules() for tensor in tensors_of(module)]
-            laid_down = self._resting.lay_down(
-                [*self._model.tensors(), *self._receiver.tensors(), *scoring], self._model.device
-            )
+            everything = [*self._model.tensors(), *self._receiver.tensors(), *scoring]
+            laid_down = self._resting.lay_down(everything, self._model.device, self._receiver.changing())
         return max(laid_down, free_cache())  # on a GPU the second counts the first as well
 
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:

@@ -31,6 +31,7 @@ RESERVED = 1.1
 peaks."""
 LOAD, EXPLORE, REGENERATE, LEARN, PUBLISH, EVALUATE = "load", "explore", "regenerate", "learn", "publish", "evaluate"
 ROLL_OUT = "explore and regenerate"
+SCORING = ("decoder", "rewards")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,19 @@ class CardMemory:
 
     @property
     def laid_down(self) -> int:
-        """Bytes of pinned host memory that hold what is laid down."""
+        """Bytes that go down and up."""
         return sum(worker.laid_down for worker in self.occupants)
+
+    @property
+    def host(self) -> int:
+        """Bytes of pinned host memory that hold them: what a regenerator has as well is there once
+        (`models.host_memory`), which is a learner's whole base and what scores an explorer's previews.
+        """
+        by_role = {worker.role: worker.weights for worker in self.occupants}
+        if "regenerator" not in by_role:
+            return self.laid_down
+        explorer, learner = by_role.get("explorer", {}), by_role.get("learner rank", {})
+        return self.laid_down - sum(explorer.get(name, 0) for name in SCORING) - sum(learner.values())
 
 
 def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
@@ -156,10 +168,8 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
     config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
     pool, rollout = pool_sampling(config), config.rollout
     context = {"CUDA context": CONTEXT}
-    scoring = {
-        "decoder": facts.decoder_parameters * width,
-        "rewards": sum(GPU_BYTES.get(reward.kind, 0) for reward in config.rewards),
-    }
+    sizes = facts.decoder_parameters * width, sum(GPU_BYTES.get(reward.kind, 0) for reward in config.rewards)
+    scoring = dict(zip(SCORING, sizes, strict=True))
     quantised = pool.tier not in UNQUANTIZED_TIERS
     staged = arithmetic.packed_bytes or 0
     explorer = Occupant(

@@ -6,46 +6,27 @@ affected. Its address may change, which captured CUDA graphs would not survive.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from solrl_ray.errors import RunError
+from solrl_ray.models.host_memory import Content, Found, Room, SharedRoom, SharedRooms
 
 _ALIGNED = 512
 """Bytes; each copy on the host begins at a multiple of this."""
 _WORD = 8
 """Bytes of an int64, the unit of checksums."""
-
-
-class _HostRoom:
-    """Uninitialised host memory; if pinned, a GPU copies from and to it at the full speed of its link. PyTorch's own
-    allocator of pinned memory would round the size up to a power of two.
-    """
-
-    def __init__(self, size: int, *, pinned: bool) -> None:
-        """Raises RunError if there is not enough memory."""
-        reason = ""
-        try:
-            self.bytes = torch.empty(size, dtype=torch.uint8)
-        except RuntimeError:
-            reason = "out of memory"
-        else:
-            runtime: Any = torch.cuda.cudart() if pinned and size else None
-            address = self.bytes.data_ptr()
-            error = int(runtime.cudaHostRegister(address, size, 0)) if runtime else 0
-            reason = f"it cannot be pinned: CUDA error {error}" if error else ""
-            if runtime and not error:  # else that address could not be pinned again
-                weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
-        if reason:
-            raise RunError(
-                f"{size / 1e9:.1f} GB of host memory for weights that are laid down cannot be allocated ({reason}); "
-                "set fleet.sharing to keep, or give the node more memory"
-            )
+_SHARED = 1 << 16
+"""Bytes from which on a copy is shared with others."""
+_COMPARED = 1 << 26
+"""Bytes that are compared at once."""
+K = TypeVar("K")
+Storages = dict[int, torch.UntypedStorage]
+"""By identity."""
 
 
 @dataclass(slots=True)
@@ -55,7 +36,7 @@ class _Piece:
     storage: torch.UntypedStorage
     host: Tensor
     """uint8, as many bytes: the copy."""
-    room: _HostRoom
+    room: Room
     """The memory that holds it."""
     checksum: int
 
@@ -63,10 +44,13 @@ class _Piece:
 class RestingWeights:
     """What one worker lays down.
 
-    The copies on the host are pinned if there is a GPU, and made once: unchanged data is not copied again.
+    The copies on the host are pinned if there is a GPU, and made once: unchanged data is not copied again. What never
+    changes is there once for all workers of a machine (`host_memory`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rooms: SharedRooms | None = None) -> None:
+        """`rooms`: where copies of others are found; by default those of this machine and user."""
+        self._rooms = rooms or SharedRooms()
         self._pieces: dict[int, _Piece] = {}
         """By identity of the storage."""
         self._down: list[_Piece] = []
@@ -76,18 +60,35 @@ class RestingWeights:
         return bool(self._down)
 
     @torch.no_grad()
-    def lay_down(self, tensors: Iterable[Tensor], device: torch.device) -> int:
+    def lay_down(
+        self, tensors: Iterable[Tensor], device: torch.device, changing: Iterable[Tensor] | None = None
+    ) -> int:
         """Return the memory behind tensors on a device to PyTorch's allocator; returns its bytes.
 
         The tensors must not be used until `take_up`. Tensors elsewhere, in memory that PyTorch did not allocate, or
         that only wrap others (Transformer Engine's) are left alone.
+
+        Args:
+            changing: those that will change, so that sharing a copy of them is in vain; all if not given.
+
+        Raises:
+            RunError: the host has not enough memory.
         """
         if self._down:
             return 0
         found = {storage._cdata: storage for storage in _storages(tensors) if storage.device == device}
         self._pieces = {key: piece for key, piece in self._pieces.items() if key in found}
         sums = dict(zip(found, _checksums(found.values()), strict=True))
-        self._make_room({key: storage for key, storage in found.items() if key not in self._pieces})
+        new = {key: storage for key, storage in found.items() if key not in self._pieces}
+        if changing is not None:
+            own = {storage._cdata for storage in _storages(changing)}
+            large = {k: storage for k, storage in new.items() if k not in own and storage.nbytes() >= _SHARED}
+            self._share(large, sums)
+        # What others may have is never written: who turns out to change has room of its own from then on.
+        moved = [
+            k for k, piece in self._pieces.items() if isinstance(piece.room, SharedRoom) and piece.checksum != sums[k]
+        ]
+        self._make_room({k: found[k] for k in found if k in moved or k not in self._pieces})
         for key, piece in self._pieces.items():
             if piece.checksum != sums[key]:
                 piece.host.copy_(_bytes(piece.storage), non_blocking=True)
@@ -115,15 +116,38 @@ class RestingWeights:
         self._down = []
         return sum(piece.host.numel() for piece in down)
 
-    def _make_room(self, storages: dict[int, torch.UntypedStorage]) -> None:
-        """Allocate one piece of host memory for all that have none yet."""
-        starts, size = [], 0
-        for storage in storages.values():
-            starts.append(size)
-            size += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
-        room = _HostRoom(size, pinned=torch.cuda.is_initialized())
-        for (key, storage), start in zip(storages.items(), starts, strict=True):
-            self._pieces[key] = _Piece(storage, room.bytes[start : start + storage.nbytes()], room, checksum=-1)
+    def _share(self, storages: Storages, sums: dict[int, int]) -> None:
+        """Use copies that others have, and make the rest for all."""
+        contents = {key: (storage.nbytes(), sums[key]) for key, storage in storages.items()}
+        pinned = torch.cuda.is_initialized()
+        self._attach(storages, contents, self._rooms.find(set(contents.values()), pinned=pinned))
+        firsts = {contents[key]: key for key in storages if key not in self._pieces}
+        index, size = _places({content: content[0] for content in firsts})
+        room = self._rooms.make(size, pinned=pinned) if firsts else None
+        if room is None:
+            return
+        for content, key in firsts.items():
+            _part(room, index[content], content[0]).copy_(_bytes(storages[key]), non_blocking=True)
+        _wait(storages.values())
+        self._attach(storages, contents, {content: Found(room, offset) for content, offset in index.items()})
+        self._rooms.offer(room, index)
+
+    def _attach(self, storages: Storages, contents: dict[int, Content], found: dict[Content, Found]) -> None:
+        """Take copies as those of storages that have none and the same bytes."""
+        for key, storage in storages.items():
+            there = found.get(contents[key])
+            if there is None or key in self._pieces:
+                continue
+            host = _part(there.room, there.offset, storage.nbytes())
+            if _same(host, _bytes(storage)):
+                self._pieces[key] = _Piece(storage, host, there.room, checksum=contents[key][1])
+
+    def _make_room(self, storages: Storages) -> None:
+        """Allocate one piece of host memory for all."""
+        places, size = _places({key: storage.nbytes() for key, storage in storages.items()})
+        room = Room(size, pinned=torch.cuda.is_initialized())
+        for key, storage in storages.items():
+            self._pieces[key] = _Piece(storage, _part(room, places[key], storage.nbytes()), room, checksum=-1)
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
@@ -158,6 +182,24 @@ def _checksums(storages: Iterable[torch.UntypedStorage]) -> list[int]:
         whole = content.numel() // _WORD * _WORD
         sums.append(content[:whole].view(torch.int64).sum() + content[whole:].sum())
     return [int(each) for each in torch.stack(sums).tolist()] if sums else []
+
+
+def _places(sizes: dict[K, int]) -> tuple[dict[K, int], int]:
+    """Offsets in a room, and its size."""
+    offsets, size = {}, 0
+    for key, nbytes in sizes.items():
+        offsets[key] = size
+        size += -(-nbytes // _ALIGNED) * _ALIGNED
+    return offsets, size
+
+
+def _part(room: Room, offset: int, size: int) -> Tensor:
+    return room.bytes[offset : offset + size]
+
+
+def _same(host: Tensor, content: Tensor) -> bool:
+    parts = zip(host.split(_COMPARED), content.split(_COMPARED), strict=True)
+    return all(torch.equal(part.to(content.device), there) for part, there in parts)
 
 
 def _wait(storages: Iterable[torch.UntypedStorage]) -> None:

@@ -44,11 +44,18 @@ class Receiver:
         self._quantized_base = dict(quantized_base or {})
         self._base: Tensors | None = None
         self._base_digest = ""
+        self._layers: dict[str, Layer] = {}
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The parts of the base that it keeps beside the model."""
         yield from self._quantized_base.values()
         yield from (self._base or {}).values()
+
+    def changing(self) -> list[torch.Tensor] | None:
+        """What of the model each revision writes; None before the first one."""
+        layers = self._layers.values()
+        written = [[x.weight] if isinstance(x, nn.Linear) else list(x.tensors().values()) for x in layers]
+        return [tensor for tensors in written for tensor in tensors] or None
 
     def apply(self, payload: Payload) -> tuple[int, str]:
         """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
@@ -63,6 +70,7 @@ class Receiver:
             raise RunError(f"{manifest.name} touches no module: nothing would be published")
         layers = {module: touched_layer(self._model, module) for module in manifest.modules}
         self._remember_base(manifest, layers)
+        self._layers = layers
         self._check_mergeable(payload, layers)
         staged = self._stage(payload, layers)
         held: Tensors = {}

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from solrl_ray.models.host_memory import SharedRoom, SharedRooms
 from solrl_ray.models.resting import RestingWeights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -43,5 +47,22 @@ def test_host_memory_that_is_free_again_can_be_pinned_again() -> None:
         tensors = [torch.ones(2**28, device=device)]
         resting = RestingWeights()
         resting.lay_down(tensors, device)
+        resting.take_up()
+        assert tensors[0].sum() == 2**28
+
+
+@torch.no_grad()
+def test_a_copy_that_two_workers_share_is_pinned_for_both(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    workers = [(RestingWeights(SharedRooms(tmp_path)), [torch.ones(2**28, device=device)]) for _ in range(2)]
+    for resting, tensors in workers:
+        resting.lay_down(tensors, device, changing=())
+    first, second = (next(iter(resting._pieces.values())) for resting, _ in workers)
+    assert isinstance(first.room, SharedRoom)
+    assert isinstance(second.room, SharedRoom)
+    assert os.fstat(first.room.descriptor).st_ino == os.fstat(second.room.descriptor).st_ino
+    assert first.host.is_pinned()
+    assert second.host.is_pinned()
+    for resting, tensors in workers:
         resting.take_up()
         assert tensors[0].sum() == 2**28

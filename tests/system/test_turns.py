@@ -5,6 +5,8 @@ The GPU is one that Ray only counts; the players compute on CPUs.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from solrl_ray.config.schema import Config
+from solrl_ray.models.host_memory import SharedRoom
 from solrl_ray.policy import adapters
 from tests.chaos.notes import Reader
 from tests.chaos.noting import NotingExplorer, NotingLearner, NotingRegenerator, noted
@@ -59,6 +62,10 @@ def released(method: Callable[[Any], int]) -> Any:
         keeps = self._config.fleet.sharing == "keep"
         assert bool(left) == keeps, left
         assert bool(given) == bool(before and not keeps), (given, before)  # who was not asked since has none to give
+        rooms = [piece.room for piece in self._resting._pieces.values()]
+        inodes = {os.fstat(room.descriptor).st_ino for room in rooms if isinstance(room, SharedRoom)}
+        with Path(self._config.run.root, "rooms.jsonl").open("a") as file:
+            file.write(json.dumps([type(self).__name__, sorted(inodes)]) + "\n")
         return given
 
     return noted("resting", release, "rested")
@@ -107,3 +114,6 @@ def test_who_shares_a_gpu_with_learners_takes_turns_with_them(
     assert turns == config.run.iterations
     assert does["learner-0"] == "rested"
     assert "taking" not in [note.doing for note in reader.notes]
+    rooms = dict(map(json.loads, (tmp_path / "rooms.jsonl").read_text().splitlines()))
+    shared = set(rooms[SharingLearner.__name__]) & set(rooms[SharingRegenerator.__name__])
+    assert bool(shared) == (sharing != "keep")  # the frozen base, once for both

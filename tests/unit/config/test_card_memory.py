@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -115,6 +116,16 @@ def test_laid_down_only_contexts_and_what_is_trained_stay_beside_who_is_at_work(
         }
     )
     assert card.laid_down / 1e9 == pytest.approx(EXPLORER + REGENERATOR + LEARNER - 3 * 0.5 - POLICIES)
+
+
+def test_what_a_regenerator_has_as_well_is_once_on_the_host() -> None:
+    (card,) = cards(made_up())
+    explorer, regenerator, learner = (dict(worker.weights) for worker in card.occupants)
+    assert learner["transformer"] <= regenerator["transformer"] + regenerator["base of what LoRA touches"]
+    once = explorer["transformer"] + explorer["base of what LoRA touches"] + sum(regenerator.values())
+    assert card.host == once
+    alone = dataclasses.replace(card, occupants=card.occupants[::2])  # without the regenerator
+    assert alone.host == alone.laid_down
 
 
 def test_one_at_a_time_explorers_and_regenerators_are_never_on_the_card_together() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from solrl_ray.config.schema import QuantizationScope
 from solrl_ray.errors import RunError
-from solrl_ray.models.resting import RestingWeights, _HostRoom, tensors_of
+from solrl_ray.models.host_memory import Room
+from solrl_ray.models.resting import RestingWeights, tensors_of
 from solrl_ray.quantization.layers import QuantizedLinear
 from solrl_ray.quantization.scope import quantize_
 from tests.unit.quantization.test_scope import SKIP, inputs, transformer
@@ -128,7 +129,7 @@ def test_a_host_without_memory_is_named() -> None:
     with pytest.raises(
         RunError, match=r"1000000\.0 GB of host memory for weights that are laid down cannot be allocated \(out"
     ):
-        _HostRoom(10**15, pinned=False)
+        Room(10**15, pinned=False)
 
 
 @torch.no_grad()
