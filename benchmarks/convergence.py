@@ -15,7 +15,8 @@ evaluated by the testbed's own rules, which no policy was trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
 list and `solrl plan`'s simulation; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:
-a Hopper card has no FP4 unit.
+a Hopper card has no FP4 unit. The baselines `direct` and `scaled` are charged compiled, as everything else; `released`
+is what `direct` takes in the released code's schedule (`iteration.py`), where nothing is compiled.
 
 Prints the table; adds to benchmarks/results/convergence.json, or to the file of `--results`, whose runs all have as
 many iterations: a gain is that of the last one. `make results` draws it.
@@ -29,7 +30,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from campaign import ON_ONE_GPU, REPOSITORY, Job, train_all
 from time_to_target import comparisons, whole_runs
@@ -39,14 +40,15 @@ from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.loading import load
 from solrl_ray.report.curve import SHARES, Curve
 from solrl_ray.report.data import read_run
-from solrl_ray.simulator.forecast import forecast
+from solrl_ray.simulator.forecast import Forecast, forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 from solrl_ray.storage.run_folder import RunFolder
 
 CONFIGS = REPOSITORY / "configs"
 RESULTS = REPOSITORY / "benchmarks" / "results" / "convergence.json"
+PROMPTS = 12
 SAME = (
-    "rollout.prompts=12",
+    f"rollout.prompts={PROMPTS}",
     "rollout.regenerate.micro_batch=24",
     "learner={micro_batch: 24, optimizer: {lr: 1e-3}}",
     "evaluation={every: 4, prompts: 96, samples: 4, steps: 10, pictures: 0, reference: ''}",
@@ -71,6 +73,18 @@ MODELS = {
 """Whose prices are charged; sizes of the published checkpoints."""
 
 
+class Released(NamedTuple):
+    """A model's schedule in the released code."""
+
+    measured: str
+    """Its name in `iteration.py`."""
+    activation_memory: float
+    """0 with gradient checkpointing, else 1."""
+
+
+RELEASED = {"flux1_dev": Released("flux", 0), "sd35_large": Released("sd3", 1)}
+
+
 def job(name: str, seed: int, arguments: argparse.Namespace) -> Job:
     variant, root = VARIANTS[name], arguments.root.absolute()
     return Job(
@@ -82,11 +96,16 @@ def job(name: str, seed: int, arguments: argparse.Namespace) -> Job:
             *((*ON_ONE_GPU, *variant.on_gpu) if arguments.gpu else ()),
             *arguments.set,
         ),
+        variant.train_on,
     )
 
 
-def charged(name: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds of an iteration of a variant's shape on one H200, by model."""
+def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) -> dict[str, float]:
+    """Seconds of an iteration of a variant's shape on one H200, by model.
+
+    Args:
+        compiled: whether the learner is; else it is the released one.
+    """
     variant, found = VARIANTS[name], {}
     for model, facts in MODELS.items():
         # The method last: a model file has settings for DiffusionNFT.
@@ -97,14 +116,34 @@ def charged(name: str, arguments: argparse.Namespace) -> dict[str, float]:
             *arguments.set,
             "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}}",
             "fleet={learners: {num_gpus: 0.3}}",
-            "compile={enabled: true, learner: true}",
-            "learner.activation_memory=0.5",
+            f"compile={{enabled: true, learner: {str(compiled).lower()}}}",
+            f"learner.activation_memory={0.5 if compiled else RELEASED[model].activation_memory}",
             "rollout.max_staleness=0",  # on one card everybody takes turns: exploring ahead saves nothing
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
-        config, prices = load(files, shape), price_list("h200")
-        told = forecast(config, describe(config, facts), prices, Cluster(gpu="h200"), orchestration(), advise=False)
+        told = priced(files, shape, facts)
         found[model] = told.seconds
+        if variant.train_on:  # the others are explored alone
+            fewer = priced(files, (*shape, f"rollout.prompts={variant.train_on}"), facts)
+            rollouts = told.parts["explore"] - fewer.parts["explore"]  # on one card, regeneration is among it
+            dropped = told.config.rollout.prompts - variant.train_on
+            found[model] = fewer.seconds + rollouts - dropped * told.priced.stages.regenerate
+    return found
+
+
+def priced(files: Sequence[Path], settings: Sequence[str], facts: ModelFacts) -> Forecast:
+    config = load(files, settings)
+    arithmetic = describe(config, facts)
+    return forecast(config, arithmetic, price_list("h200"), Cluster(gpu="h200"), orchestration(), advise=False)
+
+
+def released(arguments: argparse.Namespace) -> dict[str, float]:
+    """Seconds of an iteration of `direct` on one H200 as in the released code, by model: sampling and learner eager."""
+    found = charged("direct", arguments, compiled=False)
+    for model, schedule in RELEASED.items():
+        seconds = json.loads((RESULTS.parent / f"iteration_{schedule.measured}.json").read_text())["seconds"]
+        sampling = (seconds[name]["regenerate"] for name in ("released two-stage", "ours"))
+        found[model] += PROMPTS * (next(sampling) - next(sampling))  # of 24 samples each
     return found
 
 
@@ -218,6 +257,7 @@ def main() -> None:
         sys.exit("no run has a second evaluation yet")
     results["runs"] = {name: results["runs"][name] for name in VARIANTS if name in results["runs"]}
     results["charged"] |= prices
+    results["released"] = released(arguments)
     results["comparisons"] = comparisons(whole_runs(results), results["charged"])
     arguments.results.write_text(json.dumps(results, indent=1) + "\n")
     show(results, names)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from convergence import plus_minus, times
-from time_to_target import mean_with_interval, whole_runs
+from time_to_target import mean_with_interval, times_sooner, whole_runs
 from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
@@ -37,17 +37,23 @@ SCHEDULES = {
 """Results file and variant → what a user would call it."""
 PARTS = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish")
 CAMPAIGN = "python benchmarks/convergence.py"
+ON_GPU = "--gpu --one-process --at-once 16"
 COMMANDS = {
-    "convergence": f"{CAMPAIGN} --gpu --at-once 8 --judge",
-    **{name: f"{CAMPAIGN} --table {name} --gpu --at-once 8 --seeds 3" for name in TABLES if name != "convergence"},
+    "convergence": f"{CAMPAIGN} {ON_GPU} --judge",
+    **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},
     "quantized": f"{CAMPAIGN} --table quantized --iterations 200 --root runs/convergence_200 "
-    "--results benchmarks/results/convergence_200.json --gpu --at-once 8 --seeds 3",
+    f"--results benchmarks/results/convergence_200.json {ON_GPU} --seeds 3",
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
 }
+MAIN = ("convergence", "quantized")
+"""Tables that have their baselines as results of their own."""
 FILES = {"quantized": "convergence_200.json"}
 """Tables whose runs are longer; the others are in convergence.json."""
+TWO_STAGE = ("two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
+CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
+HEADLINE_SHARE = 0.9
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 
 
@@ -168,6 +174,8 @@ def campaign(name: str) -> Callable[[Path], str]:
     def block(results: Path) -> str:
         content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
         found = {} if content is None else content["comparisons"]
+        if name not in MAIN and found.keys() <= set(TABLES["convergence"]):  # of this table nothing but its baselines
+            found = {}
         rows = []
         for variant in TABLES[name]:
             if variant in found:
@@ -207,6 +215,32 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
     return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
 
 
+def headline(results: Path) -> str:
+    """How many times sooner two stages have a share of the gain of the one-stage strategies, in charged time."""
+    content = read(results, "convergence.json")
+    runs = {} if content is None else whole_runs(content)
+    rows = []
+    for name in (name for name in TWO_STAGE if {name, "direct", "scaled"} <= runs.keys()):
+        for model, title in CHARGED.items():
+            cells, place = [name, title], SHARES.index(HEADLINE_SHARE)
+            for other, prices in (("scaled", None), ("direct", "released"), ("direct", None)):
+                price = content[prices][model] if prices else content["charged"][other][model]
+                ratios = times_sooner(runs[name], runs[other], price / content["charged"][name][model])
+                cells.append(f"{times(ratios[place])} ×")
+            rows.append(cells)
+    if not rows:
+        return unmeasured("convergence")
+    share = f"{HEADLINE_SHARE:.0%}"
+    header = [
+        "× sooner",
+        "charged as",
+        "than 24 of 96, compiled",
+        "than 24 of 24, as released",
+        "than 24 of 24, compiled",
+    ]
+    return f"Time to {share} of the other's gain:\n\n{table(header, rows)}"
+
+
 def sooner(results: Path) -> str:
     """The paper's, then ours."""
     models = list(next(iter(PUBLISHED["times_sooner"].values())))
@@ -234,6 +268,7 @@ def reward_figure(results: Path) -> str:
 
 BLOCKS: dict[str, Callable[[Path], str]] = {
     "reward-figure": reward_figure,
+    "headline": headline,
     "rollouts": rollouts,
     "iterations": iterations,
     "schedules": schedules,

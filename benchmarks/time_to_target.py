@@ -71,21 +71,36 @@ def comparisons(runs: Mapping[str, Runs], prices: Mapping[str, Mapping[str, floa
         reference = DIRECTS[VARIANTS[name].method]
         if reference not in runs:
             continue
-        sides = together(mine), together(runs[reference])
-        times = _times(*((grid, rewards.mean(axis=0, keepdims=True)) for grid, rewards in sides))
-        ratios, drawn = _ratios(*times)[0], None if name == reference else _resampled(*sides)
+        times = _times(*_means(mine, runs[reference]))
+        sooner = {}
+        for model in prices[name]:
+            cheaper = prices[reference][model] / prices[name][model]
+            sooner[model] = times_sooner(mine, runs[reference], cheaper, interval=name != reference)
         rows = {}
         for column, share in enumerate(SHARES):
-            sooner = {}
-            for model in prices[name]:
-                cheaper = prices[reference][model] / prices[name][model]
-                ends = [None, None] if drawn is None else (np.quantile(drawn[:, column], ENDS) * cheaper).tolist()
-                sooner[model] = [float(ratios[column] * cheaper) or None, *ends]
             mine_at, other_at = (at if math.isfinite(at := float(side[0, column])) else None for side in times)
-            rows[f"{share:g}"] = {"iterations": mine_at, "direct": other_at, "times_sooner": sooner}
+            of_model = {model: ratios[column] for model, ratios in sooner.items()}
+            rows[f"{share:g}"] = {"iterations": mine_at, "direct": other_at, "times_sooner": of_model}
         last = [run["reward"][-1] for run in mine.values()]
         found[name] = {"reference": reference, "targets": rows, "final": list(mean_with_interval(last))}
     return found
+
+
+def times_sooner(mine: Runs, other: Runs, cheaper: float, *, interval: bool = True) -> list[list[float | None]]:
+    """By share of the other's gain, how many times sooner `mine` has it: ``[ratio, low, high]``, as in `comparisons`.
+
+    Args:
+        cheaper: what an iteration of `other` costs, over what one of `mine` does.
+    """
+    ratios = _ratios(*_times(*_means(mine, other)))[0]
+    drawn = _resampled(together(mine), together(other)) if interval else None
+    ends = [[None, None]] * len(SHARES) if drawn is None else (np.quantile(drawn, ENDS, axis=0) * cheaper).T.tolist()
+    return [[float(ratio * cheaper) or None, *pair] for ratio, pair in zip(ratios, ends, strict=True)]
+
+
+def _means(*sides: Runs) -> list[tuple[list[int], Rewards]]:
+    """Of each side its mean curve, [1, evaluations]."""
+    return [(grid, rewards.mean(axis=0, keepdims=True)) for grid, rewards in map(together, sides)]
 
 
 def _times(mine: tuple[list[int], Rewards], other: tuple[list[int], Rewards]) -> tuple[Rewards, Rewards]:

@@ -23,6 +23,9 @@ class Variant(NamedTuple):
     """Another tier by which the pool is charged: no price list has one for emulation."""
     on_gpu: tuple[str, ...] = ()
     """Further settings of a run on a GPU."""
+    train_on: int = 0
+    """Of so many prompts of an iteration, those with the greatest spread, if not of all. The others are charged as
+    explored, and no more."""
 
 
 def nvfp4(*changes: str, on_gpu: tuple[str, ...] = ()) -> Variant:
@@ -30,10 +33,19 @@ def nvfp4(*changes: str, on_gpu: tuple[str, ...] = ()) -> Variant:
     return Variant("diffusion_nft", (TWO_STAGE, NVFP4, NFT, *changes), "fp8", on_gpu)
 
 
-def prune(after: int, keep: int) -> Variant:
-    return nvfp4(
-        "rollout.explore.micro_batch=12", f"rollout.preview={{unit: 96, prune: {{after: {after}, keep: {keep}}}}}"
-    )
+def prune(after: int, keep: int, *changes: str, pool: int = 96) -> Variant:
+    preview = f"rollout.preview={{unit: {pool}, prune: {{after: {after}, keep: {keep}}}}}"
+    return nvfp4("rollout.explore.micro_batch=12", preview, f"rollout.pool={pool}", *changes)
+
+
+def train_on(keep: int) -> tuple[str, str]:
+    """Fewer samples of a prompt are trained on than the published 24, in batches that they fill."""
+    return f"rollout.keep={keep}", f"rollout.regenerate.micro_batch={keep}"
+
+
+def direct_with(keep: int) -> Variant:
+    fewer = (f"rollout.pool={keep}", f"rollout.explore.micro_batch={keep}", *train_on(keep))
+    return Variant("diffusion_nft", (DIRECT, NFT, *fewer))
 
 
 DIRECTS = {
@@ -66,7 +78,15 @@ VARIANTS = {
     **{f"pool_{size}": nvfp4(f"rollout.pool={size}") for size in (48, 192, 384)},
     **{f"steps_{steps}": nvfp4(f"rollout.explore.steps={steps}") for steps in (2, 4, 8)},
     **{f"select_{rule}": nvfp4(f"rollout.selection={rule}") for rule in ("best", "random")},
-    **{f"keep_{keep}": nvfp4(f"rollout.keep={keep}") for keep in (8, 12, 48)},
+    **{f"keep_{keep}": nvfp4(*train_on(keep)) for keep in (8, 12)},
+    "keep_48": nvfp4("rollout.keep=48"),
+    **{f"direct_{keep}": direct_with(keep) for keep in (8, 12)},
+    "lean_96": prune(2, 36, *train_on(12)),
+    "lean_48": prune(2, 24, *train_on(12), pool=48),
+    "lean_48_keep_8": prune(2, 24, *train_on(8), pool=48),
+    "direct_two_updates": Variant("diffusion_nft", (DIRECT, NFT, "learner.updates=2")),
+    "two_updates": prune(2, 36, "learner.updates=2"),
+    "choose_prompts": prune(2, 36, "rollout.prompts=24")._replace(train_on=12),
     "staleness_1": nvfp4("rollout.max_staleness=1", on_gpu=(LEARNER_ON_CPU,)),
     "prune_after_1": prune(after=1, keep=36),
     "prune_after_3": prune(after=3, keep=36),
@@ -86,6 +106,9 @@ TABLES = {
     "preview_steps": ("direct", "steps_2", "steps_4", "two_stage_nvfp4", "steps_8"),
     "selection": (*BASELINE, "select_best", "select_random"),
     "keep": ("direct", "keep_8", "keep_12", "two_stage_nvfp4", "keep_48"),
+    "lean": ("direct", "direct_12", "direct_8", "two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8"),
+    "updates": ("direct", "direct_two_updates", "two_stage_pruned", "two_updates"),
+    "prompts": ("direct", "two_stage_pruned", "choose_prompts"),
     "staleness": (*BASELINE, "staleness_1"),
     "pruning": (*BASELINE, "prune_after_1", "two_stage_pruned", "prune_after_3", "prune_keep_48"),
     "sync": (*BASELINE, "sync_lora", "sync_branch"),

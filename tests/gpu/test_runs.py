@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.usefixtures("usual_workers"),
+    pytest.mark.timeout(900),  # a test has up to three runs, whose workers each load CUDA
 ]
 
 

@@ -24,8 +24,23 @@ def test_every_variant_is_a_valid_run(name: str) -> None:
         config = convergence.job(name, 43, arguments(gpu)).config
         assert (config.run.name, config.run.seed, config.objective.kind) == (f"{name}-43", 43, VARIANTS[name].method)
         assert bool(config.fleet.explorers.num_gpus) == gpu
-        assert (config.rollout.strategy == "direct") == (name in DIRECTS.values())
-        assert bool(pool_sampling(config).pruning) == (name == "two_stage_pruned" or name.startswith("prune_"))
+        assert (config.rollout.strategy == "direct") == (name in DIRECTS.values() or name.startswith("direct_"))
+        pruned = name in ("two_stage_pruned", "two_updates", "choose_prompts") or name.startswith(("prune_", "lean_"))
+        assert bool(pool_sampling(config).pruning) == pruned
+        assert config.rollout.keep % config.rollout.regenerate.micro_batch == 0  # nothing padded is charged
+
+
+def test_prompts_that_are_not_trained_on_are_charged_as_explored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(convergence.MODELS, "sd35_large")
+    all_of_12, of_24 = (
+        convergence.charged(name, arguments())["flux1_dev"] for name in ("two_stage_pruned", "choose_prompts")
+    )
+    assert 1.2 < of_24 / all_of_12 < 1.4  # a preview of a pool takes about a quarter of all
+
+
+def test_the_released_schedule_of_direct_costs_more_than_ours() -> None:
+    ours, released = convergence.charged("direct", arguments()), convergence.released(arguments())
+    assert all(1.3 < released[model] / ours[model] < 2 for model in convergence.MODELS)
 
 
 def test_exploring_ahead_costs_as_much_of_one_card_and_pruning_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
 def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
     unmeasured = BLOCKS["pool"](tmp_path)
     assert unmeasured.endswith(
-        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --at-once 8 --seeds 3`"
+        "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --one-process --at-once 16 --seeds 3`"
     )
     (tmp_path / "convergence.json").write_text(json.dumps(campaign(TABLES["pool"])))
     assert "Not measured" not in BLOCKS["pool"](tmp_path)
@@ -67,6 +67,27 @@ def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
     assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
     assert row.endswith("| 0.3622 |")
     assert "Not all measured yet" in BLOCKS["keep"](tmp_path)  # of which two rows are there
+    (tmp_path / "convergence.json").write_text(json.dumps(campaign(("direct", "two_stage_nvfp4"))))
+    assert BLOCKS["keep"](tmp_path).startswith("Not measured yet")  # of which only the baselines are there
+
+
+def test_the_headline_compares_with_both_baselines_and_with_the_released_schedule(tmp_path: Path) -> None:
+    assert BLOCKS["headline"](tmp_path).startswith("Not measured yet")
+    content = campaign(("direct", "scaled", "two_stage_fp8"))
+    for name, seconds in (("direct", 80.0), ("scaled", 150.0), ("two_stage_fp8", 100.0)):
+        content["charged"][name] = {"flux1_dev": seconds, "sd35_large": 2 * seconds}
+    content["released"] = {"flux1_dev": 120.0, "sd35_large": 100.0}
+    (tmp_path / "convergence.json").write_text(json.dumps(content))
+    rows = BLOCKS["headline"](tmp_path).splitlines()[-2:]
+    told = [[cell.split()[0] for cell in row.split(" | ")[2:]] for row in rows]
+    assert told == [["1.50", "1.20", "0.80"], ["1.50", "0.50", "0.80"]]  # curves are equal, so prices decide
+
+
+def test_the_readme_quotes_the_headline() -> None:
+    (row,) = [line for line in BLOCKS["headline"](RESULTS).splitlines() if "two_stage_pruned | FLUX.1-dev" in line]
+    than_scaled, _, than_direct = (cell.split()[0] for cell in row.split(" | ")[2:])
+    readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
+    assert f"comes {than_scaled} × sooner than with BF16, {than_direct} × as soon as with 24 of 24" in readme
 
 
 def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
