@@ -35,8 +35,8 @@ class PromptEmbeddings:
 
     async def await_encoder(self) -> None:
         """Return once the text encoder has started."""
-        seconds = self._deadlines.start
-        await self._world.answer(self._starting, what="the start of the text encoder", seconds=seconds)
+        what, seconds = "the start of the text encoder (fleet.deadlines.start)", self._deadlines.start
+        await self._world.answer(self._starting, what=what, seconds=seconds)
 
     def ask_ahead(self, prompts: Sequence[Prompt]) -> None:
         """Start encoding prompts for later calls of `of`, without waiting. They survive calls in between."""

@@ -242,8 +242,8 @@ class Pool:
         if self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "
-                "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes or ask "
-                "for less"
+                "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes, ask "
+                "for less, or raise fleet.deadlines.start if the machine is slow"
             )
         if worker.name not in self._homeless:
             self._homeless.add(worker.name)

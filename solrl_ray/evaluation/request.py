@@ -80,7 +80,10 @@ def state_of(run: Path, updates: int | None) -> LearnerState:
         return LearnerState.load(found[0])
     _, state, _ = newest_state(there, run)
     if state is None:
-        raise UserError(f"{run} has no checkpoint yet, so there is no policy to evaluate.")
+        raise UserError(
+            f"{run} has no checkpoint yet, so there is no policy to evaluate: the first is written after the first "
+            "update; wait for it, or resume the run if it has stopped."
+        )
     return state
 
 

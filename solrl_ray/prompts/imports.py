@@ -128,7 +128,9 @@ def write_prompts(imported: Imported, folder: Path, *, force: bool = False) -> l
 def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
     """What was read, dropped and written, expected beside actual."""
     read, apart = imported.lines
-    lines = [f"read        {read} to train on, {apart} held out"]
+    parts = f"{read} to train on, {apart} held out"
+    whole = f"{read} prompt{'' if read == 1 else 's'}"  # of which --heldout may have chosen some
+    lines = [f"read        {parts if apart or name in PUBLISHED else whole}"]
     if imported.columns:
         lines[0] += f", from column {' and '.join(imported.columns)}"
     if name in PUBLISHED:

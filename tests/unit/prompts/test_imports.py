@@ -143,11 +143,11 @@ def test_with_force_they_are_overwritten_and_the_column_is_told(
     source.write_text("caption,prompt\nold words,a cat\n")
     command = ["prompts", "import", str(source), "--out", str(out)]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "read        1 to train on, 0 held out, from column prompt"
+    assert capsys.readouterr().out.splitlines()[0] == "read        1 prompt, from column prompt"
     assert main([*command, "--column", "caption"]) == 2
     assert capsys.readouterr().err.endswith("choose another folder with --out, or overwrite it with --force.\n")
     assert main([*command, "--column", "caption", "--force"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "read        1 to train on, 0 held out, from column caption"
+    assert capsys.readouterr().out.splitlines()[0] == "read        1 prompt, from column caption"
     assert [p.text for p in read_prompts(str(out / "train.jsonl"))] == ["old words"]
 
 

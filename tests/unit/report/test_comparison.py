@@ -150,7 +150,7 @@ def test_policies_are_named_by_the_user_and_ordered_by_us() -> None:
 
 
 def test_the_state_is_the_newest_or_the_one_that_was_asked_for(run: Path) -> None:
-    with pytest.raises(UserError, match="has no checkpoint yet, so there is no policy"):
+    with pytest.raises(UserError, match=r"no checkpoint yet, .* after the first update; wait for it, or resume"):
         state_of(run, None)
     for updates in (2, 4):
         state(updates).save(RunFolder(run).checkpoint(updates))
