@@ -237,9 +237,9 @@ def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> s
     return (
         f"this fleet.sharing takes {size_in_words(card.host)} of pinned host memory a GPU, beside "
         f"{size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
-        f"about {seconds(card, link):.2g} s an iteration: these bytes down and up once, at "
-        f"{link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} prompts of an iteration are "
-        "explored, then they are regenerated"
+        f"about {seconds(card, link):.2g} s an iteration: {size_in_words(card.laid_down)}, which all workers together "
+        f"lay down, go down and up once at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} "
+        "prompts of an iteration are explored, then they are regenerated"
     )
 
 

@@ -79,7 +79,7 @@ def render(progress: Progress, *, since_update: float = 0.0) -> RenderableType:
 def _headline(progress: Progress, since_update: float) -> Text:
     shown = min(progress.iteration + 1, progress.iterations)
     line = Text.assemble((f"iteration {shown} of {progress.iterations}", "bold"), "   ", (progress.state, "cyan"))
-    if progress.remaining is not None:
+    if progress.remaining is not None and progress.state != "done":  # an estimate, seldom 0 at the end
         line.append(f"   about {duration(max(0.0, progress.remaining - since_update))} left")
     return line
 

@@ -70,7 +70,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if there.returncode == 0:
             continue
         done = subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"a diff of CONTRIBUTING.md does not fit the code any more: {done.stderr}{patch}"
     return copy
 
 

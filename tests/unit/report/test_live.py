@@ -126,6 +126,12 @@ def test_values_that_are_not_finite_are_survived() -> None:
     assert "3/0" in shown(broken)
 
 
+def test_a_run_that_is_done_has_no_time_left() -> None:
+    text = shown(replace(HALFWAY, state="done", remaining=9.0))
+    assert "done" in text
+    assert "left" not in text
+
+
 def test_an_empty_snapshot_is_survived() -> None:
     assert "starting" in shown(Progress(run="r", state="starting explorers", iteration=0, iterations=1))
 
