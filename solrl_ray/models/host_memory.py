@@ -96,10 +96,10 @@ class SharedRooms:
         """By inode."""
 
     def make(self, size: int, *, pinned: bool) -> SharedRoom | None:
-        """A room that nobody knows of yet; None where there are none. Raises RunError if there is not enough memory."""
+        """A room that nobody knows of yet; None if it cannot be had: memory of the worker's own may do then."""
         if not hasattr(os, "memfd_create") or not Path("/proc/self/fd").is_dir():
             return None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RunError):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             return SharedRoom(size, pinned=pinned)
         return None
@@ -148,7 +148,7 @@ def _content(key: str) -> Content:
 
 
 def _mapped(note: dict[str, Any], pinned: bool) -> SharedRoom | None:
-    """The room of a note; None if its process has ended, or is another one by now, or its file cannot be opened."""
+    """The room of a note; None if its process has ended, or is another one by now, or its file cannot be had."""
     try:
         descriptor = os.open(f"/proc/{note['pid']}/fd/{note['descriptor']}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -157,7 +157,9 @@ def _mapped(note: dict[str, Any], pinned: bool) -> SharedRoom | None:
     if (there.st_ino, there.st_size) != (note["inode"], note["size"]):
         os.close(descriptor)
         return None
-    return SharedRoom(note["size"], pinned=pinned, descriptor=descriptor)
+    with contextlib.suppress(RunError):
+        return SharedRoom(note["size"], pinned=pinned, descriptor=descriptor)
+    return None
 
 
 def _pin(room: Room, content: Tensor) -> None:

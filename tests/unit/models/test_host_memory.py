@@ -121,6 +121,12 @@ def test_what_a_killed_process_made_stays_with_those_who_have_it(tmp_path: Path)
         assert torch.equal(tensor, torch.arange(WORDS))
 
 
+def test_a_room_that_cannot_be_had_is_none(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert SharedRooms(tmp_path).make(10**15, pinned=False) is None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_notes_go_with_their_room_and_wrong_ones_are_passed_over(tmp_path: Path) -> None:
     resting, tensor = worker(tmp_path), torch.arange(WORDS)
     resting.lay_down([tensor], CPU, changing=())
