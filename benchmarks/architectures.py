@@ -75,7 +75,7 @@ QWEN_IMAGE: dict[str, Any] = {
 QWEN_IMAGE_VAE: dict[str, Any] = {
     "base_dim": 96,
     "z_dim": 16,
-    "dim_mult": (1, 2, 4, 4),
+    "dim_mult": [1, 2, 4, 4],
     "num_res_blocks": 2,
     "temperal_downsample": (False, True, True),
 }
