@@ -85,6 +85,12 @@ def table(folder: Path | None = None, width: int = 110) -> str:
     def shown(part: CatalogueEntry) -> str:
         return str(part.path) if folder else part.path.stem
 
+    fetched_by = {name: part for part in reversed(parts["rewards"]) if part.downloads for name in part.checkpoints}
+
+    def checkpoint(part: CatalogueEntry, name: str) -> str:
+        elsewhere = "" if part.downloads or name not in fetched_by else f" (fetched as for {shown(fetched_by[name])})"
+        return f"{INDENT}{name}: {presence(name)}{elsewhere}"
+
     lines: list[str] = []
     for kind, listed in parts.items():
         lines += [kind + WORDS.get(kind, "")] if listed else []
@@ -92,7 +98,7 @@ def table(folder: Path | None = None, width: int = 110) -> str:
             alone = part.whole and kind in KINDS
             title = f"{part.title} (includes others: name it without a strategy)" if alone else part.title
             lines += [f"  {shown(part)}", *textwrap.wrap(title, width, initial_indent=INDENT, subsequent_indent=INDENT)]
-            lines += [f"{INDENT}{name}: {presence(name)}" for name in part.checkpoints]
+            lines += [checkpoint(part, name) for name in part.checkpoints]
             lines += [f"{INDENT}  {command}" for command in part.downloads]
         lines += [""] if listed else []
     example = [next(part for part in parts[kind] if not part.whole) for kind in KINDS]

@@ -155,6 +155,7 @@ def test_the_list_names_parts_checkpoints_and_how_they_compose(capsys: pytest.Ca
         assert part.title, part.path
     assert "      builtin:testbed/pipeline: shipped" in lines
     assert "        hf download xswu/HPSv2 HPS_v2.1_compressed.pt" in lines
+    assert f"      xswu/HPSv2: not there (fetched as for {CONFIGS / 'rewards/hpsv2.yaml'})" in lines  # of the mixture
     commands = {part.path.stem: part.downloads for part in PARTS["models"]}
     assert commands.pop("testbed") == ()
     assert commands["flux1_dev"] == ("hf download black-forest-labs/FLUX.1-dev",)
