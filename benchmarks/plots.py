@@ -28,7 +28,13 @@ from variants import DIRECTS, TABLES, VARIANTS
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-NAMES = {"flux": "FLUX.1-dev", "sd3": "SD3.5-Large", "sana": "SANA 1.6B"}
+NAMES = {
+    "flux": "FLUX.1-dev",
+    "sd3": "SD3.5-Large",
+    "sana": "SANA 1.6B",
+    "z_image": "Z-Image",
+    "qwen_image": "Qwen-Image",
+}
 PARTS = ("naive", "previews", "regeneration")
 BARS = ("released", "released two-stage", "fair", "ours, not pruned", "ours")
 WIDTH = 7.5
@@ -76,9 +82,12 @@ def forward(results: Path) -> None:
     figure, axes = plt.subplots(figsize=(WIDTH, 0.9 + 0.4 * len(rows)), layout="constrained")
     names = [f"{NAMES[row['model']]}, batch {row['batch']}, {row['tier']}" for row in rows]
     bars = axes.barh(names, [row["speed"] for row in rows])
-    axes.bar_label(bars, [f"{row['speed']:.2f} × (aim {content['aims'][row['model']]})" for row in rows], padding=6)
-    for place, row in enumerate(rows):
-        axes.vlines(content["aims"][row["model"]], place - 0.4, place + 0.4, color="black")
+    aims = [content["aims"][row["model"]] for row in rows]  # None: nobody set one
+    told = ["" if aim is None else f" (aim {aim})" for aim in aims]
+    axes.bar_label(bars, [f"{row['speed']:.2f} ×{aim}" for row, aim in zip(rows, told, strict=True)], padding=6)
+    for place, aim in enumerate(aims):
+        if aim is not None:
+            axes.vlines(aim, place - 0.4, place + 0.4, color="black")
     axes.set_xlim(0, 1.4 * max(row["speed"] for row in rows))
     title = f"A transformer's forward, {content['device']}, PyTorch {content['torch']}"
     finish(figure, axes, title, "times the speed of compiled bfloat16", results / "forward.png")
