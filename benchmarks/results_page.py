@@ -26,6 +26,8 @@ PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"<!-- ([a-z-]+) -->\n.*?<!-- / -->", re.DOTALL)
 TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
+LOOPS = {"z_image": "Z-Image, 512 px", "qwen_image": "Qwen-Image, 512 px"}
+"""End of the name of a whole loop's results file → model. Older files are not of the present code."""
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
 SCHEDULES = {
@@ -122,6 +124,17 @@ def schedules(results: Path) -> str:
         seconds = row["seconds"]
         rows.append([title, *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"])
     return table(["schedule, s", *PARTS, "iteration"], rows)
+
+
+def loops(results: Path) -> str:
+    rows = []
+    for name, title in LOOPS.items():
+        found = read(results, f"full_iteration_{name}.json")
+        seconds = found["iterations"][-1]["seconds"]
+        stages = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish", "total")]
+        rows.append([title, str(found["prompts"]), *stages, f"{found['peak_memory_gb']:.0f}"])
+    stages = ["explore", "regenerate", "learn", "publish", "whole iteration"]
+    return table(["whole loop, s", "prompts", *stages, "peak memory, GB"], rows)
 
 
 def fidelity(results: Path) -> str:
@@ -271,6 +284,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "headline": headline,
     "rollouts": rollouts,
     "iterations": iterations,
+    "loops": loops,
     "schedules": schedules,
     "fidelity": fidelity,
     "ranking": ranking,
