@@ -1,21 +1,18 @@
-"""Objectives in the real system: each on another family; trajectories travel, are kept, and change with no fleet.
+"""Objectives in the real system: trajectories travel, are kept, and change with no fleet.
 
-`tests/unit/objectives/test_objectives.py` trains pairs of objective and family in one process.
+`tests/unit/models/test_whole_runs.py` trains every pair of method and family in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from actors.client import launch
-from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support import tiny, tiny_qwen
-from tests.support.small import CONFIGS, SIZES, digests, folder, small_config, summary
+from tests.support.small import digests, folder, small_config
 
 DANCE = (
     "run.iterations=2",
@@ -53,34 +50,3 @@ def test_two_explorers_and_regenerators_change_no_byte(danced: Config, tmp_path:
     other = small_config(tmp_path, "two", *DANCE, "fleet.explorers.count=2", "fleet.regenerators.count=2")
     launch.train(other, live=False)
     assert digests(other) == digests(danced)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "family", "build", "own"),
-    [
-        ("awm", "sd3", tiny.build_sd3, "objective.timesteps=2"),
-        ("flow_grpo", "sana", tiny.build_sana, "rollout.explore.steps=3"),
-        ("flow_grpo_fast", "flux2_klein", tiny.build_flux2_klein, "rollout.sampler.window={size: 2, range: [0, 3]}"),
-        ("flow_grpo", "qwen_image", tiny_qwen.build_qwen_image, "rollout.explore.steps=3"),
-        ("awm", "z_image", tiny_qwen.build_z_image, "objective.timesteps=2"),
-    ],
-)
-def test_each_method_trains_another_family(
-    local_ray: None, tmp_path: Path, method: str, family: str, build: Callable[[Path], Path], own: str
-) -> None:
-    files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
-    sizes = [size for size in SIZES if not size.startswith("objective")]
-    where = (f"run.root='{tmp_path}'", f"run.name={method}", "run.iterations=2")
-    rollout = ("rollout.explore.steps=4", "rollout.explore.precision=float32", "rollout.solver=euler")
-    reward = "rewards=[{kind: 'tests.system.rewards:brightness'}]"
-    made = load(files, [*sizes, *where, *rollout, reward, "learner.updates=1", own])
-    resolution = 32 if family == "sana" else tiny.RESOLUTION
-    path = build(tmp_path / "pipeline")
-    model = tiny.model_config(path, family=family, resolution=resolution, schedule=made.model.schedule)
-    config = made.model_copy(update={"model": model})
-    launch.train(config, live=False)
-    done = [record for record in RunFolder(folder(config)).read_metrics() if record["event"] == "iteration"]
-    assert [record["first_ratio_deviation"] for record in done] == [0.0, 0.0]
-    assert all(record["gradient_norm"] > 0 and record["passes"] == record["expected_passes"] > 0 for record in done)
-    assert summary(config)["lora_digest"]

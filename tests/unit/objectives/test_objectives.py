@@ -51,8 +51,8 @@ OWN: dict[str, tuple[str, ...]] = {
 }
 STOCHASTIC = [method for method in OWN if "grpo" in method]
 EVERYWHERE = ("sol_rl", "flow_grpo")
-"""Methods that are tried with every family: without and with trajectories. What the others compute of velocities is the
-same whichever family they come from; `make test-all` tries all pairs."""
+"""Methods whose gradients are tried with every family: without and with trajectories. Whole runs of all pairs are in
+`tests/unit/models/test_whole_runs.py`."""
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "flux": tiny.build_pipeline,
     "sd3": tiny.build_sd3,
@@ -61,11 +61,7 @@ BUILDERS: dict[str, Callable[[Path], Path]] = {
     "qwen_image": tiny_qwen.build_qwen_image,
     "z_image": tiny_qwen.build_z_image,
 }
-PAIRS = [
-    pytest.param(method, family, marks=[] if family == "flux" or method in EVERYWHERE else pytest.mark.slow)
-    for method in OWN
-    for family in BUILDERS
-]
+PAIRS = [(method, family) for method in OWN for family in BUILDERS if family == "flux" or method in EVERYWHERE]
 PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue circles")]
 
 
