@@ -27,20 +27,13 @@ from solrl_ray.models.compilation import compile_learner
 from solrl_ray.policy import adapters
 from solrl_ray.policy.digest import lora_digest
 from solrl_ray.records import PromptEmbedding, SampleGroup
-from tests.support import tiny, tiny_qwen
+from tests.support import families, tiny
 from tests.support.learning import config as learning_config
 
 CPU = torch.device("cpu")
 SIZES = (5, 3, 4)
 """Samples of each prompt; in micro-batches of 4, of one prompt and of several."""
-BUILDERS: dict[str, Callable[..., Path]] = {
-    "flux": tiny.build_pipeline,
-    "sd3": partial(tiny.build_sd3, dual_attention=False),  # as SD3.5-Large
-    "sana": tiny.build_sana,
-    "flux2_klein": tiny.build_flux2_klein,
-    "qwen_image": tiny_qwen.build_qwen_image,
-    "z_image": tiny_qwen.build_z_image,
-}
+BUILDERS = families.BUILDERS | {"sd3": partial(tiny.build_sd3, dual_attention=False)}  # as SD3.5-Large
 ALIKE = ("sana", "qwen_image")
 """Families whose two blocks are of one kind, which one of them shows."""
 AUTOGRAD = pytest.mark.parametrize("counter", ["aot_eager"], indirect=True)
@@ -75,10 +68,9 @@ def counter(
 
 def settings(pipeline: tuple[str, Path], *, compiled: bool = True, **learner: Any) -> Config:
     family, path = pipeline
-    resolution = 32 if family == "sana" else tiny.RESOLUTION
     return learning_config(
         path,
-        model=tiny.model_config(path, family=family, resolution=resolution),
+        model=families.model_config(family, path),
         learner=learner,
         compile=Compile(learner=compiled),
     )

@@ -15,17 +15,9 @@ import pytest
 
 from solrl_ray.config.loading import load
 from solrl_ray.storage.run_folder import RunFolder
-from tests.support import tiny, tiny_qwen
+from tests.support.families import BUILDERS, model_config
 from tests.support.small import CONFIGS, folder, summary
 
-BUILDERS: dict[str, Callable[[Path], Path]] = {
-    "flux": tiny.build_pipeline,
-    "flux2_klein": tiny.build_flux2_klein,
-    "qwen_image": tiny_qwen.build_qwen_image,
-    "sana": tiny.build_sana,
-    "sd3": tiny.build_sd3,
-    "z_image": tiny_qwen.build_z_image,
-}
 SIZES = (
     "rollout={prompts: 2, pool: 4, keep: 2, solver: euler, accept_quantized_training: true}",
     "rollout.explore={steps: 3, micro_batch: 2}",
@@ -70,8 +62,7 @@ def test_every_family_strategy_and_method_trains(
     parts = [CONFIGS / "demo.yaml", CONFIGS / f"strategies/{strategy}.yaml", CONFIGS / f"methods/{method}.yaml"]
     own = (*STRATEGIES[strategy], *METHODS[method], f"run={{root: '{tmp_path}', name: run, iterations: 2}}")
     made = load(parts, [*SIZES, *own])
-    resolution = 32 if family == "sana" else tiny.RESOLUTION
-    model = tiny.model_config(folder_of(family), family=family, resolution=resolution, schedule=made.model.schedule)
+    model = model_config(family, folder_of(family), schedule=made.model.schedule)
     config = made.model_copy(update={"model": model})
     one_process.train(one_process.checked(config))
     done = [record for record in RunFolder(folder(config)).read_metrics() if record["event"] == "iteration"]

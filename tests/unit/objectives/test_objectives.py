@@ -32,7 +32,7 @@ from solrl_ray.rollout.sampler import Sampler
 from solrl_ray.sampling import sde
 from solrl_ray.sampling.noise import initial_noise
 from solrl_ray.sampling.schedules import sigmas
-from tests.support import tiny, tiny_qwen
+from tests.support.families import BUILDERS, model_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 SMALL = (
@@ -53,14 +53,6 @@ STOCHASTIC = [method for method in OWN if "grpo" in method]
 EVERYWHERE = ("sol_rl", "flow_grpo")
 """Methods whose gradients are tried with every family: without and with trajectories. Whole runs of all pairs are in
 `tests/unit/models/test_whole_runs.py`."""
-BUILDERS: dict[str, Callable[[Path], Path]] = {
-    "flux": tiny.build_pipeline,
-    "sd3": tiny.build_sd3,
-    "sana": tiny.build_sana,
-    "flux2_klein": tiny.build_flux2_klein,
-    "qwen_image": tiny_qwen.build_qwen_image,
-    "z_image": tiny_qwen.build_z_image,
-}
 PAIRS = [(method, family) for method in OWN for family in BUILDERS if family == "flux" or method in EVERYWHERE]
 PROMPTS = [Prompt(id="p", text="a red square"), Prompt(id="q", text="two blue circles")]
 
@@ -87,10 +79,7 @@ def settings(method: str, family: str, folder: Path) -> Config:
     files = [CONFIGS / "demo.yaml", CONFIGS / "methods" / f"{method}.yaml"]
     made = load(files, [*SMALL, *OWN[method]])
     check(made)
-    resolution = 32 if family == "sana" else tiny.RESOLUTION
-    return made.model_copy(
-        update={"model": tiny.model_config(folder, family=family, resolution=resolution, schedule=made.model.schedule)}
-    )
+    return made.model_copy(update={"model": model_config(family, folder, schedule=made.model.schedule)})
 
 
 class Bench:

@@ -22,28 +22,27 @@ from solrl_ray.validation import against_stock, policy, sampling
 from solrl_ray.validation.outcomes import Lacks, Measure, Outcome, at_most, info
 from solrl_ray.validation.session import Session
 from solrl_ray.validation.steps import Step, run, without_home
-from tests.support import tiny, tiny_qwen
+from tests.support import families, tiny
 from tests.support.command_line import refusal, solrl
 
 CPU = torch.device("cpu")
 STEPS = ["text", "stock", "load", "forward", "picture", "regenerate", "preview nvfp4", "preview fp8"]
 STEPS += ["preview nvfp4-emulated", "revision", "update"]
-BUILDERS: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
-    "flux": (tiny.build_pipeline, 16, ["to_q", "to_k"]),
-    "sd3": (tiny.build_sd3, 16, ["attn.to_q", "attn.to_k", "attn.add_q_proj"]),
-    "sana": (tiny.build_sana, 32, ["to_q", "to_k", "conv_inverted", "conv_point"]),
-    "flux2_klein": (tiny.build_flux2_klein, 16, ["to_q", "to_k", "to_qkv_mlp_proj"]),
-    "qwen_image": (tiny_qwen.build_qwen_image, 16, ["to_q", "add_q_proj", "img_mlp.net.0.proj"]),
-    "z_image": (tiny_qwen.build_z_image, 16, ["to_q", "to_k", "feed_forward.w1"]),
+TARGETS = {
+    "flux": ["to_q", "to_k"],
+    "sd3": ["attn.to_q", "attn.to_k", "attn.add_q_proj"],
+    "sana": ["to_q", "to_k", "conv_inverted", "conv_point"],
+    "flux2_klein": ["to_q", "to_k", "to_qkv_mlp_proj"],
+    "qwen_image": ["to_q", "add_q_proj", "img_mlp.net.0.proj"],
+    "z_image": ["to_q", "to_k", "feed_forward.w1"],
 }
-"""Family → builder, resolution, LoRA targets."""
+"""Family → LoRA targets."""
 
 
 def model_file(folder: Path, family: str, checkpoint: Path, **changes: Any) -> Path:
     """A configuration with a model and nothing else."""
-    _, resolution, targets = BUILDERS[family]
-    lora = tiny.Lora(rank=4, alpha=8.0, targets=targets)
-    model = tiny.model_config(checkpoint, **({"family": family, "lora": lora, "resolution": resolution} | changes))
+    lora = tiny.Lora(rank=4, alpha=8.0, targets=TARGETS[family])
+    model = families.model_config(family, checkpoint, **{"lora": lora} | changes)
     learner = {"micro_batch": 2, "activation_memory": 1}
     file = folder / f"{family}.yaml"
     file.write_text(yaml_text.dump({"model": model.model_dump(mode="json"), "learner": learner}))
@@ -74,12 +73,12 @@ def failing(measures: list[Measure]) -> set[str]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name == "flux" else pytest.mark.slow) for name in BUILDERS]
+    "family", [pytest.param(name, marks=[] if name == "flux" else pytest.mark.slow) for name in TARGETS]
 )
 def test_a_sound_model_of_every_family_passes(
     family: str, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = BUILDERS[family][0](tmp_path / "checkpoint")
+    checkpoint = families.BUILDERS[family](tmp_path / "checkpoint")
     file = model_file(tmp_path, family, checkpoint, dtype=dtype)
     status = solrl("validate", file, "--steps", "2", "--out", tmp_path / "out")
     printed = capsys.readouterr().out
@@ -103,7 +102,7 @@ def test_a_sound_model_of_every_family_passes(
 def test_families_without_arguments_for_their_stock_pipeline_are_none() -> None:
     from solrl_ray.models import FAMILIES
 
-    assert ARGUMENTS.keys() == FAMILIES.keys() == BUILDERS.keys()
+    assert ARGUMENTS.keys() == FAMILIES.keys() == TARGETS.keys() == families.BUILDERS.keys()
 
 
 def altered(checkpoint: Path, folder: Path, part: str, change: Callable[[Any], None]) -> Path:

@@ -1,0 +1,29 @@
+"""A very small checkpoint of every model family, of the real classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from solrl_ray.config.schema import Model
+from tests.support import tiny, tiny_qwen
+
+BUILDERS: dict[str, Callable[..., Path]] = {
+    "flux": tiny.build_pipeline,
+    "flux2_klein": tiny.build_flux2_klein,
+    "qwen_image": tiny_qwen.build_qwen_image,
+    "sana": tiny.build_sana,
+    "sd3": tiny.build_sd3,
+    "z_image": tiny_qwen.build_z_image,
+}
+"""Family → what writes its checkpoint into a folder, and returns the folder."""
+
+
+def resolution(family: str) -> int:
+    """Side of its pictures, pixels. SANA's autoencoder makes them twice as large."""
+    return 32 if family == "sana" else tiny.RESOLUTION
+
+
+def model_config(family: str, checkpoint: Path, **changes: object) -> Model:
+    """The `model` section of a configuration for its checkpoint, with `changes`."""
+    return tiny.model_config(checkpoint, **{"family": family, "resolution": resolution(family)} | changes)
