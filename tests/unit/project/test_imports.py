@@ -45,7 +45,8 @@ def test_commands_that_compute_nothing_do_without_torch() -> None:
 def test_a_users_reward_that_fails_is_told_without_torch(tmp_path: Path) -> None:
     """Its child imports it, and once is enough."""
     (tmp_path / "mine.py").write_text("raise SystemError('no torch was needed')")
-    arguments = ["train", "demo", "--dry-run", "--set", f"rewards=[{{kind: '{tmp_path}/mine.py:f'}}]"]
+    settings = (f"rewards=[{{kind: '{tmp_path}/mine.py:f'}}]", f"run.root={tmp_path}")
+    arguments = ["train", "demo", "--dry-run", *(part for one in settings for part in ("--set", one))]
     found = modules_after(f"from solrl_ray.cli import main\nassert main({arguments!r}) == 2")
     assert "solrl_ray.cli.reward_trial" in found
     assert not found & {"torch", *HEAVY}
