@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import READ_SECONDS
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, strategies
+from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
@@ -119,7 +119,7 @@ def print_plan(
         print(paragraphs(on_gpus), flush=True)
     if card and (fits := fitting.sentence(arithmetic, card)):
         print(paragraphs([("fits", fits)]), flush=True)
-    for note in filter(None, (*inputs.notes, idle_explorers.advice(loaded.config))):
+    for note in filter(None, (*inputs.notes, idle_explorers.advice(config), padded_samples.advice(config))):
         print(f"note: {note}", flush=True)
     for warning in strategies.warnings(config):
         print(f"warning: {warning}", file=sys.stderr, flush=True)

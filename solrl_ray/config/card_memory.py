@@ -86,6 +86,11 @@ class Occupant:
     def staying(self) -> int:
         return sum(self.stays.values())
 
+    @property
+    def alone(self) -> int:
+        """Its peak on a card of its own, where it does one thing at a time."""
+        return self.laid_down + self.staying + max(self.takes.values(), default=0)
+
     def taken(self, *work: str) -> int:
         return sum(self.takes.get(each, 0) for each in work)
 

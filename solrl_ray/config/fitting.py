@@ -103,10 +103,14 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     way = _ways(smallest.config)[-1]
     least = max(one.peak(way) for one in cards(smallest))
     so = f" with fleet.sharing {way}" if fullest.takes_turns else ""
-    raise UserError(
-        f"{said}; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take "
-        "a card with more memory, or a card for each worker (num_gpus: 1)."
-    )
+    said += f"; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take "
+    largest = max((worker for one in cards(smallest) for worker in one.occupants), key=lambda worker: worker.alone)
+    if largest.alone > card.usable:
+        raise UserError(
+            f"{said}a card with more memory (a card of this size for each worker is not enough: {largest.role} alone "
+            f"needs {size_in_words(largest.alone)})."
+        )
+    raise UserError(f"{said}a card with more memory, or a card for each worker (num_gpus: 1).")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
