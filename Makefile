@@ -20,8 +20,8 @@ unexport VIRTUAL_ENV PYTHONHOME
 
 help:
 	@echo "make demo     train the small world and write its report (minutes, two CPU cores)"
-	@echo "make test     tests: unit, simulated, system, chaos; about six minutes on two cores"
-	@echo "make test-faults  the rest of the failure table (docs/concepts/reliability.md), about six more; continuous integration runs both"
+	@echo "make test     tests: unit, simulated, system, chaos; about ten minutes on two cores"
+	@echo "make test-faults  the rest of the failure table (docs/reference/failures.md), about ten more; continuous integration runs both"
 	@echo "make test-all everything, with the slow ones"
 	@echo "make quick    tests of configuration and decisions, under a minute; while working"
 	@echo "make simulate runs of the real controller in virtual time with faults; SEEDS=a..b (docs/concepts/reliability.md)"

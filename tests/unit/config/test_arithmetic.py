@@ -156,10 +156,10 @@ def test_micro_batches_wait_for_what_their_gradient_needs(
 def test_a_learner_on_a_gpu_keeps_clean_latents_twice_and_says_what_waits(configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(configure("fleet.learners.num_gpus=1", "objective.timestep_fraction=0.4"), FLUX)
     assert numbers.prepared_bytes == 94 * 12 * (2 + 4 * 4) * 1024 * 64 * 4 == 5_322_571_776
-    assert "each learner rank, and in main memory 5.32 GB of what waits for its gradient" in " ".join(
+    assert "each learner rank, and in main memory 5.32 GB of noised samples that wait for their gradient" in " ".join(
         numbers.table().split()
     )
-    assert "waits for" not in describe(configure("objective.advantage.std=group"), FLUX).table()
+    assert "wait for" not in describe(configure("objective.advantage.std=group"), FLUX).table()
 
 
 def test_what_does_not_fill_a_micro_batch_is_counted_as_padding(configure) -> None:  # type: ignore[no-untyped-def]

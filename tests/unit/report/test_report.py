@@ -176,7 +176,7 @@ def test_counts_stand_beside_what_was_expected(finished: Page) -> None:
     assert "candidates scored by previews 864 864 as expected" in finished.text
     assert "samples regenerated and trained on 288 288 as expected" in finished.text
     assert "units given to another worker 1" in finished.text
-    assert "duplicate results, folded 0" in finished.text
+    assert "second answers of a unit, not counted 0" in finished.text
 
 
 def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
