@@ -4,7 +4,8 @@ python examples/judge/stand_in.py 8901
 solrl train demo examples/judge/judge.yaml --set run.name=judged
 
 With a model, start for example `vllm serve Qwen/Qwen2.5-VL-7B-Instruct` in its place, and name its address and its name
-in judge.yaml. The stand-in looks for the colours that are named in the question.
+in judge.yaml. The stand-in looks for the colours that are named in the question, and says of two pictures which one
+shows them better (examples/pairwise).
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ NEAREST = 0.05
 """Share of the pixels, those nearest to a colour, that stand for it."""
 
 
-def opinion(picture: np.ndarray, question: str) -> str:
-    """A text, as a model would write it; `picture` is uint8 [H, W, 3]."""
-    marks = [10 * likeness(picture, colour) for colour in COLOURS if f" {colour} " in question]
-    return f"I looked for {len(marks)} colours. Mark: {sum(marks) / max(len(marks), 1):.2f}"
+def opinion(pictures: list[np.ndarray], question: str) -> str:
+    """A text, as a model would write it; pictures are uint8 [H, W, 3]."""
+    colours = [colour for colour in COLOURS if f" {colour} " in question]
+    marks = [10 * sum(likeness(each, colour) for colour in colours) / max(len(colours), 1) for each in pictures]
+    if len(marks) == 2:
+        preferred = f"Image {1 + marks.index(max(marks))} is better." if marks[0] != marks[1] else ""
+        return f"I looked for {len(colours)} colours. {preferred or 'Both images are equally good.'}"
+    return f"I looked for {len(colours)} colours. Mark: {marks[0]:.2f}"
 
 
 def likeness(picture: np.ndarray, colour: str) -> float:
@@ -37,11 +42,12 @@ def likeness(picture: np.ndarray, colour: str) -> float:
 
 
 def completion(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request of the chat interface with a picture and a text."""
-    parts = {part["type"]: part for part in request["messages"][0]["content"]}
-    data = parts["image_url"]["image_url"]["url"].partition(",")[2]
-    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB"))
-    message = {"role": "assistant", "content": opinion(picture, parts["text"]["text"])}
+    """The answer to a request of the chat interface with one or two pictures and a text."""
+    parts = request["messages"][0]["content"]
+    data = [part["image_url"]["url"].partition(",")[2] for part in parts if part["type"] == "image_url"]
+    pictures = [np.asarray(Image.open(io.BytesIO(base64.b64decode(each))).convert("RGB")) for each in data]
+    (text,) = [part["text"] for part in parts if part["type"] == "text"]
+    message = {"role": "assistant", "content": opinion(pictures, text)}
     return {
         "object": "chat.completion",
         "model": request["model"],

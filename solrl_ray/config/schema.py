@@ -191,7 +191,9 @@ class Judge(Section):
     token_variable: str = ""
     """Environment variable with the endpoint's bearer token, on every machine that scores."""
     request: dict[str, Any] = {}
-    """More fields of every request, or other values: ``{chat_template_kwargs: {enable_thinking: false}}``."""
+    """More fields of every request, or other values, such as ``{chat_template_kwargs: {enable_thinking: false}}``; null
+    leaves a field out: ``{max_tokens: null, max_completion_tokens: 16}``.
+    """
 
 
 class RewardConfig(Section):

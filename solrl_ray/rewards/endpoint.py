@@ -36,6 +36,16 @@ class TryAgain(Exception):
     """
 
 
+class Refusal(RewardError):
+    """An answer that is no success and will be no other one."""
+
+    def __init__(self, message: str, status: int = 0, words: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.words = words
+        """The server's, after status and reason."""
+
+
 class Endpoint:
     """Posts JSON, and repeats the request if the server cannot be reached, times out or answers 429 or 5xx, or if the
     reader of its answer asks for it. Every other answer ends the run with the server's own words: a failed reward is
@@ -62,7 +72,8 @@ class Endpoint:
             read: may raise `TryAgain` to repeat the request.
 
         Raises:
-            RewardError: no attempt brought a readable answer, or the server refused the request.
+            RewardError: no attempt brought a readable answer.
+            Refusal: the server refused the request.
         """
         for attempt in range(self._attempts):
             self.count(requests=1, retries=int(attempt > 0))
@@ -89,7 +100,7 @@ class Endpoint:
         return {name: count for name, count in counted.items() if count}
 
     def _post(self, body: bytes, identity: str) -> bytes:
-        """The body of the answer. Raises TryAgain, or RewardError for a refusal."""
+        """The body of the answer. Raises TryAgain or Refusal."""
         deadline = time.monotonic() + self._timeout
         kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
         assert self._url.hostname
@@ -111,7 +122,8 @@ class Endpoint:
         words = f"{response.status} {response.reason}: {' '.join(answer.decode(errors='replace').split())[:500]}"
         if response.status == 429 or response.status >= 500:
             raise TryAgain(words)
-        raise RewardError(f"Reward {self._name} was refused by {self._shown}: {words}.")
+        message = f"Reward {self._name} was refused by {self._shown}: {words}."
+        raise Refusal(message, response.status, words)
 
 
 def check_url(url: str, key: str, example: str) -> None:

@@ -16,16 +16,31 @@ from torch import Tensor
 
 from solrl_ray.config.schema import Judge as JudgeConfig
 from solrl_ray.config.schema import Question, RewardConfig
-from solrl_ray.errors import UserError
+from solrl_ray.errors import RunError, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys
-from solrl_ray.rewards.endpoint import Endpoint, TryAgain, check_reachable, check_url, png, token_of
+from solrl_ray.rewards.endpoint import (
+    CONNECT_CHECK,
+    Endpoint,
+    Refusal,
+    TryAgain,
+    check_reachable,
+    check_url,
+    png,
+    token_of,
+)
 from solrl_ray.rewards.preprocessing import eight_bits
 
 ALTERNATIVES = 20
 """Most likely first tokens to request, the interface's maximum."""
 PROMPT = "{prompt}"
+SHOWN = 500
+"""Characters of an answer in a message."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 """Token counts of an answer, also their names in metrics."""
+
+
+class NoScore(ValueError):
+    """An answer without a score; the message names the setting that would help."""
 
 
 class Judge(CheckpointReward):
@@ -48,8 +63,19 @@ class Judge(CheckpointReward):
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
-        judge, _ = _settings(config, keys)
+        judge, token = _settings(config, keys)
         check_reachable(judge.url, keys("judge.url"), judge.timeout, "start the judge first")
+        quick = judge.model_copy(update={"retries": 0, "timeout": min(judge.timeout, CONNECT_CHECK)})
+        try:
+            cls("judge", quick, token).score(torch.full((1, 3, resolution, resolution), 0.5), ["a grey square"])
+        except Refusal as refusal:
+            remedies = {401: "judge.token_variable", 403: "judge.token_variable", 404: "judge.url or judge.model"}
+            raise UserError(
+                f"{keys('judge.url')} is {judge.url!r}, which refuses a question to judge.model {judge.model!r}: "
+                f"{refusal.words}; set {remedies.get(refusal.status, 'judge.request')} to what the server takes."
+            ) from None
+        except RunError:
+            pass  # it may be slow or busy now, or have no opinion of this picture: the run's own attempts count
 
     @classmethod
     def load(cls, config: RewardConfig, device: torch.device | str, *, keys: Keys, name: str) -> Judge:
@@ -91,16 +117,21 @@ class Judge(CheckpointReward):
         }
         if question.answer == "yes":
             request |= {"max_tokens": 1, "logprobs": True, "top_logprobs": ALTERNATIVES}
-        return json.dumps(request | self._config.request).encode()
+        fields = request | self._config.request
+        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
     def _read(self, answer: bytes) -> float:
         try:
             content = json.loads(answer)
             usage = content.get("usage") or {}
             self._endpoint.count(**{name: int(usage.get(name) or 0) for name in TOKENS})
-            return score(self._config.question, content["choices"][0])
+            choice = content["choices"][0]
+            text = choice["message"]["content"] or ""
+            return score(self._config.question, choice)
+        except NoScore as error:
+            raise TryAgain(f"the answer {text[-SHOWN:]!r} has no score: {error}") from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise TryAgain(f"the answer {answer[:500].decode(errors='replace')!r} has no score ({error})") from error
+            raise TryAgain(f"{answer[:SHOWN].decode(errors='replace')!r} is no chat completion") from error
 
     def _remember(self, scores: Mapping[str, float]) -> None:
         for digest, value in scores.items():
@@ -113,30 +144,56 @@ class Judge(CheckpointReward):
 def score(question: Question, choice: Mapping[str, Any]) -> float:
     """The score of a chat completion's choice, between 0 and 1.
 
-    Raises ValueError if it has no score; KeyError, TypeError or IndexError if it is no such choice.
+    Raises NoScore if it has none; KeyError, TypeError or IndexError if it is no such choice.
     """
     if question.answer == "yes":
-        return probability_of_yes(choice["logprobs"]["content"][0]["top_logprobs"])
-    text = choice["message"]["content"]
+        return probability_of_yes(_alternatives(choice))
+    text = choice["message"]["content"] or ""  # null: a model that reasons has not come to its answer
     found = [match.group(match.re.groups and 1) for match in re.finditer(question.pattern, text)]
     if not found:
-        raise ValueError(f"nothing in it matches {question.pattern!r}")
-    value = float(found[-1])
+        if choice.get("finish_reason") == "length":
+            raise NoScore(f"it was cut at judge.question.max_tokens, {question.max_tokens}; allow more")
+        raise NoScore(f"nothing in it matches judge.question.pattern, {question.pattern!r}")
+    value = _number(found[-1], question)
     if not question.low <= value <= question.high:
-        raise ValueError(f"{value:g} is not between {question.low:g} and {question.high:g}")
+        raise NoScore(
+            f"{value:g} is not between judge.question.low, {question.low:g}, and judge.question.high, {question.high:g}"
+        )
     return (value - question.low) / (question.high - question.low)
 
 
 def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
-    """For the first token: P(yes) / (P(yes) + P(no)), summed over spellings. Raises ValueError if it is neither."""
+    """For the first token: P(yes) / (P(yes) + P(no)), summed over spellings. Raises NoScore if it is neither."""
     total = {"yes": 0.0, "no": 0.0}
     for entry in alternatives:
         word = entry["token"].strip().lower()
         if word in total:
             total[word] += math.exp(entry["logprob"])
     if not sum(total.values()) > 0:
-        raise ValueError("neither yes nor no is among the most likely first tokens")
+        raise NoScore(
+            "neither yes nor no is among the most likely first tokens; let judge.question.text ask for one of them, or "
+            "take the answer 'number'"
+        )
     return total["yes"] / sum(total.values())
+
+
+def _alternatives(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The most likely first tokens. Raises NoScore if the endpoint gave none."""
+    try:
+        found: Sequence[Mapping[str, Any]] = choice["logprobs"]["content"][0]["top_logprobs"]
+        return found
+    except (KeyError, TypeError, IndexError):
+        raise NoScore(
+            "it came without log-probabilities, which judge.question.answer 'yes' needs; if the endpoint gives none, "
+            "take 'number'"
+        ) from None
+
+
+def _number(found: str | None, question: Question) -> float:
+    try:
+        return float(found or "")
+    except ValueError:
+        raise NoScore(f"judge.question.pattern, {question.pattern!r}, found {found!r}, which is no number") from None
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,7 @@ class Ocr(CheckpointReward):
 
     def _read(self, picture: np.ndarray) -> str:
         """uint8 [H, W, 3], RGB; the engine takes BGR."""
-        found = self._engine(np.ascontiguousarray(picture[..., ::-1]))
+        found: Any = self._engine(np.ascontiguousarray(picture[..., ::-1]))
         return "".join(found.txts or ())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REWARD_SERVER = EXAMPLES / "reward_server" / "server.py"
 JUDGE = EXAMPLES / "judge" / "stand_in.py"
+PAIRWISE = EXAMPLES / "pairwise" / "preferred.py"
 
 
 @contextmanager

@@ -15,8 +15,13 @@ from tests.support.small import folder, small_config, summary
 PRUNED = ("rollout.explore.steps=5", "rollout.preview={unit: 8, prune: {after: 2, keep: 6}}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("previews", [(), PRUNED], ids=["whole", "pruned"])
+@pytest.mark.parametrize(
+    "previews",
+    [
+        pytest.param((), id="whole", marks=pytest.mark.slow),
+        pytest.param(PRUNED, id="pruned", marks=pytest.mark.faults),
+    ],
+)
 def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
     local_ray: None, tmp_path: Path, previews: tuple[str, ...]
 ) -> None:

@@ -21,9 +21,11 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError
 from solrl_ray.records import Address
+from solrl_ray.rewards import endpoint
 from solrl_ray.testbed.world import picture
+from tests.support.chat_server import serving
 from tests.support.command_line import solrl
-from tests.support.examples import EXAMPLES, JUDGE, REWARD_SERVER, listening
+from tests.support.examples import EXAMPLES, JUDGE, PAIRWISE, REWARD_SERVER, listening
 from tests.support.small import CONFIGS
 
 SHIPPED = [path for path in sorted(CONFIGS.glob("rewards/*.yaml")) if re.search(r"kind: *\S+:\S", path.read_text())]
@@ -124,6 +126,44 @@ def test_the_stand_in_of_the_judge_prefers_pictures_that_show_their_prompts_colo
         wrong = scores(config, RED, BLUE, of=shown(BLUE, RED))
     assert min(right) > 0.8
     assert max(wrong) < min(right) - 0.1
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, url: str, of: torch.Tensor) -> list[float]:
+    """The scores of the example that compares, for pictures of one prompt."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    monkeypatch.setenv("JUDGE_URL", url)
+    override = documented(PAIRWISE, "solrl train")[2]
+    (reward,) = load([CONFIGS / "demo.yaml"], [override]).rewards
+    assert reward.reproducible is False
+    found: list[float] = rewards.load([reward], "cpu").score(of, [RED] * len(of)).tolist()
+    return found
+
+
+def test_a_picture_that_shows_its_prompt_wins_its_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(JUDGE) as port:
+        pictures = shown(BLUE, RED, BLUE.replace("circle", "square"))
+        scores = compared(monkeypatch, f"http://127.0.0.1:{port}/v1", pictures)
+    assert scores[1] == 1.0
+    assert max(scores[0], scores[2]) <= 0.5
+
+
+def test_a_judge_that_prefers_a_place_prefers_no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = torch.rand(7, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    repeated = torch.cat([pictures, pictures[-1:]])  # as the last batch of a prompt is filled up
+    with serving(lambda asked: "Image 2 is better than Image 1? No: Image 1 is better.") as server:
+        assert compared(monkeypatch, server.url, repeated) == [0.5] * 8
+        assert len(server.asked) == 7 * 4
+
+
+def test_a_draw_is_half_a_win_and_no_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PAUSE", 0.001)
+    pictures = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    with serving(lambda asked: "Both images are equally good.") as server:
+        assert compared(monkeypatch, server.url, pictures) == [0.5, 0.5]
+        assert compared(monkeypatch, server.url, pictures[:1]) == [0.5]
+        assert len(server.asked) == 2
+    with serving(lambda asked: "Hm.") as server, pytest.raises(RewardError, match=r"Hm.* prefers no picture"):
+        compared(monkeypatch, server.url, pictures)
 
 
 def test_what_a_user_sets_comes_after_what_the_script_sets(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,58 @@ def test_a_judge_that_gives_no_score_ends_the_run_and_is_no_score() -> None:
         judge(server.url, retries=1).score(images(), PROMPTS)
 
 
+def chat(content: str | None, **choice: Any) -> tuple[int, bytes]:
+    """A chat completion with further fields of its choice."""
+    return 200, json.dumps({"choices": [{"message": {"content": content}, **choice}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "message"),
+    [
+        ({}, "I cannot say.", r"'I cannot say\.' has no score: nothing in it matches judge\.question\.pattern, "),
+        ({}, "11", r"11 is not between judge\.question\.low, 0, and judge\.question\.high, 10\.$"),
+        ({}, chat(None, finish_reason="length"), r"it was cut at judge\.question\.max_tokens, 16; allow more\.$"),
+        ({"pattern": r"Score(\d+)?"}, "Score", r"judge\.question\.pattern, .*, found None, which is no number\.$"),
+        ({"answer": "yes"}, chat("Yes", logprobs=None), r"without log-probabilities, .* take 'number'\.$"),
+        ({"answer": "yes"}, {"Maybe": 0.9}, r"neither yes nor no .*; let judge\.question\.text ask for one of them"),
+        ({}, (200, b"<html>"), r"the last one: '<html>' is no chat completion\.$"),
+    ],
+)
+def test_an_answer_without_a_score_is_shown_with_the_setting_that_would_help(
+    question: dict[str, Any], answer: str | dict[str, float] | tuple[int, bytes], message: str
+) -> None:
+    with serving(lambda asked: answer) as server, pytest.raises(RewardError, match=message):
+        judge(server.url, question=question, retries=0).score(images()[:1], ["a"])
+
+
+def test_the_end_of_a_long_answer_is_shown() -> None:
+    with serving(lambda asked: "word " * 1000 + "and so on") as server, pytest.raises(RewardError) as raised:
+        judge(server.url, retries=0).score(images()[:1], ["a"])
+    assert "and so on' has no score" in str(raised.value)
+    assert len(str(raised.value)) < 1000
+
+
+def test_a_judge_that_takes_too_long_ends_the_run_and_says_for_how_long_it_was_waited() -> None:
+    late = threading.Event()
+
+    def slowly(asked: Asked) -> str:
+        late.wait(10)
+        return "5"
+
+    with serving(slowly) as server:
+        with pytest.raises(RewardError, match=r"in 2 attempts of at most 0\.1 s; the last one: TimeoutError timed out"):
+            judge(server.url, retries=1, timeout=0.1).score(images()[:1], ["a"])
+        late.set()
+
+
+def test_a_field_that_is_null_is_left_out_of_the_request() -> None:
+    with serving(lambda asked: "5") as server:
+        judge(server.url, request={"max_tokens": None, "max_completion_tokens": 9}).score(images()[:1], ["a"])
+    body = server.asked[0].body
+    assert "max_tokens" not in body
+    assert body["max_completion_tokens"] == 9
+
+
 def test_a_refusal_is_not_repeated() -> None:
     with serving(answering((401, b"no such key"))) as server:
         with pytest.raises(RewardError, match=r"refused by http.*401 Unauthorized: no such key"):
@@ -199,6 +252,26 @@ def test_an_endpoint_that_is_not_there_is_missed_before_the_run() -> None:
         rewards.check([config("http://127.0.0.1:9/v1")], 5, str)
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "remedy"),
+    [("/v1", 401, r"judge\.token_variable"), ("/v1", 400, r"judge\.request"), ("", 404, r"judge\.url or judge\.model")],
+)
+def test_an_endpoint_that_refuses_a_question_is_missed_before_the_run(path: str, status: int, remedy: str) -> None:
+    with serving(answering((status, b"not so"))) as server:
+        url = server.url.removesuffix("/v1") + path
+        with pytest.raises(
+            UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to what"
+        ):
+            rewards.check([config(url)], 5, str)
+        assert len(server.asked) == 1
+
+
+def test_an_endpoint_that_is_busy_before_the_run_may_answer_later() -> None:
+    with serving(answering((503, b"loading"))) as server:
+        rewards.check([config(server.url)], 5, str)
+        assert len(server.asked) == 1
+
+
 def test_who_only_plans_is_told_of_an_endpoint_that_is_not_there() -> None:
     told: list[str] = []
     rewards.check([config("http://127.0.0.1:9/v1")], 5, str, tell=lambda missing: told.append(str(missing)))
@@ -217,6 +290,5 @@ def test_the_shipped_questions_are_answered(name: str) -> None:
     with serving(model) as server:
         entry["judge"]["url"] = server.url
         shipped = RewardConfig.model_validate(entry)
-        rewards.check([shipped], 5, str)
         assert rewards.load([shipped], "cpu").score(images(), PROMPTS).tolist() == pytest.approx([0.9, 0.9])
     assert all((PROMPTS[0] in a.text or PROMPTS[1] in a.text) == ("{prompt}" in asks.text) for a in server.asked)
