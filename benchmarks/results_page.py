@@ -48,6 +48,8 @@ COMMANDS = {
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
+    "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
+    "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 MAIN = ("convergence", "quantized")
 """Tables that have their baselines as results of their own."""
@@ -135,6 +137,53 @@ def loops(results: Path) -> str:
         rows.append([title, str(found["prompts"]), *stages, f"{found['peak_memory_gb']:.0f}"])
     stages = ["explore", "regenerate", "learn", "publish", "whole iteration"]
     return table(["whole loop, s", "prompts", *stages, "peak memory, GB"], rows)
+
+
+def gpus(results: Path) -> str:
+    """Whole iterations on one host, from `many_gpus.py`: full depth, all workers on each GPU."""
+    found = whole_iterations(results)
+    if not found:
+        return unmeasured("gpus")
+    rows = []
+    for row in found:
+        seconds, planned = row["seconds"], row["planned"]
+        cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"]), str(row["prompts"])]
+        cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
+        cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
+        cells += [f"{max(row['peak_gb']):.0f}", f"{max(planned['peak_gb']):.0f}"]
+        rows.append([*cells, " / ".join(f"{share:.0%}" for share in row["busy"]), f"{row['seconds_48_prompts']:.0f}"])
+    stages = ["explore", "regenerate", "learn", "publish", "iteration"]
+    memory = ["peak memory, GB", "planned"]
+    return table(
+        ["s", "GPU", "GPUs", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"],
+        rows,
+    )
+
+
+def whole_iterations(results: Path) -> list[dict[str, Any]]:
+    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed."""
+    rows = read(results, "many_gpus.json") or []
+    taken = [row for row in rows if row["placement"] == "colocated" and not row["layers"] and not row["kill"]]
+    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], row["prompts"]))
+
+
+def off(planned: float, measured: float) -> str:
+    return f"{planned:.1f} ({planned / measured - 1:+.0%})"
+
+
+def placements(results: Path) -> str:
+    """The same with few layers: placements, staleness and ZeRO stages; and what an explorer's death changes."""
+    rows = []
+    for row in (row for row in read(results, "many_gpus.json") or [] if row["layers"]):
+        ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
+        ways += ["an explorer killed"] if row["kill"] else []
+        ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []
+        seconds = row["seconds"]
+        cells = [", ".join(ways), *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"]
+        busy = " / ".join(f"{share:.0%}" for share in row["busy"])
+        rows.append([*cells, busy, *(row["digests"][of][:8] for of in ("selection", "lora"))])
+    header = ["s", *PARTS, "iteration", "busy", "digest of the selection", "of the LoRA"]
+    return table(header, rows) if rows else unmeasured("placements")
 
 
 def fidelity(results: Path) -> str:
@@ -285,6 +334,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "rollouts": rollouts,
     "iterations": iterations,
     "loops": loops,
+    "gpus": gpus,
+    "placements": placements,
     "schedules": schedules,
     "fidelity": fidelity,
     "ranking": ranking,

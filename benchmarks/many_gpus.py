@@ -1,0 +1,326 @@
+"""The whole loop on the GPUs of one host: seconds by stage, beside what `solrl plan` says, one variant a command.
+
+    python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--zero 2] [--prompts 12]
+    python benchmarks/many_gpus.py flux --gpus 2 --layers 1 --set run.deterministic=true [--kill]
+    python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: proves the script, and no more
+
+The architecture has its published size and random weights (`full_size.py`), unless `--layers` cuts its depth. A prompt
+has 96 seeds, of which 24 are kept; previews in FP8 are pruned, as in the shipped parts. The rest is of the part of
+configs/clusters for one such card. By `--placement`:
+
+    colocated   each GPU hosts an explorer, a regenerator and a learner rank, which take turns
+    split       half of the GPUs host an explorer and a regenerator each, the other half a learner rank each
+
+`--staleness 1` explores one iteration ahead, which needs `split`. `--kill` kills an explorer in the second iteration.
+The last iteration counts: the first one compiles, and with staleness the last one but one, since the last explores
+nothing ahead. `busy` is the share of it in which a GPU ran any kernel (nvidia-smi, twice a second). `all_reduce` is
+what NCCL takes for a LoRA gradient between all ranks, measured apart. `planned` is what `solrl plan` says of the run.
+`seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once.
+
+Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from full_iteration import CONFIGS, HERE, MODELS, make
+from memory_limit import published
+from torch.multiprocessing.spawn import spawn
+
+from solrl_ray.cli.preflight import model_facts
+from solrl_ray.config import compiled_learner, fitting
+from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.card_memory import cards
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.learning.engine import free_port
+from solrl_ray.report.trace import Span
+from solrl_ray.simulator.forecast import forecast
+from solrl_ray.simulator.prices import Cluster, orchestration, price_list
+
+STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
+SHARES = {
+    "colocated": {"explorers": 0.26, "regenerators": 0.23, "learners": 0.51},
+    "split": {"explorers": 0.5, "regenerators": 0.5, "learners": 1.0},
+}
+SMALLER = 100.0
+"""GB of a card's memory below which it has the part for cards of 80 GB."""
+KILLED_AFTER = 2.0
+"""Seconds of the second iteration."""
+REDUCTIONS = 20
+
+
+class Watch(threading.Thread):
+    """Use and memory of each GPU over time, from nvidia-smi."""
+
+    QUERY = (
+        "nvidia-smi",
+        "--query-gpu=index,utilization.gpu,memory.used",
+        "--format=csv,noheader,nounits",
+        "-lms",
+        "500",
+    )
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[tuple[float, int, float, float]] = []
+        """Time since 1970, GPU, percent, MiB."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        command = [*self.QUERY, *(["-i", seen] if seen else [])]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if gpus() else None
+
+    def run(self) -> None:
+        for line in self._process.stdout or () if self._process else ():
+            index, used, memory = line.split(",")
+            self.seen.append((time.time(), int(index), float(used), float(memory)))
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait()
+
+    def busy(self, began: float, ended: float) -> list[float]:
+        """Share of that time in which a GPU ran a kernel, by GPU."""
+        shares: defaultdict[int, list[float]] = defaultdict(list)
+        for at, index, used, _ in self.seen:
+            if began <= at <= ended:
+                shares[index].append(used / 100)
+        return [round(statistics.fmean(shares[index]), 3) for index in sorted(shares)]
+
+    def peaks(self) -> list[float]:
+        """GB, by GPU."""
+        most: defaultdict[int, float] = defaultdict(float)
+        for _, index, _, memory in self.seen:
+            most[index] = max(most[index], memory * 2**20 / 1e9)
+        return [round(most[index], 1) for index in sorted(most)]
+
+
+def gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def memory() -> float:
+    """GB of a GPU."""
+    return torch.cuda.mem_get_info()[1] / 1e9 if gpus() else 0.0
+
+
+def variant(arguments: argparse.Namespace) -> str:
+    """The name of its row and of its run."""
+    parts = [arguments.model, f"{arguments.gpus}-gpus", arguments.placement, f"staleness-{arguments.staleness}"]
+    parts += [f"zero-{arguments.zero}", f"{arguments.prompts}-prompts"]
+    parts += [f"{arguments.layers}-layers"] if arguments.layers else []
+    return "_".join([*parts, *(["killed"] if arguments.kill else [])])
+
+
+def files(arguments: argparse.Namespace) -> list[Path]:
+    if arguments.model == "testbed":
+        return [CONFIGS / "demo.yaml"]
+    return [
+        *(CONFIGS / name for name in ("methods/sol_rl.yaml", f"models/{MODELS[arguments.model]}")),
+        CONFIGS / "clusters" / ("one_gpu_80gb.yaml" if memory() < SMALLER else "one_gpu.yaml"),
+    ]
+
+
+def settings(arguments: argparse.Namespace) -> list[str]:
+    shares, halves = SHARES[arguments.placement], arguments.placement == "split" and arguments.gpus > 1
+    each = max(1, arguments.gpus // 2 if halves else arguments.gpus)
+    gpu = {role: f"num_gpus: {share if arguments.gpus else 0}" for role, share in shares.items()}
+    threads = 4 if arguments.gpus else 1
+    common = [
+        f"run={{name: {variant(arguments)}, root: '{arguments.work / 'runs'}', iterations: {arguments.iterations}}}",
+        f"rollout={{prompts: {arguments.prompts}, max_staleness: {arguments.staleness}}}",
+        f"fleet.explorers={{count: {each}, {gpu['explorers']}, threads: {threads}}}",
+        f"fleet.regenerators={{count: {each}, {gpu['regenerators']}, threads: {threads}}}",
+        f"fleet.learners={{{gpu['learners']}, threads: {threads}}}",
+        f"learner={{world_size: {each}, zero_stage: {arguments.zero}}}",
+        "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
+    ]
+    if arguments.model != "testbed":
+        common += [
+            f"model.path='{arguments.work / arguments.model}'",
+            f"rewards=[{{kind: clipscore, path: '{arguments.work / 'clip'}'}}]",
+            "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}",
+            "rollout.explore.precision=fp8",
+            "fleet.deadlines={start: 600, explore: 600, regenerate: 600}",
+        ]
+    return [*common, *arguments.set]
+
+
+def train(arguments: argparse.Namespace) -> None:
+    command: list[str | Path] = [sys.executable, "-m", "solrl_ray", "train", "--no-live", *files(arguments)]
+    for setting in settings(arguments):
+        command += ["--set", setting]
+    folder = arguments.work / "runs" / variant(arguments)
+    shutil.rmtree(folder, ignore_errors=True)
+    process = subprocess.Popen(command)
+    if arguments.kill:
+        threading.Thread(target=kill_an_explorer, args=(folder, process), daemon=True).start()
+    if process.wait():
+        raise SystemExit(f"{variant(arguments)} ended with status {process.returncode}")
+
+
+def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes]) -> None:
+    """While it explores in the second iteration."""
+    while not any(span.iteration == 1 and span.stage == "explore" for span in spans(folder)):
+        if run.poll() is not None:
+            return
+        time.sleep(0.2)
+    time.sleep(KILLED_AFTER)
+    of_run = [process for process in psutil.Process(run.pid).children(recursive=True) if is_explorer(process)]
+    print(f"killed: {of_run[0].pid} of {len(of_run)} explorers", flush=True)
+    of_run[0].kill()
+
+
+def is_explorer(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[0].startswith("ray::Explorer")
+    except (psutil.Error, IndexError):
+        return False
+
+
+def spans(folder: Path) -> Iterator[Span]:
+    file = folder / "spans.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else ():
+        if line.endswith("}"):
+            yield Span(**json.loads(line))
+
+
+def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
+    folder = arguments.work / "runs" / variant(arguments)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    iterations = [record for record in records if record["event"] == "iteration"]
+    counted = iterations[-1 - arguments.staleness]
+    during = [span for span in spans(folder) if span.iteration == counted["iteration"] and span.stage != "report"]
+    (rollout,) = (span for span in during if span.stage == "rollout")
+    seconds = {stage: round(counted["seconds"].get(stage, 0.0), 2) for stage in STAGES}
+    seconds |= {"rollout": round(rollout.seconds, 2), "update": round(counted["busy_seconds"]["learn"], 2)}
+    taking_turns = arguments.placement == "colocated"
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "seconds": seconds,
+        "seconds_48_prompts": round(published(seconds, arguments.prompts), 1) if taking_turns else None,
+        "busy_seconds": counted["busy_seconds"],
+        "refresh": counted["publication"]["load_seconds"],
+        "explorers_wait_for_weights": counted["weights_wait"],
+        "busy": watch.busy(rollout.started, rollout.started + seconds["total"]),
+        "peak_gb": watch.peaks(),
+        "first_iteration": iterations[0]["seconds"],
+        "requeued_units": summary["requeued_units"],
+        "digests": {"selection": summary["selection_digest"], "lora": summary["lora_digest"]},
+    }
+
+
+def planned(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of such an iteration by `solrl plan --gpu`, with the card's price list; empty on a CPU."""
+    if not arguments.gpus or arguments.layers:
+        return {}
+    name = "h100-80" if memory() < SMALLER else "h200"
+    prices, cluster = price_list(name), Cluster(gpu=name, gpus_per_node=arguments.gpus)
+    assert prices.card is not None
+    config = stored(arguments)
+    facts = model_facts(config)
+    arithmetic = describe(fitting.settled(config, facts, prices.card), facts)
+    sharing = fitting.check(arithmetic, prices.card)
+    made = forecast(arithmetic.config, arithmetic, prices, cluster, orchestration(), advise=False)
+    peaks = [round(card.peak(sharing) / 1e9, 1) for card in cards(arithmetic)]
+    return {"prices": name, "seconds": made.seconds, "parts": made.parts, "sharing": sharing, "peak_gb": peaks}
+
+
+def stored(arguments: argparse.Namespace) -> Config:
+    """What the run has written down, with what the cards decided."""
+    return compiled_learner.settled(load([arguments.work / "runs" / variant(arguments) / "config.yaml"]))
+
+
+def all_reduce(ranks: int, numbers: int) -> float:
+    """Median seconds of a sum of `numbers` float32 over `ranks` GPUs."""
+    seconds = torch.zeros(REDUCTIONS, dtype=torch.float64).share_memory_()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    spawn(_reduce, (ranks, numbers, seconds), nprocs=ranks)
+    return statistics.median(seconds.tolist())
+
+
+def _reduce(rank: int, ranks: int, numbers: int, seconds: torch.Tensor) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    gradient = torch.ones(numbers, device="cuda")
+    for at in range(-3, REDUCTIONS):
+        dist.barrier()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        dist.all_reduce(gradient)
+        torch.cuda.synchronize()
+        if rank == 0 and at >= 0:
+            seconds[at] = time.perf_counter() - began
+    dist.destroy_process_group()
+
+
+def save(row: dict[str, Any], out: Path) -> None:
+    file = out / "many_gpus.json"
+    rows = json.loads(file.read_text()) if file.exists() else []
+    out.mkdir(parents=True, exist_ok=True)
+    kept = [each for each in rows if each["variant"] != row["variant"]]
+    file.write_text(json.dumps([*kept, row], indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=[*MODELS, "testbed"])
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--placement", choices=SHARES, default="colocated")
+    parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--zero", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--iterations", type=int, help="default: 2, with staleness 4")
+    parser.add_argument("--kill", action="store_true", help="an explorer, in the second iteration")
+    parser.add_argument("--layers", type=int, help="transformer blocks of each kind")
+    parser.add_argument("--set", action="append", default=[], help="as for solrl train")
+    parser.add_argument("--work", type=Path, default=Path("full_size"), help="checkpoints and run folders")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    arguments = parser.parse_args(argv)
+    arguments.iterations = arguments.iterations or (4 if arguments.staleness else 2)
+    arguments.work = arguments.work.absolute()
+    if arguments.model != "testbed":
+        make(arguments.model, arguments.work, arguments.layers)
+    watch = Watch()
+    watch.start()
+    began = time.perf_counter()
+    try:
+        train(arguments)
+    finally:
+        watch.stop()
+    row = {"variant": variant(arguments)} | {
+        key: getattr(arguments, key)
+        for key in ("model", "gpus", "placement", "staleness", "zero", "prompts", "layers", "kill", "set")
+    }
+    row |= {"device": torch.cuda.get_device_name() if gpus() else "CPU", "torch": torch.__version__}
+    row |= {"wall": round(time.perf_counter() - began, 1)} | collect(arguments, watch)
+    row["planned"] = planned(arguments)
+    config = stored(arguments)
+    row["activation_memory"] = config.learner.activation_memory
+    if config.learner.world_size > 1 and gpus():
+        row["all_reduce"] = all_reduce(config.learner.world_size, model_facts(config).lora_parameters)
+    save(row, arguments.out)
+    stages = "  ".join(f"{stage} {row['seconds'][stage]:.1f}" for stage in STAGES)
+    print(
+        f"{row['variant']}: {stages}; planned {row['planned'].get('seconds', 0.0):.1f}; busy {row['busy']}", flush=True
+    )
+
+
+if __name__ == "__main__":
+    main()

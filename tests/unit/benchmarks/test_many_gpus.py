@@ -1,0 +1,74 @@
+"""The run on the GPUs of one host: who is where, what is refused, and what is computed from what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import many_gpus
+import pytest
+from results_page import BLOCKS
+
+from solrl_ray.config.checks import check
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import UserError
+from solrl_ray.records import Pruning
+from solrl_ray.simulator.forecast import gpus
+
+
+def configured(**changes: Any) -> Config:
+    given = {"model": "flux", "gpus": 8, "placement": "colocated", "staleness": 0, "zero": 1, "prompts": 48}
+    given |= {"iterations": 2, "kill": False, "layers": None, "set": [], "work": Path("work")}
+    arguments = argparse.Namespace(**given | changes)
+    config = load(many_gpus.files(arguments), many_gpus.settings(arguments))
+    check(config)
+    return config
+
+
+def test_each_gpu_hosts_one_worker_of_each_kind_that_take_turns() -> None:
+    config = configured()
+    fleet = config.fleet
+    assert (fleet.explorers.count, fleet.regenerators.count, config.learner.world_size) == (8, 8, 8)
+    assert gpus(config) == 8
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_of_a_split_host_half_of_the_gpus_learn(count: int) -> None:
+    config = configured(placement="split", staleness=1, gpus=count)
+    assert config.learner.world_size == config.fleet.explorers.count == count // 2
+    assert gpus(config) == count
+
+
+def test_a_prompt_is_the_published_one_with_pruned_previews() -> None:
+    config = configured()
+    pool = pool_sampling(config)
+    assert (pool.pool, config.rollout.keep, pool.pruning) == (96, 24, Pruning(after=2, keep=36))
+
+
+def test_who_takes_turns_explores_nothing_ahead() -> None:
+    with pytest.raises(UserError, match="max_staleness"):
+        configured(staleness=1)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    seconds = dict.fromkeys(("ahead", "explore", "regenerate", "learn", "checkpoint", "publish"), 5.0) | {"total": 50.0}
+    made = {"model": "flux", "device": "NVIDIA H200", "gpus": 2, "placement": "colocated", "staleness": 0, "zero": 1}
+    made |= {"prompts": 12, "layers": None, "kill": False, "set": [], "seconds": seconds, "seconds_48_prompts": 180.0}
+    made |= {"planned": {"seconds": 45.0, "peak_gb": [77.1]}, "busy": [0.91, 0.9], "peak_gb": [70.2, 71.8]}
+    return made | {"digests": {"selection": "0123456789", "lora": "abcdefghij"}} | changes
+
+
+def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with_one_another(tmp_path: Path) -> None:
+    assert "many_gpus.py" in BLOCKS["gpus"](tmp_path)
+    few = row(layers=6, placement="split", kill=True, set=["run.deterministic=true"])
+    (tmp_path / "many_gpus.json").write_text(json.dumps([row(), row(gpus=1, prompts=6), few]))
+    *_, one, two = BLOCKS["gpus"](tmp_path).splitlines()
+    assert one.startswith("| FLUX.1-dev, 512 px | H200 | 1 | 6 |")
+    assert "| **50.0** | 45.0 (-10%) | 72 | 77 | 91% / 90% | 180 |" in two
+    *_, last = BLOCKS["placements"](tmp_path).splitlines()
+    assert last.startswith("| split, staleness 0, ZeRO-1, an explorer killed, `run.deterministic` | 5.0 |")
+    assert last.endswith("| 01234567 | abcdefgh |")
