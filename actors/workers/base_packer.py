@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +34,12 @@ class BasePacker(Callee):
                 return content
             except Unusable:  # cut off or of an earlier attempt: made again
                 pass
-        torch.set_num_threads(config.fleet.learners.threads)
+        # All explorers wait for it, and nobody else computes yet.
+        threads = os.cpu_count() or 1
+        torch.set_num_threads(1)  # of each of these
         transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
         with doing("making the base pack"):
-            made = base_pack.write(transformer, config)
-        replace_file(file, made)
+            made = base_pack.write(transformer, config, threads=threads)
+        with doing("writing the base pack"):
+            replace_file(file, made, synced=False)  # whoever reads it verifies it
         return np.frombuffer(made, np.uint8)

@@ -26,17 +26,25 @@ READ_SECONDS = 60.0
 """Deadline of a read for information only."""
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
     """Write `content` beside `path`, sync it to the disk and rename it into place. Makes missing folders.
+
+    Args:
+        synced: whether to wait for the disk. If not, a power failure may leave another content under the name: for what
+            each reader verifies and can make again.
 
     Raises OSError that names `path` or the folder that cannot be made.
     """
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        write_synced(partial, content)
+        if synced:
+            write_synced(partial, content)
+        else:
+            partial.write_bytes(content)
         partial.replace(path)
-        sync_folder(path.parent)
+        if synced:
+            sync_folder(path.parent)
     except OSError as error:
         raise _refusal(error, path) from error
     finally:

@@ -8,6 +8,7 @@ An explorer built from it equals, bit for bit, one that quantises the checkpoint
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError
 from solrl_ray.quantization import capability
 from solrl_ray.quantization.activations import ActivationQuantizer
-from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.formats import Format, frozen_amax, pack_by_rows
 from solrl_ray.quantization.planning import FORMAT_OF_TIER, Plan, plan
 from solrl_ray.quantization.scope import LAYERS, QuantizationReport
 from solrl_ray.weight_sync import container
@@ -42,8 +43,11 @@ class BasePack:
 
 
 @torch.no_grad()
-def write(transformer: nn.Module, config: Config) -> bytes:
+def write(transformer: nn.Module, config: Config, *, threads: int = 1) -> bytes:
     """The pack of a transformer that is not quantised yet and has no adapters; does not change the transformer.
+
+    Args:
+        threads: layers that are quantised at a time.
 
     Raises:
         RunError: the explorers of this configuration quantise nothing.
@@ -53,11 +57,11 @@ def write(transformer: nn.Module, config: Config) -> bytes:
     if not tiers:
         raise RunError("the explorers quantise nothing, so there is no base pack to make")
     tensors = {name: value.detach().cpu() for name, value in _parameters_and_buffers(transformer).items()}
-    for path, tier in tiers.items():
-        weight, format = linears[path].weight, FORMAT_OF_TIER[tier]
-        del tensors[f"{path}.weight"]
-        amax = frozen_amax(weight) if format == "nvfp4" else None
-        tensors |= {f"{path}.{name}": value.cpu() for name, value in pack(format, weight, amax).items()}
+    with ThreadPoolExecutor(threads) as pool:
+        packed = pool.map(lambda path: _packed(linears[path].weight, FORMAT_OF_TIER[tiers[path]]), tiers)
+        for path, made in zip(tiers, packed, strict=True):
+            del tensors[f"{path}.weight"]
+            tensors |= {f"{path}.{name}": value.cpu() for name, value in made.items()}
     stamps = {name: stamp(value) for name, value in sorted(tensors.items())}
     body = {
         "format": FORMAT,
@@ -68,6 +72,12 @@ def write(transformer: nn.Module, config: Config) -> bytes:
         "tensors": STAMPS.dump_python(stamps, mode="json"),
     }
     return container.write(tensors, {"manifest": write_checked(body)})
+
+
+@torch.no_grad()  # which holds for the thread that enters it
+def _packed(weight: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
+    amax = frozen_amax(weight) if format == "nvfp4" else None
+    return pack_by_rows(format, weight, amax)
 
 
 def read(buffer: Buffer, config: Config) -> BasePack:

@@ -158,6 +158,7 @@ def test_an_explorer_from_the_base_pack_equals_one_quantised_from_the_checkpoint
     settings = tiny_config(tiny_pipeline, tier)
     quantized = models.load(settings.model, "cpu", components={"transformer"}).transformer
     content = base_pack.write(quantized, settings)
+    assert base_pack.write(quantized, settings, threads=3) == content
     wanted_report = quantize_(quantized, tier, settings.model.quantization, without_kernels=True)
     base = base_pack.read(content, settings)
     built = models.family(settings.model).skeleton(settings.model)
