@@ -35,7 +35,8 @@ class PromptEmbeddings:
 
     async def await_encoder(self) -> None:
         """Return once the text encoder has started."""
-        what, seconds = "the start of the text encoder (fleet.deadlines.start)", self._deadlines.start
+        what, seconds = "the start of the text encoder", self._deadlines.start
+        what += " (fleet.deadlines.start; raise it if the machine is slow or busy)"
         await self._world.answer(self._starting, what=what, seconds=seconds)
 
     def ask_ahead(self, prompts: Sequence[Prompt]) -> None:

@@ -87,7 +87,7 @@ def _plan(commands: Any) -> None:
         metavar="NAME",
         help="a card: print whether the run fits and its time; h200, h100-80, l40s, … or a file",
     )
-    command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, nodes, network, …")
+    command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
     for role in ("explorers", "regenerators", "learners"):
         command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")
 

@@ -119,7 +119,8 @@ def read_file(path: Path, included_by: Path | None = None) -> dict[str, Any]:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         whose = f", which {included_by} includes," if included_by else ""
-        raise UserError(f"The configuration file {path}{whose} {what}.")
+        named = f"; a function is named in a YAML file: rewards: [{{kind: '{path}'}}]" if ".py:" in path.name else ""
+        raise UserError(f"The configuration file {path}{whose} {what}{named}.")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

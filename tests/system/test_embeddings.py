@@ -103,7 +103,7 @@ def test_many_prompts_go_in_few_messages_and_each_has_a_reference_of_its_own() -
 def test_an_encoder_that_hangs_is_named_with_the_deadline_that_it_missed() -> None:
     async def hangs() -> None:
         embeddings = PromptEmbeddings(WorldOf(Hangs), Deadlines(start=1.0, encode=0.5))
-        key = r"\(fleet\.deadlines\.start\)"
+        key = r"\(fleet\.deadlines\.start; raise it if the machine is slow or busy\)"
         said = rf"^the start of the text encoder {key} failed: no answer within its deadline of 1 s$"
         with pytest.raises(RunError, match=said):
             await embeddings.await_encoder()

@@ -174,6 +174,8 @@ def test_a_wrong_value_is_answered_with_key_source_value_and_what_is_right(
 def test_files_that_are_missing_or_no_mapping_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1\n- 2")
     assert refusal([tmp_path / "no.yaml"]) == f"The configuration file {tmp_path / 'no.yaml'} does not exist."
+    function = "does not exist; a function is named in a YAML file: rewards: [{kind: 'mine.py:red'}]."
+    assert refusal([Path("mine.py:red")]) == f"The configuration file mine.py:red {function}"
     assert refusal([tmp_path]) == f"The configuration file {tmp_path} is a folder."
     assert "is a mapping of keys to values, this is [1, 2]" in refusal([tmp_path / "list.yaml"])
     assert refusal([]) == "No configuration file was given."
