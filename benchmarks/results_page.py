@@ -236,7 +236,8 @@ def campaign(name: str) -> Callable[[Path], str]:
     def block(results: Path) -> str:
         content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
         found = {} if content is None else content["comparisons"]
-        if name not in MAIN and found.keys() <= set(TABLES["convergence"]):  # of this table nothing but its baselines
+        own = found.keys() & set(TABLES[name])
+        if name not in MAIN and own <= set(TABLES["convergence"]):  # nothing but its baselines
             found = {}
         rows = []
         for variant in TABLES[name]:
