@@ -17,7 +17,8 @@ nothing ahead. `busy` is the share of it in which a GPU ran any kernel (nvidia-s
 what NCCL takes for a LoRA gradient between all ranks, measured apart. `planned` is what `solrl plan` says of the run.
 `seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once.
 
-Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's.
+Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's with the same `--set`. A run that
+takes longer than `--seconds` is stopped and gives no row; nor does one with `--kill` that ended before anything was killed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ import torch
 import torch.distributed as dist
 from full_iteration import CONFIGS, HERE, MODELS, make
 from memory_limit import published
+from overlap import SHARES
 from torch.multiprocessing.spawn import spawn
 
 from solrl_ray.cli.preflight import model_facts
@@ -55,15 +57,12 @@ from solrl_ray.simulator.forecast import forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
-SHARES = {
-    "colocated": {"explorers": 0.26, "regenerators": 0.23, "learners": 0.51},
-    "split": {"explorers": 0.5, "regenerators": 0.5, "learners": 1.0},
-}
 SMALLER = 100.0
 """GB of a card's memory below which it has the part for cards of 80 GB."""
 KILLED_AFTER = 2.0
 """Seconds of the second iteration."""
 REDUCTIONS = 20
+STOP_SECONDS = 60.0
 
 
 class Watch(threading.Thread):
@@ -168,14 +167,22 @@ def train(arguments: argparse.Namespace) -> None:
         command += ["--set", setting]
     folder = arguments.work / "runs" / variant(arguments)
     shutil.rmtree(folder, ignore_errors=True)
-    process = subprocess.Popen(command)
+    process, killed = subprocess.Popen(command), threading.Event()
     if arguments.kill:
-        threading.Thread(target=kill_an_explorer, args=(folder, process), daemon=True).start()
-    if process.wait():
-        raise SystemExit(f"{variant(arguments)} ended with status {process.returncode}")
+        threading.Thread(target=kill_an_explorer, args=(folder, process, killed), daemon=True).start()
+    try:
+        status = process.wait(timeout=arguments.seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(timeout=STOP_SECONDS)
+        raise SystemExit(f"{variant(arguments)} took longer than --seconds, {arguments.seconds:g}") from None
+    if status:
+        raise SystemExit(f"{variant(arguments)} ended with status {status}")
+    if arguments.kill and not killed.is_set():
+        raise SystemExit(f"{variant(arguments)} ended before an explorer was killed")
 
 
-def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes]) -> None:
+def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes], killed: threading.Event) -> None:
     """While it explores in the second iteration."""
     while not any(span.iteration == 1 and span.stage == "explore" for span in spans(folder)):
         if run.poll() is not None:
@@ -185,6 +192,7 @@ def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes]) -> None:
     of_run = [process for process in psutil.Process(run.pid).children(recursive=True) if is_explorer(process)]
     print(f"killed: {of_run[0].pid} of {len(of_run)} explorers", flush=True)
     of_run[0].kill()
+    killed.set()
 
 
 def is_explorer(process: psutil.Process) -> bool:
@@ -274,7 +282,7 @@ def save(row: dict[str, Any], out: Path) -> None:
     file = out / "many_gpus.json"
     rows = json.loads(file.read_text()) if file.exists() else []
     out.mkdir(parents=True, exist_ok=True)
-    kept = [each for each in rows if each["variant"] != row["variant"]]
+    kept = [each for each in rows if (each["variant"], each["set"]) != (row["variant"], row["set"])]
     file.write_text(json.dumps([*kept, row], indent=1) + "\n")
 
 
@@ -282,11 +290,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=[*MODELS, "testbed"])
     parser.add_argument("--gpus", type=int, required=True)
-    parser.add_argument("--placement", choices=SHARES, default="colocated")
+    parser.add_argument("--placement", choices=("colocated", "split"), default="colocated")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--zero", type=int, choices=(1, 2), default=1)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--iterations", type=int, help="default: 2, with staleness 4")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="of the run, its start included")
     parser.add_argument("--kill", action="store_true", help="an explorer, in the second iteration")
     parser.add_argument("--layers", type=int, help="transformer blocks of each kind")
     parser.add_argument("--set", action="append", default=[], help="as for solrl train")
