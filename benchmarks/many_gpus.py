@@ -18,7 +18,7 @@ what NCCL takes for a LoRA gradient between all ranks, measured apart. `planned`
 `seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once.
 
 Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's with the same `--set`. A run that
-takes longer than `--seconds` is stopped and gives no row; nor does one with `--kill` that ended before anything was killed.
+takes longer than `--seconds` is stopped and gives no row. Nor does one with `--kill` in which nothing was killed.
 """
 
 from __future__ import annotations
