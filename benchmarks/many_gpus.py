@@ -259,7 +259,13 @@ def all_reduce(ranks: int, numbers: int) -> float:
     """Median seconds of a sum of `numbers` float32 over `ranks` GPUs."""
     seconds = torch.zeros(REDUCTIONS, dtype=torch.float64).share_memory_()
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    spawn(_reduce, (ranks, numbers, seconds), nprocs=ranks)
+    processes = spawn(_reduce, (ranks, numbers, seconds), nprocs=ranks, join=False)
+    deadline = time.monotonic() + STOP_SECONDS
+    while not processes.join(timeout=1.0):  # which is also false when the first of them has ended
+        if time.monotonic() > deadline:
+            for process in processes.processes:
+                process.kill()
+            raise SystemExit(f"the ranks did not meet for an all-reduce within {STOP_SECONDS:g} s")
     return statistics.median(seconds.tolist())
 
 

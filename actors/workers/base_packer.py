@@ -34,7 +34,7 @@ class BasePacker(Callee):
                 return content
             except Unusable:  # cut off or of an earlier attempt: made again
                 pass
-        # All explorers wait for it, and nobody else computes yet.
+        # All explorers wait for it; other workers only load meanwhile.
         threads = os.cpu_count() or 1
         torch.set_num_threads(1)  # of each of these
         transformer = models.load(config.model, "cpu", components={"transformer"}).transformer
