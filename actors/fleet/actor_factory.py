@@ -71,7 +71,7 @@ class ActorFactory:
         self._namespace = scope or namespace(folder)
         self._controller = controller
         self._exploring = config
-        self._pack: tuple[Any, ...] = ()
+        self._pack: tuple[list[Any], ...] = ()
         self._packs = 0
         self._seats: PlacementGroup | None = None
 
@@ -129,8 +129,8 @@ class ActorFactory:
             remove_placement_group(given_back)
         return found
 
-    def _base_pack(self) -> tuple[Any, ...]:
-        """The base pack by reference, if explorers start from it; it is made when the first one is spawned.
+    def _base_pack(self) -> tuple[list[Any], ...]:
+        """The base pack by reference in a list, as `Explorer` says, if explorers start from it; it is made when the first one is spawned.
 
         The packer's handle is dropped: Ray ends it when the pack is in the object store, and with it a second copy.
         """
@@ -138,7 +138,7 @@ class ActorFactory:
             name = "packer" + (f".{self._packs}" if self._packs else "")
             packer = self._here(BasePacker, name).remote()
             self._actor(name, packer, "packer")
-            self._pack = (packer.pack.remote(self._exploring, self._folder),)
+            self._pack = ([packer.pack.remote(self._exploring, self._folder)],)
             self._packs += 1
         return self._pack
 

@@ -6,10 +6,13 @@ until their prompt's selection; the chosen ones are learned from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from actors.cluster import wait
 from actors.cluster.progress_notes import noted
 from actors.workers.devices import free_cache, prepare
 from actors.workers.sampling_worker import SamplingWorker, base_to_keep
@@ -32,10 +35,16 @@ from solrl_ray.weight_sync.container import Buffer
 class Explorer(SamplingWorker):
     role = "explorer"
 
-    def __init__(self, name: str, config: Config, pack: Buffer | None = None) -> None:
-        """`pack`: the base pack, if this explorer does not load the checkpoint's transformer."""
+    def __init__(self, name: str, config: Config, pack: Sequence[Any] = ()) -> None:
+        """
+        Args:
+            pack: a reference of the base pack, if this explorer does not load the checkpoint's transformer. In a list,
+                because Ray would wait for a bare reference before it looks for a place, and workers that come later
+                could take the share of a GPU that is meant for this one.
+        """
         super().__init__(name, config)
-        self._pack = pack
+        self._waits_for = pack
+        self._pack: Buffer | None = None
         self._repeats = not unreproducible_rewards(config)
         """Whether its scores are reproducible."""
 
@@ -43,6 +52,12 @@ class Explorer(SamplingWorker):
         """Shown in Ray's dashboard and before each line that this process logs."""
         does = "samples" if is_one_stage(self._config) else "previews"
         return f"{self._name} {does} in {pool_sampling(self._config).tier}"
+
+    @noted
+    def node(self) -> str:
+        """Id of its node; it has the base pack when it answers."""
+        self._fetch_pack()
+        return super().node()
 
     @noted
     def start(self) -> Attestation:
@@ -64,6 +79,7 @@ class Explorer(SamplingWorker):
     def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
         """The quantised model, what was quantised, and what `Receiver` must keep of the base."""
         config = self._config
+        self._fetch_pack()
         # Samples that are learned from are decoded in full.
         decoder = "vae" if is_one_stage(config) else "preview_decoder"
         if self._pack is None:
@@ -81,6 +97,13 @@ class Explorer(SamplingWorker):
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)
         return model, report, {}
+
+    def _fetch_pack(self) -> None:
+        """Raises what ended its packer, and Late."""
+        for reference in self._waits_for:
+            with doing("waiting for the base pack"):
+                self._pack = wait.get(reference, what="the base pack", seconds=self._config.fleet.deadlines.start)
+        self._waits_for = ()
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a unit's candidates with exactly its revision; twice if the unit is pruned."""

@@ -23,7 +23,7 @@ from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from tests.chaos.test_learners import Light, light_group
-from tests.support import gated
+from tests.support import gated, tiny
 from tests.support.forkserver import calling
 from tests.support.heads import BIN, end
 from tests.support.learning import config as learner_config
@@ -180,15 +180,15 @@ def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(
         cluster.add_node(num_cpus=2, labels=PLACE)
 
 
-def one_of_each_kind_on_a_card(address: str, root: str) -> None:
-    folder = Path(root)
+def one_of_each_kind_on_a_card(address: str, root: str, base: str) -> None:
+    pipeline, folder = Path(root, "pipeline"), Path(root, base)
     shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
-    settings = learner_config(folder, learner={"world_size": 2}, fleet=shares)
+    settings = learner_config(pipeline, learner={"world_size": 2}, fleet=shares, publish={"base": base})
     ray.init(address=address, log_to_driver=False)
-    factory = ActorFactory(settings, folder, ActorClasses(learner=Light, explorer=Light, regenerator=Light))
+    factory = ActorFactory(settings, folder, ActorClasses(learner=Light, regenerator=Light))
     assert factory.seat_learners(60.0)
     kinds = [
-        [factory.explorer(f"explorer-{n}") for n in range(2)],
+        [factory.explorer(f"explorer-{n}") for n in range(2)],  # with a pack, which takes longer than the next line
         [factory.regenerator(f"regenerator-{n}") for n in range(2)],
         [factory.learner(rank) for rank in range(2)],  # last, and yet their places were kept
     ]
@@ -200,10 +200,14 @@ def one_of_each_kind_on_a_card(address: str, root: str) -> None:
 
 
 @pytest.mark.slow
-def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(forks: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["checkpoint", "pack"])
+def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(
+    base: str, forks: str, tmp_path: Path
+) -> None:
+    tiny.build_pipeline(tmp_path / "pipeline")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
     try:
-        with elsewhere(forks, one_of_each_kind_on_a_card, cluster.address, str(tmp_path)):
+        with elsewhere(forks, one_of_each_kind_on_a_card, cluster.address, str(tmp_path), base):
             pass
     finally:
         cluster.shutdown()

@@ -82,7 +82,7 @@ def test_an_explorer_from_the_base_pack_proves_the_revision_of_one_from_the_chec
     revision = Publisher.for_model(model.transformer, config).build(1, factors)
     content = Publications(config.publish).publish(revision).payload("explorer")
     probe = PromptEmbedding(prompt_id="p", tensors=model.encode(["a red circle"])[0], digest="p")
-    explorers = Explorer("explorer", config, again), Explorer("explorer", config)
+    explorers = Explorer("explorer", config, [ray.put(again)]), Explorer("explorer", config)
     attestations = [explorer.start() for explorer in explorers]
     assert attestations[0] == attestations[1]
     receipts = [explorer.load_revision(content, probe, True) for explorer in explorers]
