@@ -3,6 +3,7 @@
     python benchmarks/many_gpus.py flux --gpus 2 [--placement split] [--staleness 1] [--zero 2] [--prompts 12]
     python benchmarks/many_gpus.py flux --gpus 2 --layers 1 --set run.deterministic=true [--kill]
     python benchmarks/many_gpus.py testbed --gpus 0 --prompts 4       # on a CPU: proves the script, and no more
+    python benchmarks/many_gpus.py flux --plan h100-80                # what `solrl plan` says of 1, 2, 4 and 8 GPUs
 
 The architecture has its published size and random weights (`full_size.py`), unless `--layers` cuts its depth. A prompt
 has 96 seeds, of which 24 are kept; previews in FP8 are pruned, as in the shipped parts. The rest is of the part of
@@ -15,10 +16,12 @@ configs/clusters for one such card. By `--placement`:
 The last iteration counts: the first one compiles, and with staleness the last one but one, since the last explores
 nothing ahead. `busy` is the share of it in which a GPU ran any kernel (nvidia-smi, twice a second). `all_reduce` is
 what NCCL takes for a LoRA gradient between all ranks, measured apart. `planned` is what `solrl plan` says of the run.
-`seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once.
+`seconds_48_prompts` is computed for `colocated`: rollout and update by prompts, and the rest once. `idle_explorers` had
+nothing to do in that iteration: of such a row only the update counts.
 
 Prints the row; adds it to many_gpus.json in `--out`, in place of the same variant's with the same `--set`. A run that
 takes longer than `--seconds` is stopped and gives no row. Nor does one with `--kill` in which nothing was killed.
+`--plan CARD` runs nothing: it adds the seconds of an iteration of 48 prompts to many_gpus_planned.json.
 """
 
 from __future__ import annotations
@@ -41,17 +44,20 @@ import psutil
 import torch
 import torch.distributed as dist
 from full_iteration import CONFIGS, HERE, MODELS, make
-from memory_limit import published
+from memory_limit import PUBLISHED_PROMPTS, published
 from overlap import SHARES
 from torch.multiprocessing.spawn import spawn
 
+from solrl_ray.cli.outline import facts_of
 from solrl_ray.cli.preflight import model_facts
 from solrl_ray.config import compiled_learner, fitting
-from solrl_ray.config.arithmetic import describe
+from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.card_memory import cards
-from solrl_ray.config.loading import load
+from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.learning.engine import free_port
+from solrl_ray.models.shapes import shipped
 from solrl_ray.report.trace import Span
 from solrl_ray.simulator.forecast import forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
@@ -59,6 +65,8 @@ from solrl_ray.simulator.prices import Cluster, orchestration, price_list
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
 SMALLER = 100.0
 """GB of a card's memory below which it has the part for cards of 80 GB."""
+HOSTS = (1, 2, 4, 8)
+"""GPUs of the hosts that a plan is made for."""
 KILLED_AFTER = 2.0
 """Seconds of the second iteration."""
 REDUCTIONS = 20
@@ -136,9 +144,13 @@ def files(arguments: argparse.Namespace) -> list[Path]:
     ]
 
 
+def explorers(arguments: argparse.Namespace) -> int:
+    """How many, which is also the number of regenerators and of learner ranks."""
+    return max(1, arguments.gpus // 2 if arguments.placement == "split" else arguments.gpus)
+
+
 def settings(arguments: argparse.Namespace) -> list[str]:
-    shares, halves = SHARES[arguments.placement], arguments.placement == "split" and arguments.gpus > 1
-    each = max(1, arguments.gpus // 2 if halves else arguments.gpus)
+    shares, each = SHARES[arguments.placement], explorers(arguments)
     gpu = {role: f"num_gpus: {share if arguments.gpus else 0}" for role, share in shares.items()}
     threads = 4 if arguments.gpus else 1
     common = [
@@ -218,6 +230,8 @@ def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     (rollout,) = (span for span in during if span.stage == "rollout")
     seconds = {stage: round(counted["seconds"].get(stage, 0.0), 2) for stage in STAGES}
     seconds |= {"rollout": round(rollout.seconds, 2), "update": round(counted["busy_seconds"]["learn"], 2)}
+    explored = [span for span in during if span.kind == "unit" and span.stage == "explore"]
+    at_work = {span.worker.partition(".")[0] for span in explored}  # explorer-0.1 took explorer-0's place
     taking_turns = arguments.placement == "colocated"
     summary = json.loads((folder / "summary.json").read_text())
     return {
@@ -229,6 +243,7 @@ def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
         "busy": watch.busy(rollout.started, rollout.started + seconds["total"]),
         "peak_gb": watch.peaks(),
         "first_iteration": iterations[0]["seconds"],
+        "idle_explorers": min(explorers(arguments), len(explored)) - len(at_work),
         "requeued_units": summary["requeued_units"],
         "digests": {"selection": summary["selection_digest"], "lora": summary["lora_digest"]},
     }
@@ -238,16 +253,34 @@ def planned(arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds of such an iteration by `solrl plan --gpu`, with the card's price list; empty on a CPU."""
     if not arguments.gpus or arguments.layers:
         return {}
-    name = "h100-80" if memory() < SMALLER else "h200"
-    prices, cluster = price_list(name), Cluster(gpu=name, gpus_per_node=arguments.gpus)
-    assert prices.card is not None
     config = stored(arguments)
-    facts = model_facts(config)
+    return forecasted(config, model_facts(config), "h100-80" if memory() < SMALLER else "h200", arguments.gpus)
+
+
+def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict[str, Any]:
+    """What `solrl plan` says of an iteration on `count` of these cards."""
+    prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
+    assert prices.card is not None
     arithmetic = describe(fitting.settled(config, facts, prices.card), facts)
     sharing = fitting.check(arithmetic, prices.card)
     made = forecast(arithmetic.config, arithmetic, prices, cluster, orchestration(), advise=False)
     peaks = [round(card.peak(sharing) / 1e9, 1) for card in cards(arithmetic)]
-    return {"prices": name, "seconds": made.seconds, "parts": made.parts, "sharing": sharing, "peak_gb": peaks}
+    return {"prices": card, "seconds": made.seconds, "parts": made.parts, "sharing": sharing, "peak_gb": peaks}
+
+
+def plan(arguments: argparse.Namespace) -> None:
+    """Forecasts of the published iteration, of the published checkpoint's shapes, on hosts of several sizes."""
+    for count in HOSTS:
+        arguments.gpus = count
+        given = [text for text in settings(arguments) if not text.startswith("model.path")]
+        config = compiled_learner.settled(load(files(arguments), given))
+        shapes = shipped(config.model)
+        assert shapes is not None
+        facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
+        made = forecasted(config, facts, arguments.plan, count)
+        row = {"model": arguments.model, "gpus": count, "prompts": arguments.prompts, "placement": arguments.placement}
+        add(row | made, arguments.out / "many_gpus_planned.json", of=(*row, "prices"))
+        print(f"{arguments.model} on {count} {arguments.plan}: {made['seconds']:.1f} s", flush=True)
 
 
 def stored(arguments: argparse.Namespace) -> Config:
@@ -284,22 +317,23 @@ def _reduce(rank: int, ranks: int, numbers: int, seconds: torch.Tensor) -> None:
     dist.destroy_process_group()
 
 
-def save(row: dict[str, Any], out: Path) -> None:
-    file = out / "many_gpus.json"
+def add(row: dict[str, Any], file: Path, of: Sequence[str]) -> None:
+    """Add a row, in place of the one that has the same `of`."""
     rows = json.loads(file.read_text()) if file.exists() else []
-    out.mkdir(parents=True, exist_ok=True)
-    kept = [each for each in rows if (each["variant"], each["set"]) != (row["variant"], row["set"])]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    kept = [each for each in rows if any(each[key] != row[key] for key in of)]
     file.write_text(json.dumps([*kept, row], indent=1) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=[*MODELS, "testbed"])
-    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--gpus", type=int, help="of this host")
+    parser.add_argument("--plan", metavar="CARD", help="forecast 48 prompts on such cards, and run nothing")
     parser.add_argument("--placement", choices=("colocated", "split"), default="colocated")
     parser.add_argument("--staleness", type=int, choices=(0, 1), default=0)
     parser.add_argument("--zero", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--prompts", type=int, help="default: 12, of a plan 48")
     parser.add_argument("--iterations", type=int, help="default: 2, with staleness 4")
     parser.add_argument("--seconds", type=float, default=1800.0, help="of the run, its start included")
     parser.add_argument("--kill", action="store_true", help="an explorer, in the second iteration")
@@ -309,7 +343,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results")
     arguments = parser.parse_args(argv)
     arguments.iterations = arguments.iterations or (4 if arguments.staleness else 2)
+    arguments.prompts = arguments.prompts or (PUBLISHED_PROMPTS if arguments.plan else 12)
     arguments.work = arguments.work.absolute()
+    if arguments.plan:
+        return plan(arguments)
+    if arguments.gpus is None:
+        parser.error("--gpus is missing: how many of this host's GPUs")
     if arguments.model != "testbed":
         make(arguments.model, arguments.work, arguments.layers)
     watch = Watch()
@@ -330,7 +369,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     row["activation_memory"] = config.learner.activation_memory
     if config.learner.world_size > 1 and gpus():
         row["all_reduce"] = all_reduce(config.learner.world_size, model_facts(config).lora_parameters)
-    save(row, arguments.out)
+    add(row, arguments.out / "many_gpus.json", of=("variant", "set"))
     stages = "  ".join(f"{stage} {row['seconds'][stage]:.1f}" for stage in STAGES)
     print(
         f"{row['variant']}: {stages}; planned {row['planned'].get('seconds', 0.0):.1f}; busy {row['busy']}", flush=True

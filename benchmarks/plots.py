@@ -21,8 +21,9 @@ import matplotlib.pyplot as plt
 import objectives
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 from results_page import PARTS as STAGES
-from results_page import SCHEDULES
+from results_page import PUBLISHED, SCHEDULES, whole_iterations
 from time_to_target import mean_with_interval, together, whole_runs
 from variants import DIRECTS, TABLES, VARIANTS
 
@@ -152,6 +153,37 @@ def iterations(results: Path, images: Path) -> None:
     save(figure, images / "results_iterations.png")
 
 
+def gpus(results: Path, images: Path) -> None:
+    """Seconds of an iteration of 48 prompts over the GPUs of one host: planned, computed from what was measured, and
+    the paper's.
+    """
+    planned = read(results / "many_gpus_planned.json")
+    measured = whole_iterations(results)
+    paper = PUBLISHED["iteration_seconds"]
+    figure, panels = plt.subplots(1, len(paper), figsize=(1.7 * WIDTH, 3.2), layout="constrained")
+    for axes, (model, (naive, two_stage)) in zip(panels, paper.items(), strict=True):
+        line = sorted((row["gpus"], row["seconds"]) for row in planned if row["model"] == model)
+        axes.plot(*zip(*line, strict=True), "--", color="gray", label="planned, H100")
+        points = [(row["gpus"], row["seconds_48_prompts"]) for row in measured if row["model"] == model]
+        if points:
+            axes.plot(*zip(*points, strict=True), "o", color="black", label="measured, computed for 48 prompts")
+        axes.plot(8, naive, "^", color="tab:orange", label="paper, one stage, 8 B200")
+        axes.plot(8, two_stage, "v", color="tab:blue", label="paper, two stages, 8 B200")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([gpus for gpus, _ in line], [str(gpus) for gpus, _ in line])
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in (50, 100, 200, 500, 1000, 2000, 5000) if low < tick < high]
+        axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("GPUs of one host")
+        axes.set_ylabel("seconds an iteration")
+        axes.set_title(NAMES[model], fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=7, frameon=False)
+    save(figure, images / "results_gpus.png")
+
+
 def fidelity(results: Path, images: Path) -> None:
     """Spearman of previews, by steps and by tier; of the published table if there is one."""
     figure, axes = plt.subplots(figsize=(WIDTH, 3.4), layout="constrained")
@@ -214,6 +246,7 @@ def main() -> None:
     rollout(results)
     schedules(results, images)
     iterations(results, images)
+    gpus(results, images)
     fidelity(results, images)
     objectives.draw(read(results / "objectives.json"), images / "objectives.png")
     if (results / "convergence.json").is_file():

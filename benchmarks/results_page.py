@@ -58,6 +58,8 @@ FILES = {"quantized": "convergence_200.json"}
 TWO_STAGE = ("two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
 CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
 HEADLINE_SHARE = 0.9
+HOSTS = (1, 2, 4, 8)
+"""Columns of planned GPUs."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 
 
@@ -141,9 +143,9 @@ def loops(results: Path) -> str:
 
 def gpus(results: Path) -> str:
     """Whole iterations on one host, from `many_gpus.py`: full depth, all workers on each GPU."""
-    found = whole_iterations(results)
-    if not found:
-        return unmeasured("gpus")
+    found, missing = whole_iterations(results), []
+    if {row["gpus"] for row in found} < {1, 2}:
+        missing = [unmeasured("gpus", "Not all measured yet" if found else "Not measured yet")]
     rows = []
     for row in found:
         seconds, planned = row["seconds"], row["planned"]
@@ -154,17 +156,39 @@ def gpus(results: Path) -> str:
         rows.append([*cells, " / ".join(f"{share:.0%}" for share in row["busy"]), f"{row['seconds_48_prompts']:.0f}"])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
-    return table(
-        ["s", "GPU", "GPUs", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"],
-        rows,
+    header = ["s", "GPU", "GPUs", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
+    shown = [table(header, rows)] if rows else []
+    return "\n\n".join([*shown, *missing, *map(update_alone, whole_iterations(results, idle=True))])
+
+
+def whole_iterations(results: Path, *, idle: bool = False) -> list[dict[str, Any]]:
+    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed; `idle`:
+    those in which not every explorer had work, instead of the others.
+    """
+    rows = read(results, "many_gpus.json") or []
+    taken = [row for row in rows if row["placement"] == "colocated" and not row["layers"] and not row["kill"]]
+    taken = [row for row in taken if bool(row["idle_explorers"]) == idle]
+    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], row["prompts"]))
+
+
+def update_alone(row: dict[str, Any]) -> str:
+    """What counts of an iteration that some explorer slept through."""
+    ranks, idle = row["gpus"], row["idle_explorers"]
+    return (
+        f"{TITLES[row['model']]}, {ranks} {row['device'].removeprefix('NVIDIA ')}, {row['prompts']} prompts: only the "
+        f"update counts, for {idle} of {ranks} explorers had no place. It took {row['seconds']['update']:.1f} s on "
+        f"{ranks} ranks. NCCL needs {row['all_reduce'] * 1e3:.1f} ms to sum a LoRA gradient over them."
     )
 
 
-def whole_iterations(results: Path) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed."""
-    rows = read(results, "many_gpus.json") or []
-    taken = [row for row in rows if row["placement"] == "colocated" and not row["layers"] and not row["kill"]]
-    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], row["prompts"]))
+def hosts(results: Path) -> str:
+    """What `solrl plan` says of the published iteration on hosts of several sizes, beside the paper's seconds."""
+    planned, rows = read(results, "many_gpus_planned.json"), []
+    for model, paper in PUBLISHED["iteration_seconds"].items():
+        seconds = {row["gpus"]: row["seconds"] for row in planned if row["model"] == model}
+        rows.append([TITLES[model], *(f"{seconds[count]:.0f}" for count in HOSTS), *map(str, paper)])
+    ours = [f"{count} H100, planned" for count in HOSTS]
+    return table(["48 prompts, s", *ours, "8 B200, one stage (paper)", "two stages (paper)"], rows)
 
 
 def off(planned: float, measured: float) -> str:
@@ -336,6 +360,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "iterations": iterations,
     "loops": loops,
     "gpus": gpus,
+    "hosts": hosts,
     "placements": placements,
     "schedules": schedules,
     "fidelity": fidelity,

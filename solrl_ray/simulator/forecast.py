@@ -10,7 +10,9 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
+from solrl_ray.config import fitting
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
+from solrl_ray.config.card_memory import cards
 from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, pools, resized
 from solrl_ray.config.schema import Config, Worker
@@ -118,7 +120,8 @@ def forecast(
     cost = priced(config, arithmetic, prices, cluster)
     made = scenario(config, cost, cluster, controller)
     iterations = steady(made)
-    seconds = statistics.fmean(i.seconds for i in iterations)
+    moving = moving_weights(arithmetic, prices)
+    seconds = statistics.fmean(i.seconds for i in iterations) + moving
     busy = {
         "explorers": _mean(iterations, "explorer") / (seconds * made.explorers),
         "regenerators": _mean(iterations, "regenerator") / (seconds * made.regenerators),
@@ -127,9 +130,10 @@ def forecast(
     }
 
     def option(changed: Config, text: str) -> Option:
-        cost = priced(changed, describe(changed, arithmetic.facts), prices, cluster)
-        iterations = steady(scenario(changed, cost, cluster, controller))
-        return Option(text=text, gpus=gpus(changed), seconds=statistics.fmean(i.seconds for i in iterations))
+        larger = describe(changed, arithmetic.facts)
+        iterations = steady(scenario(changed, priced(changed, larger, prices, cluster), cluster, controller))
+        seconds = statistics.fmean(i.seconds for i in iterations) + moving_weights(larger, prices)
+        return Option(text=text, gpus=gpus(changed), seconds=seconds)
 
     changes = (*_larger(config, cluster.gpus_per_node), *_ahead(config)) if advise else ()
     return Forecast(
@@ -138,7 +142,7 @@ def forecast(
         priced=cost,
         gpus=gpus(config),
         seconds=seconds,
-        parts=_parts(made, iterations),
+        parts=_parts(made, iterations) | ({"weights down and up": moving} if moving else {}),
         busy=busy,
         options=tuple(option(*each) for each in changes),
         messages=controller.conditions,
@@ -148,6 +152,14 @@ def forecast(
 def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
     """The forecast's table on such a cluster. Raises UserError as `forecast`."""
     return paragraphs(forecast(arithmetic.config, arithmetic, prices, cluster, orchestration()).rows())
+
+
+def moving_weights(arithmetic: Arithmetic, prices: PriceList) -> float:
+    """Seconds of an iteration in which weights of resting workers move between GPU and main memory."""
+    if prices.card is None or fitting.sharing_on(arithmetic, prices.card) in (None, "keep"):
+        return 0.0
+    link = prices.card.host_link
+    return max((fitting.seconds(card, link) for card in cards(arithmetic) if card.takes_turns), default=0.0)
 
 
 def scenario(config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts) -> Scenario:

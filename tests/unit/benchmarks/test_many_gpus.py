@@ -55,10 +55,12 @@ def test_who_takes_turns_explores_nothing_ahead() -> None:
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    seconds = dict.fromkeys(("ahead", "explore", "regenerate", "learn", "checkpoint", "publish"), 5.0) | {"total": 50.0}
+    seconds = dict.fromkeys(("ahead", "explore", "regenerate", "learn", "checkpoint", "publish"), 5.0)
+    seconds |= {"total": 50.0, "update": 4.5}
     made = {"model": "flux", "device": "NVIDIA H200", "gpus": 2, "placement": "colocated", "staleness": 0, "zero": 1}
     made |= {"prompts": 12, "layers": None, "kill": False, "set": [], "seconds": seconds, "seconds_48_prompts": 180.0}
     made |= {"planned": {"seconds": 45.0, "peak_gb": [77.1]}, "busy": [0.91, 0.9], "peak_gb": [70.2, 71.8]}
+    made |= {"idle_explorers": 0, "all_reduce": 0.0006}
     return made | {"digests": {"selection": "0123456789", "lora": "abcdefghij"}} | changes
 
 
@@ -72,3 +74,20 @@ def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with
     *_, last = BLOCKS["placements"](tmp_path).splitlines()
     assert last.startswith("| split, staleness 0, ZeRO-1, an explorer killed, `run.deterministic` | 5.0 |")
     assert last.endswith("| 01234567 | abcdefgh |")
+
+
+def test_of_an_iteration_with_an_idle_explorer_only_the_update_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "many_gpus.json").write_text(json.dumps([row(idle_explorers=1)]))
+    page = BLOCKS["gpus"](tmp_path)
+    assert "It took 4.5 s on 2 ranks. NCCL needs 0.6 ms" in page
+    assert "50.0" not in page
+    assert page.startswith("Not measured yet")
+
+
+def test_a_plan_of_the_published_iteration_needs_no_gpu_and_replaces_an_older_one(tmp_path: Path) -> None:
+    for _ in range(2):
+        many_gpus.main(["sana", "--plan", "h100-80", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "many_gpus_planned.json").read_text())
+    assert [(one["gpus"], one["prompts"]) for one in rows] == [(1, 48), (2, 48), (4, 48), (8, 48)]
+    seconds = [one["seconds"] for one in rows]
+    assert seconds[0] / 8 < seconds[3] < seconds[2] / 1.9
