@@ -55,7 +55,7 @@ MAIN = ("convergence", "quantized")
 """Tables that have their baselines as results of their own."""
 FILES = {"quantized": "convergence_200.json"}
 """Tables whose runs are longer; the others are in convergence.json."""
-TWO_STAGE = ("two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
+TWO_STAGE = ("lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
 CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
 HEADLINE_SHARE = 0.9
 HOSTS = (1, 2, 4, 8)

@@ -11,7 +11,8 @@ Life of a unit::
 
 Invariants: a unit is out with at most one worker, or two once it is late; a worker only gets units of the revision that
 it holds, and at most `max_inflight` at a time; a unit that returns keeps its id and its place in the order, so it goes
-first.
+first. A worker gets no second unit that a worker without any, which is about to be ready, could take: the last units would
+wait behind others beside an idle worker.
 
 >>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
@@ -70,7 +71,7 @@ class _Entry:
     """Priority, then order of adding."""
     workers: tuple[str, ...] = ()
     """Workers that have it."""
-    waits: bool = True
+    waits: bool = False
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class Dispatcher:
         self._batches: defaultdict[str, dict[str, _Entry]] = defaultdict(dict)
         self._queues: defaultdict[tuple[str, Held], list[tuple[tuple[int, int], str]]] = defaultdict(list)
         """Order and id of waiting units; outdated entries are skipped."""
+        self._waiting: Counter[tuple[str, Held]] = Counter()
+        """Units that wait for a worker, by pool and revision."""
         self._free: defaultdict[tuple[str, Held], list[tuple[int, str]]] = defaultdict(list)
         """Number of units and name of workers with a free slot; outdated entries are skipped."""
         self._workers: dict[str, _Worker] = {}
@@ -133,13 +136,14 @@ class Dispatcher:
                 place = pool, holds or (unit.policy, unit.revision)
                 entry = _Entry(unit, batch, place, (priority, self._added))
                 self._entries[key] = self._batches[batch][key] = entry
-                heapq.heappush(self._queues[place], (entry.order, key))
+                self._wait(entry)
 
     def done(self, unit: WorkUnit) -> None:
         """Note that a unit's answer counts. A second worker that still has the unit keeps its slot until it answers."""
         entry = self._entries.pop(unit.id, None)
         if entry is not None:
             self._batches[entry.batch].pop(unit.id, None)
+            self._wait_no_longer(entry)
 
     def keep_only(self, batch: str, wanted: Collection[str]) -> None:
         """Forget the units of a batch whose ids are not in `wanted`."""
@@ -249,7 +253,7 @@ class Dispatcher:
         for place, queue in list(self._queues.items()):
             while (entry := self._next_unit(queue)) is not None and (worker := self._next_slot(place)) is not None:
                 heapq.heappop(queue)
-                entry.waits = False
+                self._wait_no_longer(entry)
                 found.append(self._give(worker, entry, now))
             if not queue:
                 del self._queues[place]
@@ -292,10 +296,21 @@ class Dispatcher:
         entry.workers = tuple(name for name in entry.workers if name != worker)
         if entry.workers or entry.waits:
             return False
-        entry.waits = True
         self.requeued[entry.batch] += 1
-        heapq.heappush(self._queues[entry.place], (entry.order, entry.unit.id))
+        self._wait(entry)
         return True
+
+    def _wait(self, entry: _Entry) -> None:
+        entry.waits = True
+        self._waiting[entry.place] += 1
+        heapq.heappush(self._queues[entry.place], (entry.order, entry.unit.id))
+
+    def _wait_no_longer(self, entry: _Entry) -> None:
+        if entry.waits:
+            entry.waits = False
+            self._waiting[entry.place] -= 1
+            if not self._waiting[entry.place]:
+                del self._waiting[entry.place]
 
     def _free_slot(self, worker: str, unit: WorkUnit, now: float) -> None:
         mine = self._workers.get(worker)
@@ -322,8 +337,20 @@ class Dispatcher:
         """Take a slot of the worker with the fewest units that may have one more, by name among equals."""
         free = self._free[place]
         while free:
-            units, worker = heapq.heappop(free)
+            units, worker = free[0]
             mine = self._workers.get(worker)
-            if mine is not None and (mine.pool, mine.holds) == place and len(mine.units) == units:
+            is_true = mine is not None and (mine.pool, mine.holds) == place and len(mine.units) == units
+            if is_true and units and self._is_kept_for_others(place):
+                return None  # it gets one when it is free, if nobody comes
+            heapq.heappop(free)
+            if is_true:
                 return worker
         return None
+
+    def _is_kept_for_others(self, place: tuple[str, Held]) -> bool:
+        """Whether as many workers as units wait: those without units, who get none while they load weights."""
+        waiting = self._waiting[place]
+        if waiting > len(self._workers):  # counting takes time
+            return False
+        mates = (mine for mine in self._workers.values() if mine.pool == place[0])
+        return waiting <= sum(mine.holds is None and not mine.units for mine in mates)

@@ -39,6 +39,45 @@ def test_units_go_out_in_order_first_ones_to_all_before_second_ones() -> None:
     assert given(it, 1.0) == [("explorer-1", "p004")]
 
 
+def test_the_last_units_wait_for_workers_that_are_about_to_be_ready() -> None:
+    it = dispatcher()
+    for name in ("explorer-0", "explorer-1"):
+        it.ready(name, "explorers", OLD)
+        it.not_ready(name)  # they load the next revision
+    it.add([unit(n) for n in range(2)], batch="i", pool="explorers")
+    it.ready("explorer-0", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000")]
+    it.ready("explorer-1", "explorers", OLD)  # a moment later
+    assert given(it) == [("explorer-1", "p001")]
+
+
+def test_the_last_units_go_to_those_who_are_free_if_nobody_else_comes() -> None:
+    it = dispatcher()
+    it.ready("explorer-1", "explorers", OLD)
+    it.not_ready("explorer-1")
+    it.add([unit(n) for n in range(4)], batch="i", pool="explorers")
+    it.ready("explorer-0", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000"), ("explorer-0", "p001")]
+    it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
+    assert given(it, 1.0) == [("explorer-0", "p002")]
+    it.answered("explorer-0", unit(1), now=2.0, seconds=1.0)
+    assert given(it, 2.0) == []  # it has one, and the other is for the one that may come
+    it.answered("explorer-0", unit(2), now=3.0, seconds=1.0)
+    assert given(it, 3.0) == [("explorer-0", "p003")]
+    assert not it.waiting("i")
+
+
+def test_the_last_units_do_not_wait_for_a_worker_that_is_lost() -> None:
+    it = dispatcher()
+    it.ready("explorer-1", "explorers", OLD)
+    it.not_ready("explorer-1")
+    it.add([unit(n) for n in range(2)], batch="i", pool="explorers")
+    it.ready("explorer-0", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000")]
+    assert it.lost("explorer-1") == []
+    assert given(it) == [("explorer-0", "p001")]
+
+
 def test_a_worker_only_gets_units_of_the_revision_that_it_holds() -> None:
     it = dispatcher()
     it.add([unit(0, revision=1)], batch="next", pool="explorers")
