@@ -130,8 +130,9 @@ class ActorFactory:
         return found
 
     def _base_pack(self) -> tuple[list[Any], ...]:
-        """What an explorer is given that starts from the base pack: its reference, in a list as `Explorer` says. The pack
-        is made when the first one is spawned.
+        """What an explorer is given that starts from the base pack: its reference, in a list as `Explorer` says.
+
+        The pack is made when the first one is spawned.
 
         The packer's handle is dropped: Ray ends it when the pack is in the object store, and with it a second copy.
         """

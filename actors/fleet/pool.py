@@ -237,15 +237,17 @@ class Pool:
                 self._vacated = self._world.now()
         self._say_end(worker, error, loss=self._hand_out.lost(worker.name))
 
-    def _unplaced(self, worker: Worker, seconds: float, since: float) -> None:
-        """Raises RunError if no worker of the pool has had a place since then."""
-        if self._vacated <= since and not any(each.node for each in self.workers.values()):
+    def _unplaced(self, worker: Worker, seconds: float, since: float | None) -> None:
+        """`since`: when the deadline began that has passed. Raises RunError if no worker of the pool has had a place
+        since then.
+        """
+        if since is not None and self._vacated <= since and not any(each.node for each in self.workers.values()):
             raise RunError(
                 f"{', '.join(self.workers)} found no room in the cluster within {seconds:g} s "
                 "(fleet.deadlines.resources and .start), and no other worker of the pool is left; add nodes, ask "
                 "for less, or raise fleet.deadlines.start if the machine is slow"
             )
-        if worker.name not in self._homeless:
+        if worker.name not in self._homeless and (self.at_work or since is not None):
             self._homeless.add(worker.name)
             self._observer.unplaced(worker.name, seconds, self.at_work)
 

@@ -31,6 +31,8 @@ from solrl_ray.weight_sync.publication import EXPLORER, Publication
 PING_SECONDS = 2.0
 """Seconds between two pings of an idle worker, which reveal a death before there is work."""
 
+PLACE_SECONDS = 60.0
+"""Seconds after which somebody is told that a worker has no place while others are at work."""
 WAITS_FOR_TURN = "waiting for its turn on the GPU"
 
 
@@ -110,7 +112,7 @@ class Worker:
         weights: Callable[[], Weights | None],
         alone: Callable[[], bool],
         turn: asyncio.Event,
-        unplaced: Callable[[Worker, float, float], None],
+        unplaced: Callable[[Worker, float, float | None], None],
         observer: Observer,
         hand_out: HandOut,
     ) -> None:
@@ -121,8 +123,8 @@ class Worker:
             weights: what it should hold now.
             alone: whether no other worker of its pool is placed and stays.
             turn: set while it may load its model and weights; not set while others on the same GPU need the memory.
-            unplaced: called repeatedly while this worker has no place, with the seconds since the last call and the
-                time of that call. Raises RunError if there is no place to wait for.
+            unplaced: called repeatedly while this worker has no place, with the seconds that it has waited; once these
+                are the deadline, also with the time when they began. Raises RunError if there is no place to wait for.
         """
         self.name = name
         self.pool = pool
@@ -242,13 +244,17 @@ class Worker:
         place = asyncio.ensure_future(
             self._world.answer(self._world.send(self.actor, "node"), what=f"a place for {self.name}", seconds=None)
         )
-        seconds = self._deadlines.resources + self._deadlines.start
+        limit = self._deadlines.resources + self._deadlines.start
+        waited, since = 0.0, self._world.now()
         try:
             while not place.done():
-                since = self._world.now()
-                await asyncio.wait([place], timeout=seconds)
+                step = min(PLACE_SECONDS, limit - waited)
+                await asyncio.wait([place], timeout=step)
+                waited += step
                 if not place.done():
-                    self._unplaced(self, seconds, since)
+                    self._unplaced(self, waited, since if waited >= limit else None)
+                if waited >= limit:
+                    waited, since = 0.0, self._world.now()
             self.node = await place
         finally:
             place.cancel()

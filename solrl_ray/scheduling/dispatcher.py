@@ -11,8 +11,8 @@ Life of a unit::
 
 Invariants: a unit is out with at most one worker, or two once it is late; a worker only gets units of the revision that
 it holds, and at most `max_inflight` at a time; a unit that returns keeps its id and its place in the order, so it goes
-first. A worker gets no second unit that a worker without any, which is about to be ready, could take: the last units would
-wait behind others beside an idle worker.
+first. A worker gets no second unit if another worker without any is about to be ready and could take it: one of the
+last units would wait behind another, beside an idle worker.
 
 >>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)

@@ -324,6 +324,21 @@ def test_who_is_to_leave_finishes_first_and_a_pool_whose_rest_finds_no_place_end
         run(test)
 
 
+def test_who_has_no_place_is_told_of_soon_if_others_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PLACE_SECONDS", 0.5)
+
+    async def test() -> None:
+        async with opened(placed("explorer-0"), max_inflight=2, deadlines=Deadlines(start=300.0)) as stage:
+            await stage.holding(1)
+            stage.pool.resize(2)
+            await stage.until(lambda: bool(stage.of("unplaced")))
+            assert stage.of("unplaced") == [("explorer-1", 0.5, 1)]
+
+    run(test)
+
+
 # Who compiles
 
 

@@ -261,3 +261,13 @@ def test_a_pruned_pool_costs_its_padded_slots_and_a_second_scoring(configure) ->
     assert seconds == pytest.approx((slots * 57.5 + (96 + 36) * 40.6) / 1000)
     assert 0.5 < seconds / (4 * whole) < 0.7
     assert told(twelve, "h200").parts["explore"] < 0.75 * told(configure(), "h200").parts["explore"]
+
+
+def test_weights_that_move_between_turns_take_time_of_an_iteration(configure) -> None:  # type: ignore[no-untyped-def]
+    shares = "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {num_gpus: 0.3}, learners: {num_gpus: 0.3}}"
+    kept, moved = (told(configure(shares, f"fleet.sharing={way}"), "h200") for way in ("keep", "lay_down"))
+    moving = moved.parts.pop("weights down and up")
+    assert moved.parts == kept.parts
+    assert moved.seconds == pytest.approx(kept.seconds + moving)
+    # SD3.5-Large's weights of a regenerator and a learner in BF16, of an explorer, and more, at 50 GB/s down and up.
+    assert moving > 2 * 2 * 2 * SD35.parameters / 50e9
