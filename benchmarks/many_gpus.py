@@ -304,7 +304,7 @@ def all_reduce(ranks: int, numbers: int) -> float:
 
 def _reduce(rank: int, ranks: int, numbers: int, seconds: torch.Tensor) -> None:
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank))
     gradient = torch.ones(numbers, device="cuda")
     for at in range(-3, REDUCTIONS):
         dist.barrier()

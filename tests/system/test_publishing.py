@@ -12,11 +12,13 @@ import ray
 import torch
 
 from actors.client import launch
+from actors.cluster import wait
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from actors.workers.base_packer import BasePacker
 from actors.workers.explorer import Explorer
 from solrl_ray import models
 from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError
 from solrl_ray.records import Attestation, PromptEmbedding, Receipt, Refusal
 from solrl_ray.weight_sync.container import Buffer
 from solrl_ray.weight_sync.publication import Publications
@@ -104,6 +106,13 @@ def test_the_packer_ends_with_its_pack_from_which_later_explorers_start_as_well(
     factory.explore_with(config)
     ray.get(factory.explorer("explorer-2").handle.start.remote(), timeout=SECONDS)
     assert len(list((tmp_path / "base").iterdir())) == 1
+
+
+def test_an_explorer_without_a_base_pack_says_why_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "base").write_text("where the packer would make its folder")
+    factory = ActorFactory(small_config(tmp_path, "pack", "publish.base=pack"), tmp_path, ActorClasses())
+    with pytest.raises(RunError, match=r"^the base pack failed: NotADirectoryError: "):
+        wait.get(factory.explorer("explorer-0").handle.node.remote(), what="a place", seconds=SECONDS)
 
 
 def named(factory: ActorFactory, name: str) -> bool:
