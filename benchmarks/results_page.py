@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from convergence import plus_minus, times
-from time_to_target import mean_with_interval, times_sooner, whole_runs
+from time_to_target import mean_with_interval, times_sooner, together, whole_runs
 from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
@@ -48,14 +49,19 @@ COMMANDS = {
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
+    "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 110 --root runs/convergence_110 "
+    f"--results benchmarks/results/convergence_110.json {ON_GPU} --seeds 3",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 MAIN = ("convergence", "quantized")
 """Tables that have their baselines as results of their own."""
-FILES = {"quantized": "convergence_200.json"}
+FILES = {"quantized": "convergence_200.json", "equal_time": "convergence_110.json"}
 """Tables whose runs are longer; the others are in convergence.json."""
-TWO_STAGE = ("lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
+EQUAL_TIME = ("direct", "direct_12", "direct_8", "two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8")
+DIRECT_ITERATIONS = (10, 15, 20, 30, 37)
+"""Columns: the charged time of so many iterations of `direct`."""
+HEADLINE = ("direct_8", "lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
 CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
 HEADLINE_SHARE = 0.9
 HOSTS = (1, 2, 4, 8)
@@ -302,12 +308,35 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
     return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
 
 
+def equal_time(results: Path) -> str:
+    """Held-out reward after equal charged time, on a line between evaluations; longer runs have rows of their own."""
+    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
+    if content is None:
+        return unmeasured("convergence")
+    price = {name: charged["flux1_dev"] for name, charged in content["charged"].items()}
+    found = [(name, runs) for name, runs in whole_runs(content).items() if name in EQUAL_TIME]
+    if longer is not None:
+        found += [(f"{name}, {longer['iterations']} iterations", runs) for name, runs in whole_runs(longer).items()]
+    rows = []
+    for title, runs in sorted(found, key=lambda row: EQUAL_TIME.index(row[0].partition(",")[0])):
+        made, reward = together(runs)
+        name, mean = title.partition(",")[0], reward.mean(axis=0)
+        after = [count * price["direct"] / price[name] for count in DIRECT_ITERATIONS]
+        cells = [f"{np.interp(each, made, mean):.3f}" if each <= made[-1] else "" for each in after]
+        rows.append([title, str(len(runs)), f"{price[name]:.0f}", *cells])
+    columns = [f"of {count}" for count in DIRECT_ITERATIONS]
+    shown = table(["reward after the time", "seeds", "s an iteration", *columns], rows)
+    return shown if longer else f"{shown}\n\n{unmeasured('equal_time', 'Longer runs are not measured yet')}"
+
+
 def headline(results: Path) -> str:
-    """How many times sooner two stages have a share of the gain of the one-stage strategies, in charged time."""
+    """How many times sooner two stages, or few seeds alone, have a share of the gain of the published one-stage
+    strategies, in charged time.
+    """
     content = read(results, "convergence.json")
     runs = {} if content is None else whole_runs(content)
     rows = []
-    for name in (name for name in TWO_STAGE if {name, "direct", "scaled"} <= runs.keys()):
+    for name in (name for name in HEADLINE if {name, "direct", "scaled"} <= runs.keys()):
         for model, title in CHARGED.items():
             cells, place = [name, title], SHARES.index(HEADLINE_SHARE)
             for other, prices in (("scaled", None), ("direct", "released"), ("direct", None)):
@@ -366,6 +395,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "fidelity": fidelity,
     "ranking": ranking,
     "sooner": sooner,
+    "equal-time": equal_time,
     "rewards": rewards,
     **{name.replace("_", "-"): campaign(name) for name in TABLES if name != "convergence"},
 }

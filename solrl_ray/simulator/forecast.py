@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from solrl_ray.config import fitting
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.config.card_memory import cards
+from solrl_ray.config.card_memory import Sharing, cards
 from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.pools import explorers_in_all, pools, resized
 from solrl_ray.config.schema import Config, Worker
@@ -46,7 +46,9 @@ class Forecast:
     seconds: float
     """Mean of an iteration."""
     parts: dict[str, float]
-    """Seconds of an iteration by what it waits for; their sum is `seconds`."""
+    """Seconds of an iteration by what it waits for. Their sum is `seconds`, unless the iteration without the controller's
+    costs is the longer one.
+    """
     busy: dict[str, float]
     """Role → share of the iteration that its workers are busy; `controller`: share of the rollout."""
     options: tuple[Option, ...]
@@ -118,7 +120,7 @@ def forecast(
     Raises UserError if a figure is missing.
     """
     cost = priced(config, arithmetic, prices, cluster)
-    made = scenario(config, cost, cluster, controller)
+    made = scenario(config, cost, cluster, controller, staged=sharing(arithmetic, prices) == "one_at_a_time")
     iterations = steady(made)
     moving = moving_weights(arithmetic, prices)
     seconds = statistics.fmean(i.seconds for i in iterations) + moving
@@ -131,7 +133,8 @@ def forecast(
 
     def option(changed: Config, text: str) -> Option:
         larger = describe(changed, arithmetic.facts)
-        iterations = steady(scenario(changed, priced(changed, larger, prices, cluster), cluster, controller))
+        cost, staged = priced(changed, larger, prices, cluster), sharing(larger, prices) == "one_at_a_time"
+        iterations = steady(scenario(changed, cost, cluster, controller, staged=staged))
         seconds = statistics.fmean(i.seconds for i in iterations) + moving_weights(larger, prices)
         return Option(text=text, gpus=gpus(changed), seconds=seconds)
 
@@ -156,14 +159,21 @@ def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
 
 def moving_weights(arithmetic: Arithmetic, prices: PriceList) -> float:
     """Seconds of an iteration in which weights of resting workers move between GPU and main memory."""
-    if prices.card is None or fitting.sharing_on(arithmetic, prices.card) in (None, "keep"):
+    if prices.card is None or sharing(arithmetic, prices) == "keep":
         return 0.0
     link = prices.card.host_link
     return max((fitting.seconds(card, link) for card in cards(arithmetic) if card.takes_turns), default=0.0)
 
 
-def scenario(config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts) -> Scenario:
-    """The configuration's fleet and work, as input of the simulation."""
+def sharing(arithmetic: Arithmetic, prices: PriceList) -> Sharing:
+    """How workers share such cards; ``keep`` if the run does not fit them, or their memory is not known."""
+    return (fitting.sharing_on(arithmetic, prices.card) if prices.card else None) or "keep"
+
+
+def scenario(
+    config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts, *, staged: bool = False
+) -> Scenario:
+    """The configuration's fleet and work, as input of the simulation; `staged`: as in `Scenario`."""
     rollout = config.rollout
     return Scenario(
         prompts=rollout.prompts,
@@ -178,6 +188,7 @@ def scenario(config: Config, cost: Priced, cluster: Cluster, controller: Orchest
         one_stage=is_one_stage(config),
         max_staleness=rollout.max_staleness,
         colocated=colocated(config),
+        staged=staged,
         stages=cost.stages,
         orchestration=controller.seconds(),
         network=cost.network,

@@ -59,6 +59,8 @@ class OpenIteration:
     """Whether the selector has opened it."""
     early: list[Event] = field(default_factory=list)
     """Results that came before that, and wait for it."""
+    held: list[WorkUnit] = field(default_factory=list)
+    """Units of regeneration that wait until everything is explored."""
 
     @property
     def batch(self) -> str:

@@ -124,6 +124,8 @@ class Scenario:
     """How many revisions explorers may be behind (`scheduling.staleness`)."""
     colocated: bool = False
     """Explorer i and regenerator i take turns on device i; otherwise each has its own device."""
+    staged: bool = False
+    """An iteration is regenerated once all of it is explored (`fleet.sharing: one_at_a_time`)."""
     stages: Stages
     orchestration: Orchestration = FREE
     network: Network | None = None

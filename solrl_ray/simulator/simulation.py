@@ -344,8 +344,10 @@ class Simulation:
         if selection is not None and this.state.plan.one_stage:  # made one by one
             self._ask(self._costs.store, Event("assembled", unit=this.state.regenerate_unit(selection)))
         elif selection is not None:
-            regenerate = this.state.regenerate_unit(selection)
-            self._dispatcher.add([regenerate], batch=this.batch, pool="regenerators", priority=unit.iteration)
+            this.held.append(this.state.regenerate_unit(selection))
+        if not self._scenario.staged or this.state.explore.complete:
+            self._dispatcher.add(this.held, batch=this.batch, pool="regenerators", priority=unit.iteration)
+            this.held.clear()
         if unit.iteration == self._iteration:
             self._explore_ahead()
 

@@ -87,8 +87,21 @@ def test_the_readme_quotes_the_headline() -> None:
     rows = [line.split(" | ") for line in BLOCKS["headline"](RESULTS).splitlines() if "FLUX.1-dev" in line]
     than_direct = {row[0].strip("| "): row[-1].split()[0] for row in rows}
     readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
-    assert f"{than_direct['lean_48_keep_8']} × sooner with 8 of 48" in readme
-    assert f"later ({than_direct['two_stage_pruned']} ×) with 24 of 96" in readme
+    assert f"{than_direct['lean_48_keep_8']} × sooner with 8 of 48, {than_direct['direct_8']} × with 8 of 8" in readme
+    assert f"{than_direct['two_stage_pruned']} × with 24 of 96" in readme
+
+
+def test_rewards_after_equal_time_follow_from_prices(tmp_path: Path) -> None:
+    content = campaign(("direct", "direct_8"))
+    content["charged"]["direct_8"] = {"flux1_dev": 25.0}
+    content["iterations"] = 80
+    longer = {"iterations": [0, 80], "reward": [0.4, 1.2], "words": None}
+    content["runs"] = {"direct": {"42": longer}, "direct_8": {"42": longer}}
+    (tmp_path / "convergence.json").write_text(json.dumps(content))
+    direct, few, *_ = BLOCKS["equal-time"](tmp_path).splitlines()[2:]
+    assert direct.split(" | ")[3] == "0.500"  # after 10 of 80 iterations
+    assert few.split(" | ")[3:5] == ["0.800", "1.000"]  # after 40 and 60
+    assert few.count("1.200") == 1  # after 80; the last two columns are later
 
 
 def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:

@@ -161,6 +161,14 @@ def test_an_idle_worker_does_a_late_unit_as_well_and_nothing_else_changes() -> N
         assert two.closed.counts.violations == 0
 
 
+def test_by_turns_all_is_explored_before_anything_is_regenerated() -> None:
+    made = scenario(1, colocated=True)
+    mixed, staged = simulate(made)[0], simulate(replace(made, staged=True))[0]
+    assert (staged.explored, staged.rollout) == (pytest.approx(16), pytest.approx(16 + 8))
+    assert mixed.explored > staged.explored
+    assert mixed.rollout == pytest.approx(staged.rollout)
+
+
 def test_a_queued_unit_hides_the_way_of_a_message() -> None:
     hop = Orchestration(hop=0.25)
     alone = simulate(scenario(1, max_inflight=1, orchestration=hop))[0].explored
