@@ -98,9 +98,9 @@ class Controller:
         """Open an iteration, unless it is open already."""
         parts = self._parts
         if not parts.rollouts.is_open(iteration):
-            await parts.explore(iteration)
+            await parts.open_iteration(iteration)
         await parts.rollouts.revise(iteration, parts.publisher.newest.digest)
-        await parts.publisher.regenerate()
+        await parts.publisher.to_regenerators()
 
     async def _roll_out(self, iteration: int) -> RolloutResult:
         """Return once every prompt has its group. The next iteration may be explored as soon as this one is."""
@@ -122,9 +122,9 @@ class Controller:
         parts, following = self._parts, iteration + 1
         if self._staleness and following < self._last and not parts.rollouts.is_open(following):
             await parts.rollouts[iteration].explored.wait()
-            if parts.publisher.explored is not parts.publisher.newest:
-                await parts.publisher.explore()
-            await parts.explore(following)
+            if parts.publisher.sent_to_explorers is not parts.publisher.newest:
+                await parts.publisher.to_explorers()
+            await parts.open_iteration(following)
 
     async def _offer(self, iteration: int) -> None:
         """Offer samples to the learners as they arrive, in prompt order."""
@@ -175,7 +175,7 @@ class Controller:
         self._clock.publish()
         await parts.publisher.make(updates, parts.fallback_level(updates + self._staleness))
         if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
-            await parts.publisher.explore()
+            await parts.publisher.to_explorers()
 
     def _save(self, state: LearnerState, updates: int) -> asyncio.Task[float]:
         self._parts.telemetry.state("writing the checkpoint", stage="checkpoint")

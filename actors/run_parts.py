@@ -122,13 +122,13 @@ class RunParts:
         if self.learners.compiles and not takes_turns(config.fleet) and not over:
             tasks.start(self.learners.warm_up(probe), "compiling the learners' passes")
 
-    async def explore(self, iteration: int) -> None:
+    async def open_iteration(self, iteration: int) -> None:
         """Open an iteration: its units go to explorers that hold its revision."""
         if news := self.fallback.news(iteration, self.telemetry.iterations):
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
         embeddings = {} if self.rollouts.is_asked(iteration) else await self.embeddings.of(prompts)
-        score_class, digest = await self.fleet.score_class(), self.publisher.explored.digest
+        score_class, digest = await self.fleet.score_class(), self.publisher.sent_to_explorers.digest
         plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
         await self.rollouts.open(plan, prompts, embeddings)
 
@@ -200,7 +200,7 @@ class RunParts:
             )
             await self.learners.start(before)
             await self._make(point.updates - behind)
-            await publisher.explore()
+            await publisher.to_explorers()
             assert point.state is not None
             await self.learners.load(point.state)
         else:
@@ -208,8 +208,8 @@ class RunParts:
         self.telemetry.state(f"publishing revision {point.updates}", stage="publish")
         await self._make(point.updates)
         if not behind and point.updates < self.config.run.iterations:
-            await publisher.explore()
-        await publisher.regenerate()
+            await publisher.to_explorers()
+        await publisher.to_regenerators()
 
     async def _make(self, updates: int) -> None:
         level = self.fallback_level(updates + self.config.rollout.max_staleness)

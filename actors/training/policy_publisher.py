@@ -39,7 +39,7 @@ class PublishedRevision:
 class PolicyPublisher:
     newest: PublishedRevision
     """The last one made: the present sampling policy."""
-    explored: PublishedRevision
+    sent_to_explorers: PublishedRevision
     """The last one sent to explorers."""
 
     def __init__(
@@ -84,13 +84,13 @@ class PolicyPublisher:
         self._store.prune(keep=REVISIONS_KEPT)
         publication.complete()
 
-    async def explore(self) -> None:
+    async def to_explorers(self) -> None:
         """Send the explorers the newest revision."""
-        self.explored = self.newest
+        self.sent_to_explorers = self.newest
         self._fleet.explore_as(self._fallback.config(self.newest.fallback_level))
         await self._fleet.publish(EXPLORER, self.newest.publication, self._probe)
 
-    async def regenerate(self) -> None:
+    async def to_regenerators(self) -> None:
         """Send the regenerators the newest revision, unless they have it."""
         async with self.regenerating():
             pass

@@ -158,7 +158,8 @@ def _gpus(loaded: LoadedConfig) -> None:
     if asking:
         raise UserError(
             f"{asking[0]} is {value_of(config, asking[0]):g} ({loaded.sources.of(asking[0])}), but this machine has no "
-            "GPU; leave the clusters part out for CPUs, or name a cluster with --address."
+            "GPU; run it on one that has, or name a cluster with --address (the demo's model trains on CPUs without a "
+            "clusters part; `solrl plan` needs no GPU)."
         )
 
 

@@ -26,7 +26,10 @@ CLUSTERS = "clusters"
 """Folder of the parts that give all workers their GPUs; a command names one last."""
 EVALUATIONS = "evaluations"
 """Folder of the optional parts that say how a run is evaluated."""
-WORDS = {CLUSTERS: " (without one everything computes on CPUs)", named.RUNS: " (whole, with a part of each kind)"}
+WORDS = {
+    CLUSTERS: " (without one everything computes on CPUs, which suffices for the demo's model)",
+    named.RUNS: " (whole, with a part of each kind)",
+}
 EXAMPLE = "one_gpu"
 """The cluster in the example command of `table`."""
 PROMPTS = ("prompts.train=TRAIN.txt", "prompts.heldout=HELDOUT.txt")

@@ -34,7 +34,12 @@ _WANTED: dict[str, str] = {
 }
 
 
-_MEANT = {"fleet.learners.count": "learner.world_size"}
+_MEANT = {
+    "fleet.learners.count": "learner.world_size",
+    "rollout.micro_batch": "rollout.explore.micro_batch",
+    "rollout.preview.micro_batch": "rollout.explore.micro_batch",
+    "rollout.seeds": "rollout.pool",
+}
 """Keys that do not exist but are often expected → the keys that have their meaning."""
 
 _PROVIDED = {

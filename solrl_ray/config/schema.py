@@ -43,7 +43,7 @@ class Run(Section):
     seed: Natural = 42
     """The run seed: part of every random address."""
     iterations: Positive = 20
-    """Iterations (policy updates) to train."""
+    """Iterations to train; each ends with one update of the policy (`learner.updates`: its optimiser steps)."""
     deterministic: bool = False
     """Whether GPUs use kernels that give the same bits every time, at some cost in speed; CPUs always do. Part of the
     score class.

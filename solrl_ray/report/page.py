@@ -85,7 +85,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "workers": workers,
         "stages": tables.stages(data),
         "inside": sum(record.seconds["total"] for record in iterations),
-        "evaluating": sum(record.seconds for record in data.evaluations),
+        "evaluating": sum(record.seconds for record in data.evaluations if not record.overlapped),
         "clipped": finite_mean([record.clip_fraction for record in iterations]),
         "reward_costs": added([i.reward_costs for i in iterations] + [e.reward_costs for e in data.evaluations]),
         "differing": [

@@ -46,8 +46,8 @@ class Forecast:
     seconds: float
     """Mean of an iteration."""
     parts: dict[str, float]
-    """Seconds of an iteration by what it waits for. Their sum is `seconds`, unless the iteration without the controller's
-    costs is the longer one.
+    """Seconds of an iteration by what it waits for. Their sum is `seconds`, unless the iteration without the
+    controller's costs is the longer one.
     """
     busy: dict[str, float]
     """Role → share of the iteration that its workers are busy; `controller`: share of the rollout."""

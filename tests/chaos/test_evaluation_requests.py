@@ -106,7 +106,7 @@ class Live:
 
     async def regenerates(self) -> None:
         """Return once the regenerators hold the run's own revision again."""
-        await self.publisher.regenerate()
+        await self.publisher.to_regenerators()
         pool = self.scene.fleet.regenerators
         await until(lambda: self.scene.ready(pool) and all(w._loaded is pool.weights for w in pool.workers.values()))
 

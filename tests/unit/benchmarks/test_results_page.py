@@ -87,8 +87,8 @@ def test_the_readme_quotes_the_headline() -> None:
     rows = [line.split(" | ") for line in BLOCKS["headline"](RESULTS).splitlines() if "FLUX.1-dev" in line]
     than_direct = {row[0].strip("| "): row[-1].split()[0] for row in rows}
     readme = " ".join((PAGE.parents[1] / "README.md").read_text().split())
-    assert f"{than_direct['lean_48_keep_8']} × sooner with 8 of 48, {than_direct['direct_8']} × with 8 of 8" in readme
-    assert f"{than_direct['two_stage_pruned']} × with 24 of 96" in readme
+    assert f"of 24 of 24 [{than_direct['lean_48_keep_8']} × sooner]" in readme
+    assert f"(8 of 8: {than_direct['direct_8']} ×, 24 of 96: {than_direct['two_stage_pruned']} ×)" in readme
 
 
 def test_rewards_after_equal_time_follow_from_prices(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_options_may_stand_before_and_after_files(
         [config_file, more, "--set", "run.seed=5"],
     ):
         assert solrl("plan", *arguments) == 0
-        assert "7 iterations, one policy update each · seed 5" in " ".join(capsys.readouterr().out.split())
+        assert "7 iterations, one optimiser step each · seed 5" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_misspelt_key_is_told_without_loading_the_libraries() -> None:

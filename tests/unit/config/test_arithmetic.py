@@ -64,8 +64,8 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
 @pytest.mark.parametrize(
     ("iterations", "words"),
     [
-        (1, ("run run · 1 iteration, one", "after 0 and 1 update ", "samples, 1 update ")),
-        (2, ("run run · 2 iterations, one", "after 0 and 2 updates ", "samples, 2 updates ")),
+        (1, ("run run · 1 iteration, one", "after 0 and 1 iteration ", "samples, 1 optimiser step ")),
+        (2, ("run run · 2 iterations, one", "after 0 and 2 iterations ", "samples, 2 optimiser steps ")),
     ],
 )
 def test_one_iteration_has_one_update(configure, iterations: int, words: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
@@ -208,7 +208,7 @@ def test_the_table_says_each_stage_in_words_and_keeps_its_width(configure) -> No
     assert "48 prompts × 96 seeds = 4,608 candidates × 6 steps (dpm2, auto: nvfp4-emulated on CPUs)" in text
     assert "25,432 to train on, 2,048 held out" in text
     assert "revision of 1.16 GB: LoRA factors 149 MB in float32 and packed weights 1.01 GB (nvfp4-emulated)" in text
-    assert "whole run 92,160 candidates, 23,040 samples, 20 updates" in text
+    assert "whole run 92,160 candidates, 23,040 samples, 20 optimiser steps" in text
 
 
 @pytest.mark.parametrize(("dtype", "last"), [("bfloat16", "bf16"), ("float32", "float32")])
