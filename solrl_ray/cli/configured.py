@@ -180,7 +180,8 @@ def try_own_functions(config: Config, sources: Sources) -> None:
     tried = reward_trial.in_child(trials, gpu=gpu, seconds=config.fleet.deadlines.start)
     for trial, scores in zip(trials, tried or (), strict=False):
         given = " and ".join(f"{score:.4g}" for score in scores)
-        print(f"tried {trial.spec}: {given} for two pictures of noise", flush=True)
+        same = ", the same: a run learns only from rewards that differ" if len(set(scores)) == 1 else ""
+        print(f"tried {trial.spec}: {given} for two pictures of noise{same}", flush=True)
     if "evaluation.reference" in own:
         print(f"tried {config.evaluation.reference}: it draws pictures of two prompts", flush=True)
     if tried is None:

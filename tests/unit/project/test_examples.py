@@ -59,6 +59,16 @@ def test_the_reward_of_the_example_stands_its_trial(monkeypatch: pytest.MonkeyPa
     configured.try_own_functions(config, Sources())
 
 
+def test_a_trial_says_that_a_reward_is_the_same_for_every_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "my_rewards.py"
+    file.write_text("def flat(images, prompts):\n    return [1.0] * len(prompts)\n")
+    config = own_functions.attached(load([CONFIGS / "demo.yaml"], [f"rewards=[{{kind: '{file}:flat'}}]"]))
+    configured.try_own_functions(config, Sources())
+    assert "1 and 1 for two pictures of noise, the same: a run learns" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_a_function_that_a_ready_part_names_stands_its_trial_on_the_prompts_of_the_demo(path: Path) -> None:
     config = own_functions.attached(load([CONFIGS / "demo.yaml", path]))
