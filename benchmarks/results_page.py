@@ -49,14 +49,14 @@ COMMANDS = {
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
-    "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 110 --root runs/convergence_110 "
-    f"--results benchmarks/results/convergence_110.json {ON_GPU} --seeds 3",
+    "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 88 --root runs/convergence_88 "
+    f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 MAIN = ("convergence", "quantized")
 """Tables that have their baselines as results of their own."""
-FILES = {"quantized": "convergence_200.json", "equal_time": "convergence_110.json"}
+FILES = {"quantized": "convergence_200.json", "equal_time": "convergence_88.json"}
 """Tables whose runs are longer; the others are in convergence.json."""
 EQUAL_TIME = ("direct", "direct_12", "direct_8", "two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8")
 DIRECT_ITERATIONS = (10, 15, 20, 30, 37)

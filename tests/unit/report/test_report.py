@@ -182,7 +182,7 @@ def test_counts_stand_beside_what_was_expected(finished: Page) -> None:
 def test_the_wall_time_of_the_run_is_accounted_for(finished: Page) -> None:
     # Three iterations of 10 s and three evaluations of 1.5 s of 36.5 s leave 2 s.
     assert "learn 6.0 20.0 %" in finished.text
-    assert "all iterations 30.0 100.0 % held-out evaluations 4.5" in finished.text
+    assert "all iterations 30.0 100.0 % held-out evaluations between iterations 4.5" in finished.text
     assert "end and between iterations 2.0 whole run, once workers had started 36.5" in finished.text
     assert "explorers 2 18.0 60.0 30.0 % 70.0 % 5.0 %" in finished.text
 
