@@ -52,6 +52,7 @@ COMMANDS = {
     "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 88 --root runs/convergence_88 "
     f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
+    "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
     "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
 }
 MAIN = ("convergence", "quantized")
@@ -64,8 +65,6 @@ DIRECT_ITERATIONS = (10, 15, 20, 30, 37)
 HEADLINE = ("direct_8", "lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
 CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
 HEADLINE_SHARE = 0.9
-HOSTS = (1, 2, 4, 8)
-"""Columns of planned GPUs."""
 PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
 
 
@@ -190,10 +189,13 @@ def update_alone(row: dict[str, Any]) -> str:
 def hosts(results: Path) -> str:
     """What `solrl plan` says of the published iteration on hosts of several sizes, beside the paper's seconds."""
     planned, rows = read(results, "many_gpus_planned.json"), []
+    if planned is None:
+        return unmeasured("hosts", "Not planned yet")
+    counts = sorted({row["gpus"] for row in planned})
     for model, paper in PUBLISHED["iteration_seconds"].items():
         seconds = {row["gpus"]: row["seconds"] for row in planned if row["model"] == model}
-        rows.append([TITLES[model], *(f"{seconds[count]:.0f}" for count in HOSTS), *map(str, paper)])
-    ours = [f"{count} H100, planned" for count in HOSTS]
+        rows.append([TITLES[model], *(f"{seconds[count]:.0f}" for count in counts), *map(str, paper)])
+    ours = [f"{count} H100, planned" for count in counts]
     return table(["48 prompts, s", *ours, "8 B200, one stage (paper)", "two stages (paper)"], rows)
 
 

@@ -32,7 +32,7 @@ PING_SECONDS = 2.0
 """Seconds between two pings of an idle worker, which reveal a death before there is work."""
 
 PLACE_SECONDS = 60.0
-"""Seconds after which somebody is told that a worker has no place while others are at work."""
+"""Seconds without a place after which the user is told, if other workers of the pool are at work."""
 WAITS_FOR_TURN = "waiting for its turn on the GPU"
 
 

@@ -39,24 +39,25 @@ def test_units_go_out_in_order_first_ones_to_all_before_second_ones() -> None:
     assert given(it, 1.0) == [("explorer-1", "p004")]
 
 
-def test_the_last_units_wait_for_workers_that_are_about_to_be_ready() -> None:
+def with_one_that_loads(units: int) -> Dispatcher:
+    """As many units, explorer-0, which is ready, and explorer-1, which loads the next revision."""
     it = dispatcher()
-    for name in ("explorer-0", "explorer-1"):
-        it.ready(name, "explorers", OLD)
-        it.not_ready(name)  # they load the next revision
-    it.add([unit(n) for n in range(2)], batch="i", pool="explorers")
+    it.ready("explorer-1", "explorers", OLD)
+    it.not_ready("explorer-1")
+    it.add([unit(n) for n in range(units)], batch="i", pool="explorers")
     it.ready("explorer-0", "explorers", OLD)
+    return it
+
+
+def test_the_last_units_wait_for_workers_that_are_about_to_be_ready() -> None:
+    it = with_one_that_loads(2)
     assert given(it) == [("explorer-0", "p000")]
     it.ready("explorer-1", "explorers", OLD)  # a moment later
     assert given(it) == [("explorer-1", "p001")]
 
 
 def test_the_last_units_go_to_those_who_are_free_if_nobody_else_comes() -> None:
-    it = dispatcher()
-    it.ready("explorer-1", "explorers", OLD)
-    it.not_ready("explorer-1")
-    it.add([unit(n) for n in range(4)], batch="i", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
+    it = with_one_that_loads(4)
     assert given(it) == [("explorer-0", "p000"), ("explorer-0", "p001")]
     it.answered("explorer-0", unit(0), now=1.0, seconds=1.0)
     assert given(it, 1.0) == [("explorer-0", "p002")]
@@ -68,11 +69,7 @@ def test_the_last_units_go_to_those_who_are_free_if_nobody_else_comes() -> None:
 
 
 def test_the_last_units_do_not_wait_for_a_worker_that_is_lost() -> None:
-    it = dispatcher()
-    it.ready("explorer-1", "explorers", OLD)
-    it.not_ready("explorer-1")
-    it.add([unit(n) for n in range(2)], batch="i", pool="explorers")
-    it.ready("explorer-0", "explorers", OLD)
+    it = with_one_that_loads(2)
     assert given(it) == [("explorer-0", "p000")]
     assert it.lost("explorer-1") == []
     assert given(it) == [("explorer-0", "p001")]
