@@ -157,32 +157,29 @@ def gpus(results: Path) -> str:
         cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"]), str(row["prompts"])]
         cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
         cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
-        cells += [f"{max(row['peak_gb']):.0f}", f"{max(planned['peak_gb']):.0f}"]
+        cells += [f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "", f"{max(planned['peak_gb']):.0f}"]
         rows.append([*cells, " / ".join(f"{share:.0%}" for share in row["busy"]), f"{row['seconds_48_prompts']:.0f}"])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
     header = ["s", "GPU", "GPUs", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
     shown = [table(header, rows)] if rows else []
-    return "\n\n".join([*shown, *missing, *map(update_alone, whole_iterations(results, idle=True))])
+    return "\n\n".join([*shown, *missing, *(reduction(row) for row in found if "all_reduce" in row)])
 
 
-def whole_iterations(results: Path, *, idle: bool = False) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed; `idle`:
-    those in which not every explorer had work, instead of the others.
+def whole_iterations(results: Path) -> list[dict[str, Any]]:
+    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed, and in
+    which every explorer had work.
     """
     rows = read(results, "many_gpus.json") or []
     taken = [row for row in rows if row["placement"] == "colocated" and not row["layers"] and not row["kill"]]
-    taken = [row for row in taken if bool(row["idle_explorers"]) == idle]
+    taken = [row for row in taken if not row["idle_explorers"]]
     return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], row["prompts"]))
 
 
-def update_alone(row: dict[str, Any]) -> str:
-    """What counts of an iteration that some explorer slept through."""
-    ranks, idle = row["gpus"], row["idle_explorers"]
+def reduction(row: dict[str, Any]) -> str:
     return (
-        f"{TITLES[row['model']]}, {ranks} {row['device'].removeprefix('NVIDIA ')}, {row['prompts']} prompts: only the "
-        f"update counts, for {idle} of {ranks} explorers had no place. It took {row['seconds']['update']:.1f} s on "
-        f"{ranks} ranks. NCCL needs {row['all_reduce'] * 1e3:.1f} ms to sum a LoRA gradient over them."
+        f"{TITLES[row['model']]}, {row['gpus']} {row['device'].removeprefix('NVIDIA ')}: NCCL needs "
+        f"{row['all_reduce'] * 1e3:.1f} ms to sum a LoRA gradient over the ranks."
     )
 
 
