@@ -106,7 +106,7 @@ def calibrate() -> None:
     busy = os.getloadavg()[0]
     print(
         f'conditions: "median of {REPEATS} calls or so, Ray {ray.__version__}, Python {platform.python_version()}, '
-        f"{os.cpu_count()} cores; the machine's load, these calls included, was {busy:.1f}\""
+        f'{os.cpu_count()} cores; load average, these calls included, {busy:.1f}"'
     )
     for name, seconds in costs.model_dump().items():
         print(f"{name}: {1000 * seconds:.4f}")

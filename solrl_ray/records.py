@@ -102,6 +102,14 @@ class WorkUnit:
         first, last = self.indices[0], self.indices[-1]
         return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}"
 
+    @property
+    def in_words(self) -> str:
+        """For messages: ``explore (iteration 3, prompt 88fda0ff22421a62, seeds 0 to 95)``; iterations from 1."""
+        when = f"after {self.iteration} updates" if self.stage == "evaluate" else f"iteration {self.iteration + 1}"
+        first, last, count = self.indices[0], self.indices[-1], len(self.indices)
+        seeds = f"seeds {first} to {last}" if last - first == count - 1 > 0 else f"{count} of its seeds"
+        return f"{self.stage} ({when}, prompt {self.prompt_id}, {seeds})"
+
 
 def _work_unit(
     stage: str,

@@ -63,9 +63,11 @@ def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]
 def _asking(run: Path | None, clusters: Sequence[str]) -> Iterator[Any | None]:
     """`controller_of` on the first of these clusters that has such a run; this process is its driver meanwhile."""
     if len(clusters) > 1:
-        clusters = [address for address, runs in {each: _runs_on(run, each) for each in clusters}.items() if runs]
-    if len(clusters) > 1:
-        raise UserError(f"runs are live on {len(clusters)} clusters ({', '.join(clusters)}); name the folder of one.")
+        live = {each: names for each in clusters if (names := _runs_on(run, each))}
+        clusters = list(live)
+        if len(live) > 1:
+            where = "; ".join(f"{address}: {', '.join(names)}" for address, names in live.items())
+            raise UserError(f"runs are live on {len(live)} clusters ({where}); name the folder of one.")
     if not clusters:
         yield None
         return

@@ -235,7 +235,7 @@ class HandOut:
             owner, worker = self._owners[each.batch], self._workers[each.worker]
             worker.give(each.unit, each.batch, *owner.call(each.unit))
             if each.hedge:
-                self._watcher.message(f"{each.unit.id} is late; {each.worker} repeats it")
+                self._watcher.message(f"{each.unit.in_words} is late; {each.worker} repeats it")
         self._look_again(now)
         self._given_out()
 
@@ -254,7 +254,7 @@ class HandOut:
         strikes = self._dispatcher.refuse(name, unit, reason, now=self._world.now(), alone=alone)
         limit = self._dispatcher.strike_limit
         self._watcher.struck(name)
-        self._watcher.message(f"{unit.id} is repeated; strike {strikes} of {limit} for {name}: {reason}")
+        self._watcher.message(f"{unit.in_words} is repeated; strike {strikes} of {limit} for {name}: {reason}")
         if strikes >= limit:
             self._retire(name, f"strike {strikes}: {reason}")
         self.wake()

@@ -254,7 +254,7 @@ class OpenIteration(Owner):
                 lambda reason: self._group_lost(answer, reason),
             )
         elif answer.value.unit != answer.unit:
-            reason = f"{answer.worker} was given {answer.unit.id} and answered {answer.value.unit}"
+            reason = f"{answer.worker} was given {answer.unit.in_words} and answered {answer.value.unit}"
             self._hand_out.refuse(answer, reason)
         else:
             self._selector.accept(answer.value, lambda ack: self._result_taken(answer, ack))
@@ -291,7 +291,7 @@ class OpenIteration(Owner):
         self._keep(answer.unit.prompt_id, answer.value.rewards, answer.large)
 
     def _group_lost(self, answer: Answer, reason: str) -> None:
-        self._tell(f"{answer.unit.id} is done again ({reason})")
+        self._tell(f"{answer.unit.in_words} is done again ({reason})")
         self._hand_out.requeue(answer)
 
     async def _assemble(self, unit: WorkUnit) -> None:

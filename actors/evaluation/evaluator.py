@@ -79,7 +79,7 @@ class Evaluation(Owner):
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
         if value.unit != unit:
-            self._hand_out.refuse(answer, f"{answer.worker} was given {unit.id} and answered {value.unit}")
+            self._hand_out.refuse(answer, f"{answer.worker} was given {unit.in_words} and answered {value.unit}")
             return
         scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)
@@ -87,7 +87,7 @@ class Evaluation(Owner):
         if outcome is Outcome.ACCEPTED:
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
-            said = f"{answer.worker} has other rewards for {unit.id} than {self.ledger.finisher(unit.id)}"
+            said = f"{answer.worker} has other rewards for {unit.in_words} than {self.ledger.finisher(unit.id)}"
             if self._strict:
                 raise RunError(f"{said}, and fleet.strict is true")
             self._tell(f"{said}; the first ones count")

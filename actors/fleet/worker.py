@@ -351,7 +351,7 @@ class Worker:
 
     async def _unit(self, unit: WorkUnit, batch: str, sent: Sent, seconds: float) -> None:
         try:
-            value = await self._world.answer(sent, what=f"{unit.id} on {self.name}", seconds=seconds)
+            value = await self._world.answer(sent, what=f"{unit.in_words} on {self.name}", seconds=seconds)
         except NonsenseError as error:
             self._hand_out.nonsense(self, unit, batch, error)
         except BaseException as error:

@@ -175,7 +175,7 @@ class SamplingWorker(Callee):
         termination.check(self._name)
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
-            raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
+            raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.in_words} wants {wanted}")
         self._resting.take_up()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)

@@ -256,10 +256,10 @@ class Selector(Callee):
             return _COUNTED
         if outcome is Outcome.ACCEPTED:
             opened.journal.append(unit_entry(result), *([selection_entry(selection)] if selection else []))
-        ready = state.ready(prompt_id)
+        regeneration = state.regeneration(prompt_id)
         if prompt_id not in state.selections:
             return _COUNTED
-        return Ack(units=state.wanted(prompt_id), assemble=ready if state.plan.one_stage else None)
+        return Ack(units=state.wanted(prompt_id), assemble=regeneration if state.plan.one_stage else None)
 
     def record_audit(self, result: UnitResult) -> Outcome:
         """Take the rewards of seeds that were not selected, which are only measured. Raises as `record`."""
@@ -357,7 +357,7 @@ class Selector(Callee):
 
     def _answered(self, result: UnitResult) -> _Open:
         if result.unit.iteration not in self._open:
-            raise NonsenseError(f"{result.worker} answered {result.unit.id}, whose iteration is not open")
+            raise NonsenseError(f"{result.worker} answered {result.unit.in_words}, whose iteration is not open")
         return self._of(result.unit.iteration)
 
     def _judge(self, state: IterationState, outcome: Outcome, *, lost: bool = False) -> None:

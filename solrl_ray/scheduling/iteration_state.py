@@ -180,7 +180,9 @@ class IterationState:
         self._refuse_nonsense(result, self.plan.exploring_revision)
         kind = self._kinds.get(result.unit.prompt_id, "")
         if self._kinds and kind_of(result.worker) != kind:
-            raise ValueError(f"{result.worker} answered unit {result.unit.id}, which is for explorers of kind {kind!r}")
+            raise ValueError(
+                f"{result.worker} answered {result.unit.in_words}, which is for explorers of kind {kind!r}"
+            )
         out = set(dropped(result))
         digest = self._scores_digest(result) + result.samples_digest
         outcome = self._finish(self.explore, result.unit, digest, result.worker)
@@ -199,7 +201,7 @@ class IterationState:
             return outcome, None
         return outcome, self._select(result.unit.prompt_id)
 
-    def ready(self, prompt_id: str) -> WorkUnit | None:
+    def regeneration(self, prompt_id: str) -> WorkUnit | None:
         """The regenerate unit of a prompt once it can be done; requests lost chosen samples again.
 
         In two stages that is when the selection is there; in one, when all chosen samples are kept.
@@ -236,7 +238,7 @@ class IterationState:
     def lose(self, prompt_id: str) -> None:
         """Note that the kept samples of a selected prompt are gone, and request them again."""
         self._kept -= {unit.id for unit in self.sources(prompt_id)}
-        self.ready(prompt_id)
+        self.regeneration(prompt_id)
 
     def holds(self, group: SampleGroup) -> bool:
         """Whether a group is the one that was accepted."""
@@ -272,7 +274,7 @@ class IterationState:
         self._kept.clear()
         for prompt_id in self.selections:
             if not self.has_group(prompt_id):
-                self.ready(prompt_id)
+                self.regeneration(prompt_id)
 
     def record_group(self, group: SampleGroup) -> Outcome:
         """Take the group of a prompt's regenerate unit. Raises ValueError if it is not what the selection asked for."""
@@ -386,7 +388,7 @@ class IterationState:
         outcome = ledger.finish(unit.id, digest, worker)
         if outcome is Outcome.VIOLATION:
             first = ledger.finisher(unit.id)
-            self._violations.append(f"{worker} brought other bytes for {unit.id} than {first}")
+            self._violations.append(f"{worker} brought other bytes for {unit.in_words} than {first}")
         return outcome
 
     def _audit_unit(self, selection: Selection) -> WorkUnit:
@@ -412,9 +414,9 @@ class IterationState:
         unit = result.unit
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
-                f"{result.worker} answered unit {unit.id} with iteration {unit.iteration}, revision {unit.revision}; "
+                f"{result.worker} answered {unit.in_words} with iteration {unit.iteration}, revision {unit.revision}; "
                 f"expected {self.plan.iteration}, {revision}"
             )
         scores = (*result.rewards, *result.early)
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):
-            raise ValueError(f"{result.worker} answered unit {unit.id} with rewards {scores}")
+            raise ValueError(f"{result.worker} answered {unit.in_words} with rewards {scores}")

@@ -25,20 +25,21 @@ class Strikes:
         """Note an answer that may be right."""
         self._right.add(worker)
 
-    def refuse(self, worker: str, unit_id: str, reason: str, *, alone: bool) -> int:
+    def refuse(self, worker: str, unit: str, reason: str, *, alone: bool) -> int:
         """Note a refused answer; returns the worker's strikes.
 
         Args:
+            unit: in words.
             reason: what is wrong with it, as a sentence.
             alone: whether the worker's pool has no other worker.
 
         Raises:
             RunError: the run is at fault.
         """
-        before = self._refused.setdefault(unit_id, worker)
+        before = self._refused.setdefault(unit, worker)
         if before != worker:
-            raise RunError(f"{unit_id} was refused from {before} and from {worker}: {reason}")
+            raise RunError(f"{unit} was refused from {before} and from {worker}: {reason}")
         if alone and worker not in self._right:
-            raise RunError(f"{unit_id} was refused from {worker}, which is alone and was never right: {reason}")
+            raise RunError(f"{unit} was refused from {worker}, which is alone and was never right: {reason}")
         self._counts[worker] += 1
         return self._counts[worker]

@@ -65,7 +65,7 @@ class Forecast:
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of `solrl plan`: name, sum in words."""
-        parts = ", ".join(f"{name} {_spent(seconds)}" for name, seconds in self.parts.items())
+        parts = ", ".join(f"{name} {_spent(seconds)}" for name, seconds in self.parts.items() if seconds)
         shares = ", ".join(f"{role} {share:.0%}" for role, share in self.busy.items())
         iterations = self.config.run.iterations
         figures = self.priced.figures.items()

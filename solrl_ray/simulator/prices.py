@@ -159,9 +159,9 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         "decode and reward": costs.decode_and_reward,
         "training pass": backward,
         "forward without gradient": forward,
-        "publication": costs.publication,
-        "load": costs.load,
-        "checkpoint": costs.checkpoint,
+        "making a revision": costs.publication,
+        "loading it on a worker": costs.load,
+        "writing a checkpoint": costs.checkpoint,
     }
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]

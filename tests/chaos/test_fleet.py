@@ -52,13 +52,13 @@ def test_a_worker_with_too_many_strikes_is_replaced_and_a_second_refusal_of_a_un
             await until(lambda: len(batch.answers) == 3)
             assert batch.answers == {fine.id: "explorer-0", first.id: "explorer-0.1", second.id: "explorer-0.1"}
             reason = "NaN in explore/0/p1/0-0"
-            assert f"explore/0/p1/0-0 is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
+            assert f"{first.in_words} is repeated; strike 1 of 2 for explorer-0: {reason}" in scene.said
             assert f"explorer-0 was lost (strike 2: {reason}); explorer-0.1 takes its place" in scene.said
             assert scene.fleet.replacements.left == 1
             scene.fleet.hand_out.add(batch, [never], "explorers")
             await until(lambda: False)
 
-    refused = r"^explore/0/p3/0-0 was refused from explorer-0\.1 and from explorer-0\.2: NaN in explore/0/p3/0-0$"
+    refused = r"^explore \(iteration 1, prompt p3, .*\) was refused from explorer-0\.1 and from explorer-0\.2: NaN in "
     with pytest.raises(RunError, match=refused):
         run(test)
 
@@ -71,7 +71,9 @@ def test_nonsense_of_a_worker_that_is_alone_and_was_never_right_ends_the_run(tmp
             scene.fleet.hand_out.add(batch, units(2)[1:], "explorers")
             await until(lambda: False)
 
-    with pytest.raises(RunError, match=r"^explore/0/p1/0-0 was refused from explorer-0, which is alone and was never"):
+    with pytest.raises(
+        RunError, match=r"^explore \(iteration 1, prompt p1, .*\) was refused from explorer-0, which is alone"
+    ):
         run(test)
 
 

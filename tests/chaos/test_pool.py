@@ -148,7 +148,7 @@ def test_the_units_of_a_worker_that_crashes_or_hangs_go_to_others_and_first(kind
             if kind is Crashes:
                 assert reason.startswith("its worker is gone: ")
             else:
-                assert reason == "explore/0/p0/0-0 passed its deadline of 3 s"
+                assert reason == "explore (iteration 1, prompt p0, 1 of its seeds) passed its deadline of 3 s"
             await stage.until(lambda: stage.ready() == 2)
             assert stage.words() == {"explorer-1": "ready", "explorer-0.1": "ready"}
             assert stage.replacements.left == 0

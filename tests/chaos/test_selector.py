@@ -347,7 +347,8 @@ def test_a_strict_run_ends_with_a_result_that_comes_again_with_other_bytes(tmp_p
             line.bring(replace(result_of(unit), rewards=(0.5, 0.5), worker="explorer-1"))
             await asyncio.sleep(60.0)
 
-    sentence = "explorer-1 brought other bytes for explore/4/beef/0-1 than explorer-0, and fleet.strict is true"
+    unit = "explore (iteration 5, prompt beef, seeds 0 to 1)"
+    sentence = f"explorer-1 brought other bytes for {unit} than explorer-0, and fleet.strict is true"
     with pytest.raises(RunError) as caught:
         asyncio.run(scenario())
     assert str(caught.value) == sentence

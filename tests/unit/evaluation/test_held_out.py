@@ -102,12 +102,12 @@ def test_of_two_answers_that_differ_the_first_counts_and_that_is_told_and_counte
     assert {prompt: each.rewards for prompt, each in evaluation.answers.items()} == {"aa": (0.5,), "bb": (0.5,)}
     assert (evaluation.ledger.duplicates, evaluation.ledger.violations) == (2, 1)
     (sentence,) = said
-    assert sentence.startswith("regenerator-1 has other rewards for evaluate/0/bb/0-")
+    assert sentence.startswith("regenerator-1 has other rewards for evaluate (after 0 updates, prompt bb, ")
     assert sentence.endswith(" than regenerator-0; the first ones count")
 
 
 def test_where_fleet_strict_is_set_two_answers_that_differ_end_the_run() -> None:
-    said = r"^regenerator-1 has other rewards for evaluate/0/bb/.* than regenerator-0, and fleet\.strict is true$"
+    said = r"^regenerator-1 has other rewards for evaluate \(.* than regenerator-0, and fleet\.strict is true$"
     with pytest.raises(RunError, match=said):
         asyncio.run(evaluated(strict=True))
 

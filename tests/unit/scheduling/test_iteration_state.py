@@ -1,5 +1,6 @@
 import itertools
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -40,7 +41,9 @@ def test_an_answer_of_explorers_of_another_kind_than_planned_is_refused() -> Non
     state = IterationState(replace(PLAN, kinds=("", "l40s")))
     beef, cafe = PLAN.pool_units()[0], PLAN.pool_units()[3]
     for unit, worker in ((beef, "explorer_l40s-0"), (cafe, "explorer-0")):
-        with pytest.raises(ValueError, match=f"{worker} answered unit {unit.id}, which is for explorers of kind"):
+        with pytest.raises(
+            ValueError, match=f"{worker} answered {re.escape(unit.in_words)}, which is for explorers of kind"
+        ):
             state.record(result(unit, worker))
     for unit, worker in ((beef, "explorer-0.1"), (cafe, "explorer_l40s-0.1")):
         assert state.record(result(unit, worker))[0] is Outcome.ACCEPTED
@@ -91,11 +94,11 @@ def test_what_is_wanted_of_a_prompt_is_its_pool_and_then_its_group_until_that_is
     assert state.all_wanted() == tuple(PLAN.pool_units())
     beef = PLAN.pool_units_of("beef")
     for done, unit in enumerate(beef, 1):
-        assert state.ready("beef") is None
+        assert state.regeneration("beef") is None
         state.record(result(unit))
         assert state.wanted("beef")[: 3 - done] == tuple(beef[done:])
     (regenerate,) = state.wanted("beef")
-    assert state.ready("beef") == regenerate
+    assert state.regeneration("beef") == regenerate
     assert (regenerate.stage, regenerate.indices) == ("regenerate", (1, 3, 0, 4))
     assert state.all_wanted() == (regenerate, *PLAN.pool_units_of("cafe"))
     state.record_group(group(state.selections["beef"]))
@@ -147,7 +150,9 @@ def test_nonsense_is_refused_by_name() -> None:
         state.record(result(stale))
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)
-        with pytest.raises(ValueError, match="explorer-1 answered unit explore/4/beef/0-1 with rewards"):
+        with pytest.raises(
+            ValueError, match=r"explorer-1 answered explore \(iteration 5, prompt beef, seeds 0 to 1\) with rewards"
+        ):
             state.record(bad)
     assert state.explore.done == 0
 
@@ -218,7 +223,7 @@ def test_an_audit_that_answers_nonsense_is_refused() -> None:
     for unit in AUDITED.pool_units():
         state.record(result(unit))
     found = audit_result(state, rewards=(0.7, float("nan")))
-    with pytest.raises(ValueError, match="regenerator-0 answered unit audit/4/"):
+    with pytest.raises(ValueError, match="regenerator-0 answered audit "):
         state.record_audit(found)
 
 

@@ -131,7 +131,7 @@ def test_a_model_that_was_not_measured_is_scaled_and_every_figure_becomes_an_est
     assert "scaled by 0.28" in figures["training pass"].source
     smaller = stages_of(configure("model.resolution=768", model="sd35_medium"), "h200", MEDIUM).figures
     assert smaller["regeneration step (bf16)"].ms == pytest.approx(63.1 * scale * (768 / 1024) ** 2)
-    assert smaller["publication"].ms == pytest.approx(1670 * scale)
+    assert smaller["making a revision"].ms == pytest.approx(1670 * scale)
 
 
 def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_work(configure) -> None:  # type: ignore[no-untyped-def]
@@ -139,7 +139,7 @@ def test_a_smaller_model_of_more_tokens_is_not_the_larger_one_that_does_as_much_
     figures = stages_of(configure("model.resolution=1920", model="sd35_medium"), "h200", facts).figures
     work = 2.24 / 8.06 * (1920 / 1024) ** 2  # 0.977 of SD3.5-Large's at 1024 px
     assert figures["regeneration step (bf16)"].ms == pytest.approx(63.1 * work)
-    assert figures["publication"].ms == pytest.approx(1670 * 2.24 / 8.06)
+    assert figures["making a revision"].ms == pytest.approx(1670 * 2.24 / 8.06)
     assert not any(figure.measured for figure in figures.values())
 
 
@@ -165,7 +165,7 @@ def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Pa
     measured, estimates = text.split("ESTIMATED")
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
-    assert "publication 1.67 s (assumed" in estimates
+    assert "making a revision 1.67 s (assumed" in estimates
     assert re.search(r"time \d+(\.\d)? (s|min) an iteration on 15 × NVIDIA H200", measured)
     assert "e+" not in text
 
