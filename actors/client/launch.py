@@ -187,6 +187,8 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
         kept = compiled_learner.activation_memory(config)
         config = compiled_learner.keeping(config, kept)
         print(f"learner.activation_memory null is {kept:g}", flush=True)
+        if config.learner.micro_batch != given.learner.micro_batch:
+            print(f"learner.micro_batch {given.learner.micro_batch} is {config.learner.micro_batch}", flush=True)
         what, seconds = f"writing {folder.path / 'config.yaml'}", config.fleet.deadlines.checkpoint
         in_time(lambda: folder.settle(config), what=what, seconds=seconds)
     return config

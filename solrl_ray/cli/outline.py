@@ -168,6 +168,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         latent_shape=sizes.latent_shape(model, shapes.transformer, shapes.factor),
         recomputed_bytes=recomputed,
         activation_bytes=activations,
+        block_flops=2 * shapes.parameters // max(1, shapes.blocks) * sizes.tokens(model, shapes.factor),
         forward_bytes=forward,
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder.parameters,

@@ -62,6 +62,8 @@ class ModelFacts:
     """Weights of the linears that receive LoRA factors."""
     plain_touched_parameters: int = 0
     """Those of them that explorers do not quantise."""
+    block_flops: int = 0
+    """Floating-point operations of one block's linears in a forward, a sample."""
     forward_bytes: int = 0
     """Estimated: peak of a forward without gradient, a sample."""
     decoding_bytes: int = 0

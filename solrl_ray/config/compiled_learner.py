@@ -1,8 +1,8 @@
 """Whether the learner's passes are compiled, and what they keep for the backward pass: from the configuration.
 
 Both settings may choose other kernels and so other bits. They are fixed when a run begins, written to its
-``config.yaml`` and kept when it is resumed. What is kept for the backward pass on a GPU depends on its size:
-`fitting.settled`.
+``config.yaml`` and kept when it is resumed. What is kept for the backward pass on a GPU depends on its size, and so may
+the size of micro-batches: `fitting.settled`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def activation_memory(config: Config) -> float:
 
 
 def is_open(config: Config) -> bool:
-    """Whether the learners' card decides what is kept for the backward pass."""
+    """Whether the learners' card decides what is kept for the backward pass, and of how many samples at a time."""
     on_gpus = config.fleet.learners.num_gpus > 0
     return config.learner.activation_memory is None and on_gpus and is_compiled(config)
 
 
-def keeping(config: Config, share: float) -> Config:
-    """The configuration with this `learner.activation_memory`."""
-    return config.model_copy(update={"learner": config.learner.model_copy(update={"activation_memory": share})})
+def keeping(config: Config, share: float, micro_batch: int | None = None) -> Config:
+    """The configuration with this `learner.activation_memory` and, if given, this `learner.micro_batch`."""
+    kept = {"activation_memory": share, "micro_batch": micro_batch or config.learner.micro_batch}
+    return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
 
 
 def settled(config: Config) -> Config:
@@ -52,5 +53,5 @@ def carried(given: Config, was: Config) -> Config:
         compiling = given.compile.model_copy(update={"learner": was.compile.learner})
         given = given.model_copy(update={"compile": compiling})
     if given.learner.activation_memory is None and was.learner.activation_memory is not None:
-        given = keeping(given, was.learner.activation_memory)
+        given = keeping(given, was.learner.activation_memory, min(given.learner.micro_batch, was.learner.micro_batch))
     return given

@@ -328,7 +328,7 @@ class LearnerConfig(Section):
     zero_stage: Literal[1, 2] = 1
     """DeepSpeed ZeRO: 1 shares the optimiser state between the ranks, 2 the gradients as well."""
     micro_batch: Positive = 12
-    """Samples of one forward and backward."""
+    """Samples of one forward and backward; at most so many if `activation_memory` is null: the card decides both."""
     updates: Positive = 1
     """Optimiser steps an iteration, each on an equal share of its prompts; divides `rollout.prompts`."""
     gradient_clip: AtLeastZero = 1.0
@@ -336,7 +336,8 @@ class LearnerConfig(Section):
     activation_memory: ShareOrZero | None = None
     """Share of the activations that a forward keeps for the backward pass; the rest is recomputed, which takes less
     memory and more time. Without compilation 0 or 1. null: for a compiled learner the first of 1, 0.5 and 0 that
-    leaves room on its card, decided when the run begins; else 0. Fixes the LoRA digest together with `compile.learner`.
+    leaves room on its card, with a smaller `micro_batch` if that keeps the card busy, decided when the run begins; else
+    0. Fixes the LoRA digest together with `compile.learner` and `micro_batch`.
     """
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""

@@ -108,6 +108,10 @@ class FamilySizes:
         own = math.ceil(config.max_sequence_length / self.text_multiple) * self.text_multiple
         return (own + CLIP_TOKENS * self.clip) * self.text_in_blocks
 
+    def tokens(self, config: Model, factor: int) -> int:
+        """Tokens of one sample that the blocks transform."""
+        return self.image_tokens(config, factor) + self.text_tokens(config)
+
     def latent_shape(self, config: Model, transformer: Mapping[str, Any], factor: int) -> tuple[int, ...]:
         """Shape of one sample's state as the transformer takes it, without the batch dimension."""
         channels, cells = int(transformer["in_channels"]), config.resolution // factor
@@ -131,8 +135,7 @@ class FamilySizes:
     def _stream_bytes(self, config: Model, transformer: Mapping[str, Any], factor: int) -> int:
         """One sample's tokens between blocks."""
         width = math.prod(int(transformer[key]) for key in self.width)
-        tokens = self.image_tokens(config, factor) + self.text_tokens(config)
-        return tokens * width * DTYPE_BYTES[config.dtype]
+        return self.tokens(config, factor) * width * DTYPE_BYTES[config.dtype]
 
 
 FLUX = FamilySizes(

@@ -28,7 +28,7 @@ def test_the_readme_has_the_table_that_the_plan_makes(table: list[str]) -> None:
 def test_a_doctor_names_the_models_of_a_card_and_how_they_share_it() -> None:
     found = models_on(Card(name="cuda:0", memory=48.3e9), "fp8")
     assert (found.part, found.what, found.state) == ("cuda:0", "models", "ok")
-    assert "flux1_dev (one_at_a_time), flux2_klein_base_4b (lay_down), sana_1600m (keep), " in found.detail
+    assert "flux1_dev (one_at_a_time), flux2_klein_base_4b (lay_down), sana_1600m (lay_down), " in found.detail
     assert "qwen_image" not in found.detail
     assert "pickscore one_gpu_48gb --set" in found.detail
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from solrl_ray.config import compiled_learner, fitting
@@ -66,6 +68,29 @@ def test_the_card_decides_which_activations_are_kept_where_that_is_open() -> Non
     assert settled(given, least[1] + 0.01).learner.activation_memory == 1
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0\.5"):
         settled(given, 0.99 * least[1] * ROOMY / FILLED)  # what is given is not changed
+
+
+@pytest.mark.parametrize(
+    ("busy_with", "gigabytes", "share", "micro_batch"),
+    [
+        (3, 30.0, 1, 12),  # 12, 6 and 3 samples take 16.7, 10.1 and 6.8 GB to learn, if all is kept
+        (3, 16.0, 1, 6),
+        (3, 9.0, 1, 3),
+        (6, 16.0, 1, 6),
+        (6, 9.0, 0.5, 6),  # three samples would leave the card idle
+        (12, 16.0, 0.5, 12),
+        (1000, 16.0, 0.5, 12),  # nothing keeps it busy
+    ],
+)
+def test_micro_batches_become_smaller_only_while_they_keep_the_card_busy(
+    busy_with: int, gigabytes: float, share: float, micro_batch: int
+) -> None:
+    opened = made_up("learner={micro_batch: 12, activation_memory: null}")
+    assert opened.facts is not None
+    facts = replace(opened.facts, block_flops=int(fitting.BUSY / busy_with) + 1)
+    card = Card(name="a card", memory=gigabytes * 1e9 / ROOMY)
+    found = fitting.with_activation_memory(opened.config, facts, card).learner
+    assert (found.activation_memory, found.micro_batch) == (share, micro_batch)
 
 
 ACTIVE = ("learner.micro_batch=12", "learner.activation_memory=1")  # 16.7 GB to learn, 10.8 at 0.5 and 4.8 at 0

@@ -307,7 +307,7 @@ def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Pa
     folder = RunFolder.of(given)
     folder.create(given, resume=False)
     assert continuation.stored(folder.path) == given  # nothing is decided: it may die before
-    decided = compiled_learner.keeping(given, 0.5)
+    decided = compiled_learner.keeping(given, 0.5, given.learner.micro_batch // 2)
     fleet = given.fleet.model_copy(update={"sharing": "lay_down"})
     folder.settle(decided.model_copy(update={"fleet": fleet}))
     assert continuation.stored(folder.path) == decided  # the sharing changes no bytes and may be decided again
