@@ -346,6 +346,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.prompts = arguments.prompts or (PUBLISHED_PROMPTS if arguments.plan else 12)
     arguments.work = arguments.work.absolute()
     if arguments.plan:
+        if arguments.layers or arguments.kill or arguments.gpus:
+            parser.error(
+                "--plan is of all layers, without failures, on 1, 2, 4 and 8 GPUs: leave out --layers, --kill, --gpus"
+            )
         return plan(arguments)
     if arguments.gpus is None:
         parser.error("--gpus is missing: how many of this host's GPUs")

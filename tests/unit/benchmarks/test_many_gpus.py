@@ -91,3 +91,10 @@ def test_a_plan_of_the_published_iteration_needs_no_gpu_and_replaces_an_older_on
     assert [(one["gpus"], one["prompts"]) for one in rows] == [(1, 48), (2, 48), (4, 48), (8, 48)]
     seconds = [one["seconds"] for one in rows]
     assert seconds[0] / 8 < seconds[3] < seconds[2] / 1.9
+
+
+def test_a_plan_of_something_else_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for other in (["--layers", "6"], ["--kill"], ["--gpus", "2"]):
+        with pytest.raises(SystemExit):
+            many_gpus.main(["sana", "--plan", "h100-80", *other])
+        assert "leave out --layers, --kill, --gpus" in capsys.readouterr().err
