@@ -57,6 +57,7 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = model_facts(config)
     arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
     changes: dict[str, Any] = {"learner.activation_memory": compiled_learner.activation_memory(arithmetic.config)}
+    changes["learner.micro_batch"] = arithmetic.config.learner.micro_batch
     if fitting.sharing_on(arithmetic, card) is None:
         changes |= fitting.fitting_changes(arithmetic, card) or {}
         config = load(files, [*settings(arguments), *(f"{key}={value}" for key, value in changes.items())])
