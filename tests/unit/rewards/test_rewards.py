@@ -230,12 +230,12 @@ def test_a_mixture_names_the_member_that_failed() -> None:
 
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Writes the module `my_rewards` where it can be imported."""
+    """Writes the module `tried_rewards` where it can be imported."""
 
     def write(source: str) -> None:
-        (tmp_path / "my_rewards.py").write_text(source)
+        (tmp_path / "tried_rewards.py").write_text(source)
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(__import__("sys").modules, "my_rewards", raising=False)
+        monkeypatch.delitem(__import__("sys").modules, "tried_rewards", raising=False)
 
     return write
 
@@ -244,7 +244,7 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
     user_module("def redness(images, prompts):\n    return images[:, 0].mean(dim=(1, 2)) + len(prompts)\n")
     mixture = rewards.load(
         [
-            RewardConfig(kind="my_rewards:redness", weight=2.0),
+            RewardConfig(kind="tried_rewards:redness", weight=2.0),
             RewardConfig(kind="clipscore", path=str(tiny_clip), weight=0.25),
         ],
         "cpu",
@@ -283,8 +283,8 @@ def test_a_path_for_a_function_is_refused_instead_of_ignored() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return 1 / 0", r"rewards\[0\] \(my_rewards:f\) failed with ZeroDivisionError: division by zero"),
-        ("return None", r"rewards\[0\] \(my_rewards:f\) returned a NoneType; right would be one number an image"),
+        ("return 1 / 0", r"rewards\[0\] \(tried_rewards:f\) failed with ZeroDivisionError: division by zero"),
+        ("return None", r"rewards\[0\] \(tried_rewards:f\) returned a NoneType; right would be one number an image"),
         ("return images.new_zeros(1)", r"returned values of shape \[1\] for 3 images"),
     ],
 )
@@ -293,7 +293,7 @@ def test_a_function_that_misbehaves_is_a_reward_error(
 ) -> None:
     user_module(f"def f(images, prompts):\n    {body}\n")
     with pytest.raises(RewardError, match=message):
-        rewards.load([RewardConfig(kind="my_rewards:f")], "cpu").score(pictures(3), PROMPTS)
+        rewards.load([RewardConfig(kind="tried_rewards:f")], "cpu").score(pictures(3), PROMPTS)
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
