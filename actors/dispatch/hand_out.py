@@ -165,6 +165,13 @@ class HandOut:
         """
         self._refuse(answer.worker, answer.unit, reason)
 
+    def refuse_another(self, answer: Answer, unit: WorkUnit) -> None:
+        """As `refuse`, of an answer to this unit, which is not the one that was given out."""
+        given = f"{answer.unit.in_words} of revision {answer.unit.revision}"
+        self.refuse(
+            answer, f"{answer.worker} was given {given} and answered {unit.in_words} of revision {unit.revision}"
+        )
+
     # For workers and their pools
 
     def ready(self, worker: Recipient, holds: Held) -> None:

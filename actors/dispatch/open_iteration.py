@@ -254,8 +254,7 @@ class OpenIteration(Owner):
                 lambda reason: self._group_lost(answer, reason),
             )
         elif answer.value.unit != answer.unit:
-            reason = f"{answer.worker} was given {answer.unit.in_words} and answered {answer.value.unit}"
-            self._hand_out.refuse(answer, reason)
+            self._hand_out.refuse_another(answer, answer.value.unit)
         else:
             self._selector.accept(answer.value, lambda ack: self._result_taken(answer, ack))
 

@@ -79,7 +79,7 @@ class Evaluation(Owner):
         """Raises RunError if the rewards differ from an earlier answer's and the run is strict."""
         unit, value = answer.unit, answer.value
         if value.unit != unit:
-            self._hand_out.refuse(answer, f"{answer.worker} was given {unit.in_words} and answered {value.unit}")
+            self._hand_out.refuse_another(answer, value.unit)
             return
         scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)

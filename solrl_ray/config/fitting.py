@@ -21,8 +21,8 @@ FILLED = 0.95
 ROOMY = 0.85
 """Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
 BUSY = 1e12
-"""Floating-point operations of a block's forward below which the CPU that launches its kernels is the slower one.
-Measured with SANA on an H200: micro-batches of 2 and 4 take the same time."""
+"""Floating-point operations of a block's forward below which the CPU that launches its kernels is taken for the slower
+one. An estimate from SANA's updates on an H200: a pass took about as long with 2 samples as with 4."""
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
 
@@ -51,8 +51,8 @@ def is_open(config: Config) -> bool:
 
 def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
     """The configuration with what `learner.activation_memory: null` means on such cards: the first of `_passes` that
-    leaves room on them. Laying weights down costs seconds an iteration, recomputing costs some of each sample: so
-    `fleet.sharing: auto` makes room for activations.
+    leaves room on them, which may have a smaller `learner.micro_batch`. Laying weights down costs seconds an iteration,
+    recomputing costs some of each sample: so `fleet.sharing: auto` makes room for activations.
     """
     if not compiled_learner.is_open(config):
         return config

@@ -234,7 +234,7 @@ class Dispatcher:
         Returns the worker's strikes. Raises RunError if the run is at fault (`scheduling.strikes`).
         """
         self._free_slot(worker, unit, now)
-        strikes = self._strikes.refuse(worker, unit.in_words, reason, alone=alone)
+        strikes = self._strikes.refuse(worker, unit, reason, alone=alone)
         self.requeue(unit, worker)
         return strikes
 

@@ -20,7 +20,8 @@ def assemble(unit: WorkUnit, parts: Sequence[SampleGroup]) -> SampleGroup:
     places: dict[int, tuple[SampleGroup, int]] = {}
     for part in parts:
         if (part.iteration, part.revision, part.prompt_id) != where:
-            raise ValueError(f"samples of {part.iteration, part.revision, part.prompt_id} came for {unit.in_words}")
+            came = f"iteration {part.iteration + 1}, revision {part.revision}, prompt {part.prompt_id}"
+            raise ValueError(f"samples of {came} came for {unit.in_words} of revision {unit.revision}")
         places |= {index: (part, row) for row, index in enumerate(part.indices)}
     missing = [index for index in unit.indices if index not in places]
     if missing:

@@ -414,8 +414,8 @@ class IterationState:
         unit = result.unit
         if (unit.iteration, unit.revision) != (self.plan.iteration, revision):
             raise ValueError(
-                f"{result.worker} answered {unit.in_words} with iteration {unit.iteration}, revision {unit.revision}; "
-                f"expected {self.plan.iteration}, {revision}"
+                f"{result.worker} answered {unit.in_words} of revision {unit.revision}; expected iteration "
+                f"{self.plan.iteration + 1}, revision {revision}"
             )
         scores = (*result.rewards, *result.early)
         if len(result.rewards) != len(unit.indices) or not all(math.isfinite(score) for score in scores):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 from solrl_ray.errors import RunError
+from solrl_ray.records import WorkUnit
 
 
 class Strikes:
@@ -19,27 +20,26 @@ class Strikes:
         self._counts: Counter[str] = Counter()
         self._right: set[str] = set()
         self._refused: dict[str, str] = {}
-        """Unit → the worker whose answer was refused."""
+        """Id of a unit → the worker whose answer was refused."""
 
     def answered(self, worker: str) -> None:
         """Note an answer that may be right."""
         self._right.add(worker)
 
-    def refuse(self, worker: str, unit: str, reason: str, *, alone: bool) -> int:
+    def refuse(self, worker: str, unit: WorkUnit, reason: str, *, alone: bool) -> int:
         """Note a refused answer; returns the worker's strikes.
 
         Args:
-            unit: in words.
             reason: what is wrong with it, as a sentence.
             alone: whether the worker's pool has no other worker.
 
         Raises:
             RunError: the run is at fault.
         """
-        before = self._refused.setdefault(unit, worker)
+        before = self._refused.setdefault(unit.id, worker)
         if before != worker:
-            raise RunError(f"{unit} was refused from {before} and from {worker}: {reason}")
+            raise RunError(f"{unit.in_words} was refused from {before} and from {worker}: {reason}")
         if alone and worker not in self._right:
-            raise RunError(f"{unit} was refused from {worker}, which is alone and was never right: {reason}")
+            raise RunError(f"{unit.in_words} was refused from {worker}, which is alone and was never right: {reason}")
         self._counts[worker] += 1
         return self._counts[worker]

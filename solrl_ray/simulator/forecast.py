@@ -207,13 +207,24 @@ def colocated(config: Config) -> bool:
 
 
 def gpus(config: Config) -> int:
-    """GPUs of the whole fleet."""
+    """GPUs of the whole fleet. A worker has its share of one GPU; the largest shares are placed first."""
     fleet = config.fleet
     groups: tuple[tuple[int, Worker], ...] = (
         *((pool.count, pool) for pool in pools(fleet).values()),
         (config.learner.world_size, fleet.learners),
     )
-    return math.ceil(sum(count * (worker.num_gpus or 1.0) for count, worker in groups) - 1e-6)
+    free: list[float] = []
+    """What is left of each GPU."""
+    whole = 0
+    for share in sorted((worker.num_gpus or 1.0 for count, worker in groups for _ in range(count)), reverse=True):
+        if share >= 1:
+            whole += math.ceil(share)
+            continue
+        at = next((at for at, left in enumerate(free) if left >= share - 1e-6), -1)
+        if at < 0:
+            free.append(1.0)
+        free[at] -= share
+    return whole + len(free)
 
 
 def steady(made: Scenario) -> list[SimulatedIteration]:

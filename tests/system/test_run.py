@@ -96,7 +96,7 @@ class Troubled(Explorer):
 SAID = (
     r"(?s)is repeated; strike 1 of 2 for explorer-1: .*is repeated; strike 2 of 2 for explorer-1: ",
     r"refused a result of explorer-1: ",
-    r"explorer-1 was given explore \(.*\) and answered WorkUnit",
+    r"explorer-1 was given explore \(.*\) of revision \d and answered explore \(.*\) of revision \d",
     r"explorer-1 was lost \(strike 2: .*\); explorer-1\.1 takes its place",
     r"explore \(iteration 3, .*\) is late; explorer-\d(\.1)? repeats it",
     r"explorer-\d(\.1)? brought other bytes for explore \(iteration 3, .*\) than explorer-\d(\.1)?; the first ",

@@ -298,7 +298,7 @@ async def test_an_answer_to_another_unit_is_refused_and_so_is_what_the_selector_
     await settled()
     assert scene.watching.said[0].startswith(
         f"{second.in_words} is repeated; strike 1 of 2 for explorer-0: "
-        f"explorer-0 was given {second.in_words} and answered "
+        f"explorer-0 was given {second.in_words} of revision 4 and answered "
     )
     wrong = replace(value, rewards=(float("nan"), 0.5))
     scene.hand_out.answered(explorer, first, this.batch, wrong, None)

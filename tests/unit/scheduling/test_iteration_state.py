@@ -146,7 +146,7 @@ def test_nonsense_is_refused_by_name() -> None:
     state = IterationState(PLAN)
     unit = PLAN.pool_units()[0]
     stale = WorkUnit(stage="explore", iteration=4, revision=3, prompt_id="beef", indices=(0, 1))
-    with pytest.raises(ValueError, match="revision 3; expected 4, 4"):
+    with pytest.raises(ValueError, match="revision 3; expected iteration 5, revision 4"):
         state.record(result(stale))
     for rewards in ((0.1,), (0.1, float("nan")), (0.1, float("inf"))):
         bad = UnitResult(unit=unit, rewards=rewards, worker="explorer-1", score_class="c", seconds=0.1)

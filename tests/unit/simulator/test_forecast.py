@@ -242,6 +242,15 @@ def test_workers_without_a_share_of_a_gpu_are_counted_as_one(configure) -> None:
     assert gpus(configure("fleet={explorers: {count: 3}, regenerators: {count: 2}}", "learner.world_size=4")) == 9
 
 
+@pytest.mark.parametrize(("samplers", "ranks", "count"), [(8, 8, 8), (8, 16, 16), (1, 16, 16), (16, 8, 13)])
+def test_learner_ranks_that_take_more_than_half_of_a_gpu_share_none(  # type: ignore[no-untyped-def]
+    configure, samplers: int, ranks: int, count: int
+) -> None:
+    pools = f"explorers: {{count: {samplers}, num_gpus: 0.26}}, regenerators: {{count: {samplers}, num_gpus: 0.23}}"
+    config = configure(f"fleet={{{pools}, learners: {{num_gpus: 0.51}}}}", f"learner.world_size={ranks}")
+    assert gpus(config) == count
+
+
 def test_the_shipped_costs_of_the_controller_are_there() -> None:
     milliseconds = read_file(SHIPPED / "controller.yaml")
     assert milliseconds.keys() == OrchestrationCosts.model_fields.keys()
