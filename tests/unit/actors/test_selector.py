@@ -450,7 +450,7 @@ def test_audits_are_of_the_current_revision_and_an_answer_of_the_other_one_is_re
     selector = Selector(tmp_path)
     units = selector.open(plan).units
     (ack,) = selector.accept([result(replace(units[0], revision=4))])
-    assert "revision 4; expected 4, 3" in ack.refused
+    assert "revision 4; expected iteration 5, revision 3" in ack.refused
     led_to = explore(selector, units)
     selector.revise(4, "bb")
     assert [(unit.stage, unit.revision) for unit in led_to] == [("regenerate", 4), ("audit", 4)] * 2
