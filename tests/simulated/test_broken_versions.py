@@ -83,7 +83,8 @@ def waits_for_a_unit_without_a_deadline(patch: pytest.MonkeyPatch) -> None:
     answer = SimulatedWorld.answer
 
     async def answered(self: SimulatedWorld, sent: Any, *, what: str, seconds: float | None) -> Any:
-        return await answer(self, sent, what=what, seconds=None if "/" in what else seconds)
+        is_unit = ", prompt " in what  # as `WorkUnit.in_words` has it
+        return await answer(self, sent, what=what, seconds=None if is_unit else seconds)
 
     patch.setattr(SimulatedWorld, "answer", answered)
 
