@@ -102,8 +102,7 @@ class Explorer(SamplingWorker):
         """Raises what ended its packer, and Late."""
         for reference in self._waits_for:
             with doing("waiting for the base pack"):
-                what, seconds = "the base pack (fleet.deadlines.start)", self._config.fleet.deadlines.start
-                self._pack = wait.get(reference, what=what, seconds=seconds)
+                self._pack = wait.get(reference, what="the base pack", seconds=self._config.fleet.deadlines.start)
         self._waits_for = ()
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
