@@ -85,7 +85,8 @@ def _plan(commands: Any) -> None:
     command.add_argument(
         "--gpu",
         metavar="NAME",
-        help="a card: print whether the run fits and its time; h200, h100-80, l40s, … or a file",
+        help="a card: print whether the run fits and its time; h200, h100-80, l40s, … or a file; "
+        "replaces the gpu of --cluster",
     )
     command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
     for role in ("explorers", "regenerators", "learners"):
@@ -190,7 +191,7 @@ def _eval(commands: Any) -> None:
     command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")
     command.add_argument("--samples", type=int, metavar="N", help="images a prompt, at fixed addresses")
     command.add_argument("--steps", type=int, metavar="N", help="solver steps")
-    command.add_argument("--solver", metavar="NAME", help="euler or dpm2; default: the run's")
+    command.add_argument("--solver", metavar="NAME", help="solver: euler or dpm2; default: the run's")
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
     command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
     command.add_argument("--alone", action="store_true", help="do not use the live run's workers")

@@ -184,9 +184,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
         raise UserError(f"--out is {arguments.out}, a file; it must be a folder.")
     policies = asked.policies_of(arguments.policies)
     state = asked.state_of(run, arguments.updates)  # before slower checks
-    config = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
-    checks.check(config, loaded.sources)
-    config = own_functions.attached(config, loaded.sources, [run])
+    loaded = asked.evaluation_config(loaded, file, arguments.rewards, all_prompts=arguments.prompts is not None)
+    checks.check(loaded.config, loaded.sources)
+    config = own_functions.attached(loaded.config, loaded.sources, [run])
     try_own_functions(config, loaded.sources)
     preflight.check(config, loaded.sources)
     out = arguments.out or asked.free_folder(run, state.updates)

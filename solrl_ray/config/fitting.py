@@ -253,11 +253,11 @@ def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> s
         held += ", the base pack"
     prompts = arithmetic.config.rollout.prompts
     return (
-        f"this fleet.sharing takes {size_in_words(card.host)} of pinned host memory a GPU, beside "
-        f"{size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
-        f"about {seconds(card, link):.2g} s an iteration: {size_in_words(card.laid_down)}, which all workers together "
-        f"lay down, go down and up once at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all {prompts} "
-        "prompts of an iteration are explored, then they are regenerated"
+        f"this fleet.sharing takes {size_in_words(card.host)} of pinned host memory for the first GPU of a machine and "
+        f"at most as much for each other, beside {size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
+        f"about {seconds(card, link):.2g} s an iteration: {size_in_words(card.laid_down)}, which all workers of a GPU "
+        f"together lay down, go down and up once at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all "
+        f"{prompts} prompts of an iteration are explored, then they are regenerated"
     )
 
 

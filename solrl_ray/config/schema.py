@@ -266,7 +266,7 @@ class RolloutConfig(Section):
     present one is regenerated and learned from. Training samples are never stale.
     """
     solver: Literal["euler", "dpm2"] = "dpm2"
-    """Solver of the ODE, for the sampler ``ode`` and every evaluation."""
+    """Solver of the ODE, for the sampler ``ode`` and every evaluation; ``dpm2`` is DPM-Solver++(2M)."""
     sampler: SamplerConfig = Ode()
     explore: ExploreConfig = ExploreConfig()
     preview: PreviewConfig = PreviewConfig()

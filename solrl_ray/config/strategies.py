@@ -204,7 +204,7 @@ def warnings(config: Config) -> tuple[str, ...]:
     if gpus > 0 and not config.run.deterministic:
         said.append(
             "Not reproducible to the bit: on GPUs kernels may be chosen by timing them, so digests can differ from run "
-            "to run; run.deterministic=true uses others."
+            "to run; with run.deterministic=true all give the same bits every time."
         )
     if rewards := unreproducible_rewards(config):
         said.append(

@@ -16,7 +16,7 @@ from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
 
-def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> Config:
+def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path], *, all_prompts: bool) -> LoadedConfig:
     """The run's configuration with the rewards of the files, if any, and no more pictures than prompts.
 
     Args:
@@ -25,21 +25,24 @@ def evaluation_config(loaded: LoadedConfig, run_file: Path, rewards: list[Path],
 
     Raises UserError: a rewards file sets anything else.
     """
-    config, columns = loaded.config, list[RewardConfig]()
+    config, columns, sources = loaded.config, list[RewardConfig](), loaded.sources
     was = load_with_sources([run_file]).config
     for file in rewards:
-        given = load_with_sources([run_file, file]).config
-        key = first_difference(given, was, free=("rewards",))
+        given = load_with_sources([run_file, file])
+        key = first_difference(given.config, was, free=("rewards",))
         if key is not None:
             raise UserError(f"{file} sets {key}; a file of --rewards may set nothing but rewards, use --set for more.")
-        columns += given.rewards
+        for entry, reward in enumerate(given.config.rewards):
+            sources = sources.with_entry("rewards", len(columns), given.sources, entry)
+            columns.append(reward)
     evaluation = config.evaluation
     if all_prompts and loaded.sources.of("evaluation.prompts") != "--set":
         count = len(read_prompts(config.prompts.heldout, "--prompts"))
         evaluation = evaluation.model_copy(update={"prompts": count})
     pictures = min(evaluation.pictures, evaluation.prompts)
     evaluation = evaluation.model_copy(update={"pictures": pictures, "reference": ""})
-    return config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
+    config = config.model_copy(update={"rewards": columns or config.rewards, "evaluation": evaluation})
+    return LoadedConfig(config, sources)
 
 
 ASKED_FOR = ("rewards", "prompts.heldout", "evaluation", "rollout.solver", "run.root", "run.name")

@@ -184,7 +184,8 @@ def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
     assert "one_at_a_time 6.25 GB (load 6.04 GB, explore 5.57 GB, regenerate 6.25 GB, " in rows["GPU peak"]
     assert "one_at_a_time moves the same bytes: all 48 prompts of an iteration are explored" in rows["lay_down"]
     assert found.laid_down > found.host  # main memory has once what several workers lay down
-    moved = f"{size_in_words(found.laid_down)}, which all workers together lay down, go down and up once at 50 GB/s"
+    laid_down = f"{size_in_words(found.laid_down)}, which all workers of a GPU together lay down"
+    moved = f"{laid_down}, go down and up once at 50 GB/s"
     assert f"about {2 * found.laid_down / 50e9:.2g} s an iteration: {moved}" in rows["lay_down"]
     assert fitting.sentence(arithmetic, Card(name="a card", memory=1e12)).startswith("fleet.sharing auto is keep: 1")
 

@@ -101,10 +101,14 @@ def test_each_file_of_rewards_adds_its_columns(run: Path, tmp_path: Path) -> Non
     (tmp_path / "two.yaml").write_text("rewards: [{kind: clipscore, path: x}, {kind: 'm:g'}]")
     loaded = load_with_sources([file], ["evaluation.prompts=3", "evaluation.reference='m:real'"])
     files = [tmp_path / "one.yaml", tmp_path / "two.yaml"]
-    config = evaluation_config(loaded, file, files, all_prompts=False)
+    asked = evaluation_config(loaded, file, files, all_prompts=False)
+    config = asked.config
     assert [reward.kind for reward in config.rewards] == ["m:f", "clipscore", "m:g"]
+    given = [asked.sources.of(key) for key in ("rewards.0.kind", "rewards.1.path", "rewards.2.kind", "rewards.2.path")]
+    assert given == [str(files[0]), str(files[1]), str(files[1]), "default"]
+    assert asked.sources.of("evaluation.prompts") == "--set"
     assert (config.evaluation.prompts, config.evaluation.pictures, config.evaluation.reference) == (3, 3, "")
-    assert evaluation_config(loaded, file, [], all_prompts=False).rewards == made_runs.config().rewards
+    assert evaluation_config(loaded, file, [], all_prompts=False).config.rewards == made_runs.config().rewards
     (tmp_path / "two.yaml").write_text("rewards: [{kind: 'm:g'}]\nrollout: {pool: 48}")
     with pytest.raises(UserError, match=r"two\.yaml sets rollout\.pool; a file of --rewards may set nothing but"):
         evaluation_config(loaded, file, files, all_prompts=False)
@@ -113,7 +117,7 @@ def test_each_file_of_rewards_adds_its_columns(run: Path, tmp_path: Path) -> Non
 def test_rewards_of_the_package_are_columns_by_their_names(run: Path) -> None:
     file = run / "config.yaml"
     files = named.resolve([Path("pickscore"), Path("hpsv2")], several=True)
-    config = evaluation_config(load_with_sources([file]), file, files, all_prompts=False)
+    config = evaluation_config(load_with_sources([file]), file, files, all_prompts=False).config
     assert [reward.kind for reward in config.rewards] == ["pickscore", "hpsv2"]
 
 
@@ -121,10 +125,10 @@ def test_a_file_of_prompts_is_taken_whole(run: Path, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("a\nb\n")
     overrides = [f"prompts.heldout='{tmp_path / 'p.txt'}'"]
     loaded = load_with_sources([run / "config.yaml"], overrides)
-    config = evaluation_config(loaded, run / "config.yaml", [], all_prompts=True)
+    config = evaluation_config(loaded, run / "config.yaml", [], all_prompts=True).config
     assert (config.evaluation.prompts, config.evaluation.pictures) == (2, 2)
     loaded = load_with_sources([run / "config.yaml"], [*overrides, "evaluation.prompts=1"])
-    assert evaluation_config(loaded, run / "config.yaml", [], all_prompts=True).evaluation.prompts == 1
+    assert evaluation_config(loaded, run / "config.yaml", [], all_prompts=True).config.evaluation.prompts == 1
 
 
 def test_a_live_runs_regenerators_will_do_unless_they_would_compute_otherwise(run: Path) -> None:
