@@ -29,7 +29,8 @@ from actors.ray_world import RayWorld
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, Scorer
 from actors.world import Tasks, World
-from solrl_ray.config.schema import Config, Learners, WorkerPool
+from solrl_ray.config.fleet import Learners, WorkerPool
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.evaluation.held_out import (
     evaluation_metrics,

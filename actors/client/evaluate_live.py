@@ -28,7 +28,8 @@ from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
 from actors.fleet.actor_factory import Actor, ActorClasses, ActorFactory, on_this_node
 from actors.ray_world import RayWorld
 from solrl_ray.config.continuation import stored
-from solrl_ray.config.schema import Config, Learners
+from solrl_ray.config.fleet import Learners
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.evaluation.request import obstacle
 from solrl_ray.learning.state import LearnerState

@@ -21,7 +21,8 @@ from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.fitting import Card
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.fleet import Worker
+from solrl_ray.config.schema import Config
 from solrl_ray.config.section import Section
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import RunError, UserError, WorkerGone

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from actors.world import World
-from solrl_ray.config.schema import FleetConfig
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import NonsenseError, RunError, UserError
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher, Held

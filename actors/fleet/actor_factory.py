@@ -20,8 +20,9 @@ from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
 from solrl_ray.common.deadlines import in_time
+from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import pools
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.scheduling.worker_state import pool_of
 

@@ -18,8 +18,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.pools import lays_down, stages
-from solrl_ray.config.schema import FleetConfig
 
 
 class SharingPool(Protocol):

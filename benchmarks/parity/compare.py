@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.rewards.base import CheckpointReward
 from solrl_ray.rewards.hpsv2 import HPSv2
 from solrl_ray.rewards.imagereward import ImageReward

@@ -16,7 +16,8 @@ from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import LoadedConfig, Sources, load_with_sources
-from solrl_ray.config.schema import Config, EvaluationConfig, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
 
 if TYPE_CHECKING:

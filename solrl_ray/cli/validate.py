@@ -10,8 +10,8 @@ from typing import Any
 from solrl_ray.common.files import make_folder
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks
+from solrl_ray.config.fleet import Worker
 from solrl_ray.config.loading import LoadedConfig, load_with_sources
-from solrl_ray.config.schema import Worker
 from solrl_ray.errors import UserError
 
 RESOLUTION = 256

@@ -16,8 +16,9 @@ from functools import partial
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
+from solrl_ray.config.fleet import Worker
 from solrl_ray.config.problems import listed
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, tier_in_words
 from solrl_ray.config.update import (
     FLOAT32_BYTES,

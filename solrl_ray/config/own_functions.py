@@ -12,7 +12,8 @@ from typing import TypeVar
 from solrl_ray.common import own_code
 from solrl_ray.common.own_code import OwnCode
 from solrl_ray.config.loading import Sources
-from solrl_ray.config.schema import Config, EvaluationConfig, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config, EvaluationConfig
 from solrl_ray.errors import UserError
 
 T = TypeVar("T", RewardConfig, EvaluationConfig)

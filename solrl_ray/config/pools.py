@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solrl_ray.config.schema import Config, FleetConfig, Worker, WorkerPool
+from solrl_ray.config.fleet import FleetConfig, Worker, WorkerPool
+from solrl_ray.config.schema import Config
 
 REGENERATORS = "regenerators"
 """The name of their pool."""

@@ -5,14 +5,15 @@ A field's docstring states its unit and the source of its default.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
 from solrl_ray.common.own_code import OwnCode
-from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.objectives import DiffusionNftConfig, ObjectiveConfig
 from solrl_ray.config.previews import PreviewConfig, Prune
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.samplers import Ode, SamplerConfig
 from solrl_ray.config.section import (
     AboveZero,
@@ -20,7 +21,6 @@ from solrl_ray.config.section import (
     Location,
     Natural,
     Positive,
-    Seconds,
     Section,
     ShareOrZero,
 )
@@ -129,100 +129,6 @@ class Prompts(Section):
     """Text (one prompt a line) or JSONL (key ``text``); ``builtin:`` paths are inside the package."""
     heldout: Location
     """Prompts of the evaluation; must not share a prompt with `train`."""
-
-
-class Normalization(Section):
-    """(reward - mean) / std with fixed numbers, because a score must not depend on earlier scores."""
-
-    mean: float
-    """Mean of the reward on images of your base model."""
-    std: AboveZero
-    """Its standard deviation on them."""
-
-
-class Remote(Section):
-    """A reward server. docs/guides/rewards.md has its protocol."""
-
-    url: str
-    """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
-    timeout: Seconds = 60.0
-    """Limit of one attempt, seconds."""
-    retries: Natural = 3
-    """Further attempts after a temporary failure."""
-    token_variable: str = ""
-    """Environment variable with the server's bearer token, on every machine that scores."""
-
-
-class Question(Section):
-    """What a judge is asked about a picture, and how its answer becomes a score between 0 and 1."""
-
-    text: Location
-    """``{prompt}`` stands for the picture's prompt."""
-    answer: Literal["number", "yes"] = "number"
-    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
-    the first token's log-probabilities.
-    """
-    low: float = 0.0
-    """The number that scores 0."""
-    high: float = 10.0
-    """The number that scores 1."""
-    pattern: str = r"-?\d+(?:\.\d+)?"
-    """Regular expression of the number in an answer; its group, if it has one. The last match counts."""
-    max_tokens: Positive = 16
-    """Limit of an answer; reasoning takes hundreds."""
-
-
-class Judge(Section):
-    """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
-
-    url: str
-    """Base URL of the interface, such as ``http://127.0.0.1:8000/v1``."""
-    model: Location
-    """The model's name at the endpoint."""
-    question: Question
-    timeout: Seconds = 60.0
-    """Limit of one attempt, seconds."""
-    retries: Natural = 3
-    """Further attempts after a temporary failure, or an answer without a score."""
-    concurrency: Positive = 8
-    """Pictures that one worker asks about at a time."""
-    remember: Natural = 65536
-    """Scores that a worker caches, by the digest of the request."""
-    token_variable: str = ""
-    """Environment variable with the endpoint's bearer token, on every machine that scores."""
-    request: dict[str, Any] = {}
-    """More fields of every request, or other values, such as ``{chat_template_kwargs: {enable_thinking: false}}``; null
-    leaves a field out: ``{max_tokens: null, max_completion_tokens: 16}``.
-    """
-
-
-class RewardConfig(Section):
-    kind: str
-    """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
-    ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or ``file.py:function``."""
-    code: str = ""
-    """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
-    path: str = ""
-    """Folder or Hugging Face id of the reward's checkpoint."""
-    base: str = ""
-    """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
-    tokenizer of ``imagereward``, CLIP model of ``aesthetic``."""
-    weight: float = 1.0
-    """Its factor in the sum of all rewards."""
-    normalize: Normalization | None = None
-    """Brings the reward to a common scale before it is weighted."""
-    preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
-    """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
-    remote: Remote | None = None
-    """The server, for kind ``remote``."""
-    judge: Judge | None = None
-    """The model and what it is asked, for kind ``judge``."""
-    reproducible: bool | None = None
-    """Whether the same picture always gets the same score; null: yes, except for ``judge``. If one reward does not, the
-    first score of a unit counts, late units are not repeated, and digests of equal runs may differ.
-    """
-    _own: OwnCode | None = PrivateAttr(default=None)
-    """The files, attached for workers; see `config.own_functions`."""
 
 
 class ExploreConfig(Section):
@@ -342,89 +248,6 @@ class LearnerConfig(Section):
     ema_cap: ShareOrZero = 0.9
     """EMA decay is min((1 + s) / (10 + s), cap) after update s."""
     optimizer: OptimizerConfig = OptimizerConfig()
-
-
-class Worker(Section):
-    """Resources of one actor; always explicit, because Ray holds its implied CPU for the actor's life."""
-
-    num_cpus: AtLeastZero = 0.0
-    """CPUs that Ray reserves for each."""
-    num_gpus: AtLeastZero = 0.0
-    """GPUs that Ray reserves for each; with a share such as 0.33, workers take turns on one GPU; 0 means the CPU."""
-    threads: Positive = 1
-    """Compute threads of the process; part of the score class."""
-    labels: dict[str, str] = {}
-    """Labels that a node must have, as Ray's label selectors: ``{role: explorer}``; ``!x``, ``in(a,b)``."""
-
-    @property
-    def selectors(self) -> list[dict[str, str]]:
-        """Labels of its nodes, the preferred ones first."""
-        return [self.labels]
-
-
-class WorkerPool(Worker):
-    """Actors of one kind, each with these resources."""
-
-    count: Positive = 1
-    """How many there are."""
-    fallback_labels: list[dict[str, str]] = []
-    """Labels of nodes to use if none with `labels` has room, in this order; ``{}``: any node."""
-
-    @property
-    def selectors(self) -> list[dict[str, str]]:
-        return [self.labels, *self.fallback_labels]
-
-
-class OtherExplorers(WorkerPool):
-    """Explorers of another score class: on other cards, or with other threads. They explore their own prompts, fixed
-    when an iteration is planned, so that no score depends on which worker was free.
-    """
-
-    name: str
-    """Letters and digits, such as ``l40s``: the workers are ``explorer_l40s-0`` and so on."""
-    prompts: Positive
-    """How many of an iteration's prompts they explore, spread evenly over it; `explorers` explore the others."""
-
-
-class Learners(Worker):
-    """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
-
-    placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
-    """Ray's strategies: on few nodes, on one node, on many nodes, each rank on another node."""
-
-
-class FleetConfig(Section):
-    """The workers, and how long the run waits for them. Changes no result."""
-
-    explorers: WorkerPool = WorkerPool(count=2)
-    other_explorers: list[OtherExplorers] = []
-    """Explorers of other score classes, with their own prompts."""
-    regenerators: WorkerPool = WorkerPool(count=1)
-    learners: Learners = Learners(threads=2)
-    """Resources of each rank; `learner.world_size` is their number."""
-    max_inflight: Positive = 2
-    """Units in flight per worker: one running, the rest queued."""
-    max_replacements: Natural = 8
-    """Workers that may be replaced in one run before it stops with a diagnosis."""
-    hedge: float = 3.0
-    """When no unit waits, an idle worker repeats a unit that has taken more than this many medians of its stage. The
-    first result counts. 0: never.
-    """
-    strikes: Positive = 3
-    """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
-    strict: bool = False
-    """Whether a repeated result with other bytes ends the run; else it is counted and shown."""
-    network: str = ""
-    """Network interface of the learner group, such as ``eth0``; empty: the node's `NCCL_SOCKET_IFNAME` and
-    `GLOO_SOCKET_IFNAME` decide.
-    """
-    sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
-    """What workers that share a GPU with learners do with their weights outside their turn. ``keep``: leave them there.
-    ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the other.
-    ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it is
-    regenerated. ``auto``: the first of these that fits on the GPU.
-    """
-    deadlines: Deadlines = Deadlines()
 
 
 class Publish(Section):

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState, Tensors
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.policy.adapters import base_factors

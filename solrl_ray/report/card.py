@@ -13,7 +13,8 @@ from typing import Any
 from huggingface_hub import ModelCardData
 
 import solrl_ray
-from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 from solrl_ray.metrics.records import EvaluationMetrics

@@ -9,7 +9,7 @@ import torch
 from solrl_ray.common.doing import doing
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPVisionModelWithProjection
 
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.models import paths
 from solrl_ray.models.base import freeze
 from solrl_ray.rewards import checkpoints

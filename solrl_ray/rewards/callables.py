@@ -14,7 +14,8 @@ from torch import Tensor
 
 from solrl_ray.common import own_code
 from solrl_ray.common.own_code import OwnCode
-from solrl_ray.config.schema import EvaluationConfig, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address
 from solrl_ray.rewards.base import CheckpointReward, Keys

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPModel, CLIPTokenizer, ImageProcessingMixin
 
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models import paths
 from solrl_ray.models.base import freeze

@@ -13,7 +13,7 @@ import open_clip
 import torch
 from torch import Tensor
 
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.models.base import freeze
 from solrl_ray.rewards import checkpoints

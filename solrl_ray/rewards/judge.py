@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solrl_ray.config.schema import Judge as JudgeConfig
-from solrl_ray.config.schema import Question, RewardConfig
+from solrl_ray.config.rewards import Judge as JudgeConfig
+from solrl_ray.config.rewards import Question, RewardConfig
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import (

@@ -12,7 +12,7 @@ from rapidfuzz.distance import Levenshtein
 from rapidocr import RapidOCR
 from torch import Tensor
 
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.preprocessing import eight_bits

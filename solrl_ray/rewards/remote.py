@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solrl_ray.config.schema import Remote as RemoteConfig
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import Remote as RemoteConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError
 from solrl_ray.rewards.base import CheckpointReward, Keys
 from solrl_ray.rewards.endpoint import Endpoint, check_reachable, check_url, png, token_of

@@ -15,7 +15,8 @@ import torch
 
 import solrl_ray
 from solrl_ray.config.own_functions import Trial
-from solrl_ray.config.schema import EvaluationConfig, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.prompts.prompt_set import prompt_id
 from solrl_ray.prompts.prompt_set import two_prompts as prompts_of

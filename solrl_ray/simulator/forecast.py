@@ -14,8 +14,9 @@ from solrl_ray.config import fitting
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
 from solrl_ray.config.card_memory import Sharing, cards
 from solrl_ray.config.checks import staleness_problems
+from solrl_ray.config.fleet import Worker
 from solrl_ray.config.pools import explorers_in_all, pools, resized
-from solrl_ray.config.schema import Config, Worker
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, is_one_stage, pool_sampling
 from solrl_ray.simulator.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
 from solrl_ray.simulator.records import SimulatedIteration

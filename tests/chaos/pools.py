@@ -22,7 +22,7 @@ from actors.fleet.worker import Worker as Member
 from actors.ray_world import RayWorld
 from actors.world import Tasks
 from solrl_ray.config.deadlines import Deadlines
-from solrl_ray.config.schema import FleetConfig
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.records import Attestation, Prompt, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.worker_state import role_of

@@ -22,8 +22,9 @@ import torch
 from actors.client.launch import concluded
 from actors.controller import Controller
 from actors.evaluation.requests import EvaluationRequest
+from solrl_ray.config.fleet import OtherExplorers
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Config, Lora, OtherExplorers, Publish
+from solrl_ray.config.schema import Config, Lora, Publish
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit

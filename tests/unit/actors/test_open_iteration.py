@@ -18,7 +18,7 @@ from actors.dispatch.open_iteration import OpenIteration, RolloutResult, StageCl
 from actors.dispatch.selector_client import SelectorClient
 from actors.workers.selector import Opened, Selector
 from actors.world import Sent, Tasks
-from solrl_ray.config.schema import FleetConfig
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.errors import InputGone, RunError, WorkerGone
 from solrl_ray.records import Prompt, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.audit import AuditPlan

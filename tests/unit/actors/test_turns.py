@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from actors.fleet.turns import Turns
-from solrl_ray.config.schema import FleetConfig, Learners, WorkerPool
+from solrl_ray.config.fleet import FleetConfig, Learners, WorkerPool
 
 SHARE = {"num_gpus": 0.3}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, unreproducible_rewards, warnings
 from tests.support import made_runs
 

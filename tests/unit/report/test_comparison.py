@@ -11,7 +11,7 @@ import torch
 from solrl_ray.config import named
 from solrl_ray.config.continuation import FORMAT
 from solrl_ray.config.loading import load_with_sources, to_yaml
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 from solrl_ray.evaluation.held_out import evaluation_metrics, reward_names
 from solrl_ray.evaluation.request import evaluation_config, free_folder, obstacle, policies_of, state_of

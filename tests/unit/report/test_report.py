@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.common.checked_json import with_checksum
+from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.previews import PreviewConfig, Prune
-from solrl_ray.config.schema import Fidelity, FleetConfig
+from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from solrl_ray.report.data import read_run
 from solrl_ray.report.page import build

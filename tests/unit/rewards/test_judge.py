@@ -12,7 +12,7 @@ import torch
 
 from solrl_ray import rewards
 from solrl_ray.config.loading import read_file
-from solrl_ray.config.schema import Judge, Question, RewardConfig
+from solrl_ray.config.rewards import Judge, Question, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards import endpoint
 from solrl_ray.rewards.judge import probability_of_yes, score

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 pytest.importorskip("rapidocr", reason="the extra `ocr` is not installed")
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards.ocr import quoted, rendered
 

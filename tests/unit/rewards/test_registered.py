@@ -17,7 +17,7 @@ from transformers import CLIPModel, CLIPTokenizer
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import Normalization, RewardConfig
+from solrl_ray.config.rewards import Normalization, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards import aesthetic, hpsv2, imagereward
 from solrl_ray.rewards.mixture import Columns

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import Remote, RewardConfig
+from solrl_ray.config.rewards import Remote, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards import endpoint
 

@@ -16,7 +16,7 @@ from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from solrl_ray import rewards
 from solrl_ray.config.loading import read_file
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.clip import CLIPScore

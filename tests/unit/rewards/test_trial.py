@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from solrl_ray.cli import reward_trial
-from solrl_ray.config.schema import EvaluationConfig, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import UserError
 from solrl_ray.rewards import trial
 

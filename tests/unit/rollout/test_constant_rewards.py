@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from solrl_ray.config.schema import Config, RewardConfig
+from solrl_ray.config.rewards import RewardConfig
+from solrl_ray.config.schema import Config
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.rollout.constant_rewards import constant_rewards, news
 from tests.support import made_runs

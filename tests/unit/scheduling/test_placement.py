@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from actors.client.evaluate import with_regenerators_alone
-from solrl_ray.config.schema import Config, WorkerPool
+from solrl_ray.config.fleet import WorkerPool
+from solrl_ray.config.schema import Config
 from solrl_ray.scheduling.placement import Node, Request, fit, matches, requests, table
 from tests.support.learning import config
 

@@ -12,7 +12,7 @@ from diffusers import FluxPipeline
 from safetensors import safe_open
 
 from solrl_ray import rewards
-from solrl_ray.config.schema import RewardConfig
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.records import Address
 from solrl_ray.testbed import captions, flow_matching, world
 from solrl_ray.testbed.architecture import ASSETS, flux_pipeline
