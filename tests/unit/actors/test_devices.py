@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -48,15 +49,28 @@ def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+NEW_PAGES = """
+import ctypes, resource
+from actors.workers.devices import prepare
+from solrl_ray.config.fleet import Worker
+
+c = ctypes.CDLL(None)
+c.malloc.restype, c.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+c.memset.argtypes, c.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+prepare(Worker(), deterministic=False)
+for _ in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    activations = [c.malloc(16 * 2**20) for _ in range(12)]
+    for each in activations:
+        c.memset(each, 1, 16 * 2**20)
+    for each in reversed(activations):
+        c.free(each)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+"""A process of its own, whose heap is not that of other tests. Prints the new pages that 192 MiB take, 49,152 pages,
+after the same memory was freed. Left alone, glibc keeps 64 MiB at most."""
+
+
 def test_what_a_forward_on_a_cpu_freed_is_there_for_the_next_one() -> None:
-    prepare(Worker(threads=torch.get_num_threads()), deterministic=False)
-
-    def new_pages() -> int:
-        """Of 192 MiB, 49,152 pages, in tensors that are freed at once; left alone, glibc keeps 64 MiB at most."""
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        activations = [torch.ones(4 * 2**20) for _ in range(12)]
-        activations.clear()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-    counts = [new_pages() for _ in range(6)]  # other threads of the process may touch new pages as well, but not each time
-    assert min(counts) < 1000, counts
+    done = subprocess.run([sys.executable, "-c", NEW_PAGES], capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) < 1000

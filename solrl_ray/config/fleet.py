@@ -1,0 +1,91 @@
+"""The section `fleet`: the workers, and how long the run waits for them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from solrl_ray.config.deadlines import Deadlines
+from solrl_ray.config.section import AtLeastZero, Natural, Positive, Section
+
+
+class Worker(Section):
+    """Resources of one actor; always explicit, because Ray holds its implied CPU for the actor's life."""
+
+    num_cpus: AtLeastZero = 0.0
+    """CPUs that Ray reserves for each."""
+    num_gpus: AtLeastZero = 0.0
+    """GPUs that Ray reserves for each; with a share such as 0.33, workers take turns on one GPU; 0 means the CPU."""
+    threads: Positive = 1
+    """Compute threads of the process; part of the score class."""
+    labels: dict[str, str] = {}
+    """Labels that a node must have, as Ray's label selectors: ``{role: explorer}``; ``!x``, ``in(a,b)``."""
+
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        """Labels of its nodes, the preferred ones first."""
+        return [self.labels]
+
+
+class WorkerPool(Worker):
+    """Actors of one kind, each with these resources."""
+
+    count: Positive = 1
+    """How many there are."""
+    fallback_labels: list[dict[str, str]] = []
+    """Labels of nodes to use if none with `labels` has room, in this order; ``{}``: any node."""
+
+    @property
+    def selectors(self) -> list[dict[str, str]]:
+        return [self.labels, *self.fallback_labels]
+
+
+class OtherExplorers(WorkerPool):
+    """Explorers of another score class: on other cards, or with other threads. They explore their own prompts, fixed
+    when an iteration is planned, so that no score depends on which worker was free.
+    """
+
+    name: str
+    """Letters and digits, such as ``l40s``: the workers are ``explorer_l40s-0`` and so on."""
+    prompts: Positive
+    """How many of an iteration's prompts they explore, spread evenly over it; `explorers` explore the others."""
+
+
+class Learners(Worker):
+    """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
+
+    placement: Literal["PACK", "STRICT_PACK", "SPREAD", "STRICT_SPREAD"] = "PACK"
+    """Ray's strategies: on few nodes, on one node, on many nodes, each rank on another node."""
+
+
+class FleetConfig(Section):
+    """The workers, and how long the run waits for them. Changes no result."""
+
+    explorers: WorkerPool = WorkerPool(count=2)
+    other_explorers: list[OtherExplorers] = []
+    """Explorers of other score classes, with their own prompts."""
+    regenerators: WorkerPool = WorkerPool(count=1)
+    learners: Learners = Learners(threads=2)
+    """Resources of each rank; `learner.world_size` is their number."""
+    max_inflight: Positive = 2
+    """Units in flight per worker: one running, the rest queued."""
+    max_replacements: Natural = 8
+    """Workers that may be replaced in one run before it stops with a diagnosis."""
+    hedge: float = 3.0
+    """When no unit waits, an idle worker repeats a unit that has taken more than this many medians of its stage. The
+    first result counts. 0: never.
+    """
+    strikes: Positive = 3
+    """A worker is replaced after this many answers that cannot be right (NaN, another revision, too few values)."""
+    strict: bool = False
+    """Whether a repeated result with other bytes ends the run; else it is counted and shown."""
+    network: str = ""
+    """Network interface of the learner group, such as ``eth0``; empty: the node's `NCCL_SOCKET_IFNAME` and
+    `GLOO_SOCKET_IFNAME` decide.
+    """
+    sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
+    """What workers that share a GPU with learners do with their weights outside their turn. ``keep``: leave them there.
+    ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the other.
+    ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it is
+    regenerated. ``auto``: the first of these that fits on the GPU.
+    """
+    deadlines: Deadlines = Deadlines()

@@ -1,0 +1,104 @@
+"""The entries of the section `rewards`: what is maximised, and how it is computed."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import PrivateAttr
+
+from solrl_ray.common.own_code import OwnCode
+from solrl_ray.config.section import AboveZero, Location, Natural, Positive, Seconds, Section
+
+
+class Normalization(Section):
+    """(reward - mean) / std with fixed numbers, because a score must not depend on earlier scores."""
+
+    mean: float
+    """Mean of the reward on images of your base model."""
+    std: AboveZero
+    """Its standard deviation on them."""
+
+
+class Remote(Section):
+    """A reward server. docs/guides/rewards.md has its protocol."""
+
+    url: str
+    """Where batches are posted, such as ``http://rewards.internal:8000/score``."""
+    timeout: Seconds = 60.0
+    """Limit of one attempt, seconds."""
+    retries: Natural = 3
+    """Further attempts after a temporary failure."""
+    token_variable: str = ""
+    """Environment variable with the server's bearer token, on every machine that scores."""
+
+
+class Question(Section):
+    """What a judge is asked about a picture, and how its answer becomes a score between 0 and 1."""
+
+    text: Location
+    """``{prompt}`` stands for the picture's prompt."""
+    answer: Literal["number", "yes"] = "number"
+    """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
+    the first token's log-probabilities.
+    """
+    low: float = 0.0
+    """The number that scores 0."""
+    high: float = 10.0
+    """The number that scores 1."""
+    pattern: str = r"-?\d+(?:\.\d+)?"
+    """Regular expression of the number in an answer; its group, if it has one. The last match counts."""
+    max_tokens: Positive = 16
+    """Limit of an answer; reasoning takes hundreds."""
+
+
+class Judge(Section):
+    """A vision-language model that scores pictures, behind OpenAI's chat interface: vLLM, SGLang or a service."""
+
+    url: str
+    """Base URL of the interface, such as ``http://127.0.0.1:8000/v1``."""
+    model: Location
+    """The model's name at the endpoint."""
+    question: Question
+    timeout: Seconds = 60.0
+    """Limit of one attempt, seconds."""
+    retries: Natural = 3
+    """Further attempts after a temporary failure, or an answer without a score."""
+    concurrency: Positive = 8
+    """Pictures that one worker asks about at a time."""
+    remember: Natural = 65536
+    """Scores that a worker caches, by the digest of the request."""
+    token_variable: str = ""
+    """Environment variable with the endpoint's bearer token, on every machine that scores."""
+    request: dict[str, Any] = {}
+    """More fields of every request, or other values, such as ``{chat_template_kwargs: {enable_thinking: false}}``; null
+    leaves a field out: ``{max_tokens: null, max_completion_tokens: 16}``.
+    """
+
+
+class RewardConfig(Section):
+    kind: str
+    """A registered reward (``clipscore``, ``pickscore``, ``hpsv2``, ``hpsv2_v20``, ``imagereward``, ``aesthetic``,
+    ``ocr``, ``remote``, ``judge``) or your own function, ``module:function`` or ``file.py:function``."""
+    code: str = ""
+    """SHA-256 of the files of your own function. The run writes it when it begins; a given one must match."""
+    path: str = ""
+    """Folder or Hugging Face id of the reward's checkpoint."""
+    base: str = ""
+    """Folder or Hugging Face id of the checkpoint it builds on: tokenizer and image processor of ``pickscore``,
+    tokenizer of ``imagereward``, CLIP model of ``aesthetic``."""
+    weight: float = 1.0
+    """Its factor in the sum of all rewards."""
+    normalize: Normalization | None = None
+    """Brings the reward to a common scale before it is weighted."""
+    preprocessing: Literal["checkpoint", "torchvision"] = "checkpoint"
+    """For ``clipscore``: the image processor of the checkpoint, or the bilinear one of the published figures."""
+    remote: Remote | None = None
+    """The server, for kind ``remote``."""
+    judge: Judge | None = None
+    """The model and what it is asked, for kind ``judge``."""
+    reproducible: bool | None = None
+    """Whether the same picture always gets the same score; null: yes, except for ``judge``. If one reward does not, the
+    first score of a unit counts, late units are not repeated, and digests of equal runs may differ.
+    """
+    _own: OwnCode | None = PrivateAttr(default=None)
+    """The files, attached for workers; see `config.own_functions`."""
