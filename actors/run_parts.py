@@ -172,7 +172,7 @@ class RunParts:
 
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
-        self.folder.lock(seconds=LOCK_SECONDS)
+        self.folder.lock.take(seconds=LOCK_SECONDS)
         self._train = read_prompts(config.prompts.train)
         self.heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
         point = resume_point(

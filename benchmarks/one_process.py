@@ -219,7 +219,7 @@ def train(config: Config, train_on: int = 0) -> None:
     folder.create(config, resume=resume)
     check_prompts(folder, config)
     folder.note_start(sys.argv)
-    folder.unlock()  # the controller claims it
+    folder.lock.release()  # the controller claims it
     path = folder.path.absolute()
     controller = Controller(located(config), path, OneProcessWorld(config, path, train_on))
     asyncio.run(controller.run())

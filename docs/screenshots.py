@@ -68,7 +68,7 @@ def snapshot(run: Path) -> Progress:
     from solrl_ray.storage.run_folder import RunFolder
 
     for _ in range(60):
-        address = RunFolder(run).live_cluster()
+        address = RunFolder(run).lock.live_cluster()
         progress = live_progress(run, clusters=[address]) if address else None
         if progress is None:
             break

@@ -77,7 +77,7 @@ def train(
                 check_prompts(folder, config)
                 folder.note_start(sys.argv)
         except BaseException:
-            folder.unlock()
+            folder.lock.release()
             raise
         return over
 
@@ -86,7 +86,7 @@ def train(
     # At least as long as a resumed run may wait for the lock.
     over = in_time(claim, what=what, seconds=max(config.fleet.deadlines.checkpoint, 2 * RESUME_PATIENCE * resume))
     with ExitStack() as stack:
-        stack.callback(folder.unlock)
+        stack.callback(folder.lock.release)
         if over:
             print(f"all {config.run.iterations} iterations are done; set a larger run.iterations to continue")
             build(folder.path)
@@ -137,12 +137,12 @@ def _work(
     config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
-    folder.note_cluster(ray.get_runtime_context().gcs_address)
-    folder.unlock()  # the controller claims it, as the process that writes
+    folder.lock.note_cluster(ray.get_runtime_context().gcs_address)
+    folder.lock.release()  # the controller claims it, as the process that writes
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
-    stack.callback(folder.forget_cluster)  # runs first, while no other process may write
+    stack.callback(folder.lock.forget_cluster)  # runs first, while no other process may write
     follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 

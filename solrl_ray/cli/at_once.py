@@ -130,10 +130,10 @@ def _continued(loaded: LoadedConfig) -> None:
     from solrl_ray.storage.run_folder import RESUME_PATIENCE, RunFolder
 
     folder = RunFolder.of(loaded.config)
-    if folder.in_use:
+    if folder.lock.held:
         print(f"note: another process works in {folder.path}; waiting {RESUME_PATIENCE:g} s for its end", flush=True)
-        folder.lock(seconds=RESUME_PATIENCE)
-        folder.unlock()
+        folder.lock.take(seconds=RESUME_PATIENCE)
+        folder.lock.release()
     in_time(lambda: check_readable(folder, loaded.config), what=f"reading {folder.path}", seconds=READ_SECONDS)
 
 

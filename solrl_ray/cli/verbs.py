@@ -173,7 +173,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     _check_system()
     from solrl_ray.storage.run_folder import RunFolder
 
-    cluster = None if arguments.alone else RunFolder(run).live_cluster()
+    cluster = None if arguments.alone else RunFolder(run).lock.live_cluster()
     ray_auth.settle(local=(_address(arguments) or cluster) is None)
     from actors.client import evaluate as evaluation
     from actors.client import evaluate_live
@@ -327,7 +327,7 @@ def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | No
     from solrl_ray.storage.run_folder import RunFolder
 
     address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
-    return address or (RunFolder(run).live_cluster() if run else None)
+    return address or (RunFolder(run).lock.live_cluster() if run else None)
 
 
 def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
@@ -353,7 +353,7 @@ def _last_cluster(run: Path) -> list[str]:
     """The run's last cluster, whose controller may be about to claim its folder; none if it is gone."""
     from solrl_ray.storage.run_folder import RunFolder
 
-    address = RunFolder(run).noted_cluster()
+    address = RunFolder(run).lock.noted_cluster()
     try:
         if address:
             at_once.cluster(address)

@@ -113,7 +113,7 @@ def stored_progress(folder: Path) -> Progress:
     done, planned = len(run.iterations), run.config.run.iterations
     return Progress(
         run=run.config.run.name,
-        state="done" if run.finished else STARTING if places.in_use else NOT_RUNNING,
+        state="done" if run.finished else STARTING if places.lock.held else NOT_RUNNING,
         iteration=done,
         iterations=planned,
         stages={"iterations": (done, planned)},
@@ -131,7 +131,7 @@ def _start_progress(places: RunFolder) -> Progress:
     ended = NOT_RUNNING if places.begun else f"{NOT_RUNNING}: it ended while it was starting, and nothing was trained"
     return Progress(
         run=config.run.name,
-        state=STARTING if places.in_use else ended,
+        state=STARTING if places.lock.held else ended,
         iteration=0,
         iterations=config.run.iterations,
         messages=(f"begun {starts[-1].when} on {starts[-1].host} by: {starts[-1].command}",) if starts else (),

@@ -1,4 +1,4 @@
-"""The folder of a run: its paths, its lock, and what a resumed run finds there."""
+"""The folder of a run: its paths, and what a resumed run finds there."""
 
 from __future__ import annotations
 
@@ -6,20 +6,14 @@ import json
 import os
 import re
 import shlex
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.checked_json import parse, with_checksum
-from solrl_ray.common.deadlines import in_time
 from solrl_ray.common.files import (
-    READ_SECONDS,
-    claim,
     lacks_space,
     make_folder,
     read_json,
@@ -37,6 +31,7 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics
 from solrl_ray.records import SampleGroup, Trajectory
 from solrl_ray.storage.checkpoints import number_of, retained
+from solrl_ray.storage.folder_lock import FolderLock, unwritable
 from solrl_ray.storage.journal import Journal
 
 if TYPE_CHECKING:  # takes seconds; paths do not need it
@@ -88,7 +83,7 @@ class RunFolder:
         self.embeddings = path / "embeddings"
         self.evaluations = path / "evaluations"
         self.lora = path / "lora"
-        self._lock: FileIO | None = None
+        self.lock = FolderLock(path)
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
@@ -119,7 +114,7 @@ class RunFolder:
             if reason := lacks_space(self.path, config.checkpoints.min_free_gb):
                 raise UserError(f"the run folder is {self.path}, but {reason}")
             make_folder(self.path)
-            self.lock(seconds=RESUME_PATIENCE if resume else 0.0)
+            self.lock.take(seconds=RESUME_PATIENCE if resume else 0.0)
             if resume:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
@@ -133,10 +128,10 @@ class RunFolder:
             if first is not None:
                 first.save(self.checkpoint(0))
         except OSError as error:
-            self.unlock()
-            raise self._unwritable(error) from None
+            self.lock.release()
+            raise unwritable(self.path, error) from None
         except UserError:
-            self.unlock()
+            self.lock.release()
             raise
 
     def settle(self, config: Config) -> None:
@@ -148,7 +143,7 @@ class RunFolder:
             written = compiled_learner.carried(load([self.path / "config.yaml"]), config)
             replace_file(self.path / "config.yaml", to_yaml(written).encode())
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise unwritable(self.path, error) from None
 
     def sync_folders(self) -> None:
         """Sync all folders and names to the disk: a killed process may not have waited for it."""
@@ -164,78 +159,9 @@ class RunFolder:
                 f"it must be at least {updates}"
             )
 
-    def lock(self, *, seconds: float) -> None:
-        """Claim the folder for this process, until the process ends.
-
-        Waits up to `seconds`: a killed driver's cluster needs a moment to end. Raises UserError if the folder is in
-        use, or cannot be written.
-        """
-        try:
-            # Unbuffered, so that closing it writes nothing and cannot fail again.
-            file = (self.path / "lock").open("a+b", buffering=0)
-            try:
-                self._claim(file, deadline=time.monotonic() + seconds)
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {os.uname().nodename}\n".encode())
-            except (OSError, UserError):
-                file.close()
-                raise
-        except OSError as error:
-            raise self._unwritable(error) from None
-        self._lock = file
-
-    def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def note_cluster(self, address: str) -> None:
-        """Record the Ray cluster of the process that writes here."""
-        replace_file(self.path / "cluster", f"{address}\n".encode())
-
-    def forget_cluster(self) -> None:
-        """Ignores errors of the disk, because the process is ending."""
-        with suppress(OSError, RunError):
-            in_time(lambda: remove(self.path / "cluster"), what="forgetting the cluster", seconds=READ_SECONDS)
-
     def resume_command(self, address: str | None = None) -> str:
         """The command that continues the run, on the cluster at `address`."""
         return shlex.join(["solrl", "train", "--resume", str(self.path), *(["--address", address] if address else [])])
-
-    @property
-    def in_use(self) -> bool:
-        """Whether a process works here now. Raises RunError if the disk hangs."""
-        return in_time(self._is_locked, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
-
-    def live_cluster(self) -> str | None:
-        """The Ray cluster of the process that writes here now; None if there is none. Raises RunError if the disk
-        hangs.
-        """
-        return in_time(self._live_cluster, what=f"looking at {self.path / 'lock'}", seconds=READ_SECONDS)
-
-    def noted_cluster(self) -> str | None:
-        """The last `note_cluster` of this run, whose process may have ended.
-
-        Between the driver and the controller no process holds the lock. Raises RunError if the disk hangs.
-        """
-        return in_time(self._noted_cluster, what=f"looking at {self.path / 'cluster'}", seconds=READ_SECONDS)
-
-    def _live_cluster(self) -> str | None:
-        return self._noted_cluster() if self._is_locked() else None
-
-    def _noted_cluster(self) -> str | None:
-        path = self.path / "cluster"
-        return path.read_bytes().decode(errors="replace").strip() if path.is_file() else None
-
-    def _is_locked(self) -> bool:
-        try:
-            with (self.path / "lock").open("rb") as file:
-                claim(self.path, file, alone=False)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False
 
     def note_start(self, command: Sequence[str]) -> None:
         """Record when, where and with which command the run begins or continues."""
@@ -274,18 +200,6 @@ class RunFolder:
         sizes: dict[str, int] = read_json(path, "remove it") if path.is_file() else {}
         return sizes
 
-    def _claim(self, file: FileIO, *, deadline: float) -> None:
-        while True:
-            try:
-                claim(self.path, file, alone=True)
-                return
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    holder = file.read().decode().strip() or "another process"
-                    raise UserError(f"the run folder {self.path} is in use by {holder}") from None
-                time.sleep(0.2)
-
     @property
     def begun(self) -> bool:
         """Whether something was journaled or trained, so that it can be resumed."""
@@ -306,10 +220,6 @@ class RunFolder:
         for name in _BEFORE_TRAINING:
             remove(self.path / name)
         remove(self.checkpoint(0))
-
-    def _unwritable(self, error: OSError) -> UserError:
-        where = f" ({error.filename})" if error.filename else ""
-        return UserError(f"the run folder {self.path} cannot be written: {error.strerror or error}{where}")
 
     # Paths
 

@@ -333,7 +333,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) 
             await life
         return not world.crashed.is_set()
     finally:
-        controller._parts.folder.unlock()
+        controller._parts.folder.lock.release()
         await _clear_away(world, others)
 
 
@@ -347,7 +347,7 @@ def _claimed(path: Any, config: Config) -> bool:
             check_prompts(folder, config)
         return over
     finally:
-        folder.unlock()
+        folder.lock.release()
 
 
 async def _clear_away(world: SimulatedWorld, others: list[asyncio.Task[None]]) -> None:

@@ -67,7 +67,7 @@ def starting(tmp_path: Path) -> Iterator[Any]:
     config = small_config(tmp_path, "starting")
     run = RunFolder.of(config)
     run.create(config, resume=False)
-    run.unlock()
+    run.lock.release()
     made: Any = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
     handle = made.remote(located(config), run.path, ActorClasses(learner=SlowLearner, explorer=SlowExplorer))
     handle.run.remote()

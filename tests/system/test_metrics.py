@@ -66,7 +66,7 @@ def watched(local_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     config = small_config(tmp_path_factory.mktemp("watched"), "watched", "run.iterations=1", "fleet.explorers.count=2")
     run = RunFolder.of(config)
     run.create(config, resume=False)
-    run.unlock()
+    run.lock.release()
     controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
     handle = controller.remote(located(config), run.path, ActorClasses())
     ray.get(handle.run.remote(), timeout=200)

@@ -49,7 +49,7 @@ def test_explorers_that_come_and_go_do_not_change_the_result(
     config = small_config(tmp_path, "scaled", "fleet.deadlines.explore=600")
     run = RunFolder.of(config)
     run.create(config, resume=False)
-    run.unlock()
+    run.lock.release()
     controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
     handle = controller.remote(located(config), run.path, ActorClasses(explorer=Gated))
     done = handle.run.remote()

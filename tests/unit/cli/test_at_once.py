@@ -18,9 +18,10 @@ import pytest
 
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
+from solrl_ray.common.files import claim
 from solrl_ray.errors import RunError
 from solrl_ray.storage import run_folder
-from solrl_ray.storage.run_folder import RunFolder, claim
+from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import begin, refusal, solrl
 
 
@@ -130,12 +131,12 @@ def test_a_run_that_is_live_is_told_before_the_plan(
     folder = tmp_path / "runs" / "small"
     begin(folder, config_file)
     holder = RunFolder(folder)
-    holder.lock(seconds=0)
+    holder.lock.take(seconds=0)
     assert solrl("train", "--resume", folder, "--dry-run") == 2
     captured = capsys.readouterr()
     assert captured.out == f"note: another process works in {folder}; waiting 0.3 s for its end\n"
     assert captured.err.startswith(f"error: the run folder {folder} is in use by process ")
-    holder.unlock()
+    holder.lock.release()
 
 
 def test_all_that_is_wrong_with_the_prompts_is_told_at_once(
@@ -177,7 +178,7 @@ def test_the_status_right_after_a_kill_says_that_the_rest_of_the_run_is_ending(
 ) -> None:
     folder = tmp_path / "runs" / "small"
     begin(folder, config_file)
-    RunFolder(folder).note_cluster("127.0.0.1:1")
+    RunFolder(folder).lock.note_cluster("127.0.0.1:1")
     with (folder / "lock").open("wb") as file:
         claim(folder, file, alone=True)
         said = sentence(capsys, "status", folder)

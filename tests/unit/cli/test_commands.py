@@ -228,15 +228,15 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     )
     run = RunFolder.of(config)
     run.path.mkdir()
-    run.note_cluster("10.0.0.1:1")  # of a process before, whose cluster is gone
+    run.lock.note_cluster("10.0.0.1:1")  # of a process before, whose cluster is gone
     run.create(config, resume=False)
     run.note_start(["solrl", "train", "my.yaml"])
     assert solrl("status", run.path) == 0
     shown = capsys.readouterr().out
     assert "starting: waiting for its cluster or its controller" in shown
     assert "go on with" not in shown
-    run.unlock()
-    run.note_cluster("127.0.0.1:1")  # of a driver that was killed, and its cluster with it
+    run.lock.release()
+    run.lock.note_cluster("127.0.0.1:1")  # of a driver that was killed, and its cluster with it
     assert solrl("status", run.path) == 0
     shown = capsys.readouterr().out
     assert "not running: it ended while it was starting, and nothing" in shown

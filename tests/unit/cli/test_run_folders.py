@@ -54,12 +54,12 @@ def test_a_run_into_a_folder_in_use_is_refused_with_and_without_resume(
     begin(path, config_file)
     before = (path / "config.yaml").read_bytes()
     holder = RunFolder(path)
-    holder.lock(seconds=0)
+    holder.lock.take(seconds=0)
     in_use = f"the run folder {path} is in use by process {os.getpid()} on {os.uname().nodename}"
     assert refused_folder(capsys, config_file) == in_use
     assert refused_folder(capsys, "--resume", path, "--set", "run.iterations=9") == in_use
     assert (path / "config.yaml").read_bytes() == before
-    holder.unlock()
+    holder.lock.release()
 
 
 def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(

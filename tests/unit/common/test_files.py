@@ -14,7 +14,7 @@ from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report import data
-from solrl_ray.storage import run_folder
+from solrl_ray.storage import folder_lock
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support.command_line import solrl
 from tests.support.made_runs import write_run
@@ -56,9 +56,9 @@ def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "lock")
-    monkeypatch.setattr(run_folder, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(folder_lock, "READ_SECONDS", 0.1)
     with pytest.raises(RunError, match=r"^looking at .*lock passed its deadline of 0\.1 s: the disk does not answer$"):
-        RunFolder(tmp_path).live_cluster()
+        RunFolder(tmp_path).lock.live_cluster()
 
 
 def test_a_stored_configuration_that_a_disk_does_not_give_is_named(

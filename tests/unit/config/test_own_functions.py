@@ -32,7 +32,7 @@ def begun(file: Path, *overrides: str) -> RunFolder:
     config = own_functions.attached(load([file], [OWN, *overrides]))
     folder = RunFolder.of(config)
     folder.create(config, resume=False)
-    folder.unlock()
+    folder.lock.release()
     return folder
 
 

@@ -215,7 +215,7 @@ def test_a_run_goes_on_with_no_other_prompts_than_it_began_with(
     run = RunFolder(tmp_path / "run")
     config = reads(run)
     run.create(config, resume=False)
-    run.unlock()
+    run.lock.release()
     check_prompts(run, config)
     reads(run, train, heldout)
     with pytest.raises(UserError, match=problem):

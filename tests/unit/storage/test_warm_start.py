@@ -127,7 +127,7 @@ def test_the_run_has_its_first_state_in_its_own_folder_and_never_reads_the_sourc
     config, first = warm_start(forked(source, RunFolder.of(source).path))
     run = RunFolder.of(config)
     run.create(config, resume=False, first=first)
-    run.unlock()
+    run.lock.release()
     (RunFolder.of(source).path).rename(Path(source.run.root) / "gone")
     point = resume_point(run, iterations=3, init=config.run.init)
     assert point.updates == 0
@@ -151,7 +151,7 @@ def test_a_warm_start_that_trained_nothing_can_be_begun_again_as_another_run(sou
     config, first = warm_start(forked(source, RunFolder.of(source).path))
     run = RunFolder.of(config)
     run.create(config, resume=False, first=first)
-    run.unlock()
+    run.lock.release()
     run.create(small_config(Path(source.run.root), "fork"), resume=False)
     assert run.checkpoints() == []
 
@@ -190,7 +190,7 @@ def test_continue_begins_a_fork_and_resumes_it(named: bool, source: Config, caps
     config, first = warm_start(forked(source, origin))
     run = RunFolder.of(config)
     run.create(config, resume=False, first=first)
-    run.unlock()
+    run.lock.release()
     run.journal(0).append({"kind": "open"})
     capsys.readouterr()
     assert main(command) == 0
