@@ -43,9 +43,9 @@ def train_on(keep: int) -> tuple[str, str]:
     return f"rollout.keep={keep}", f"rollout.regenerate.micro_batch={keep}"
 
 
-def direct_with(keep: int) -> Variant:
+def direct_with(keep: int, *changes: str) -> Variant:
     fewer = (f"rollout.pool={keep}", f"rollout.explore.micro_batch={keep}", *train_on(keep))
-    return Variant("diffusion_nft", (DIRECT, NFT, *fewer))
+    return Variant("diffusion_nft", (DIRECT, NFT, *fewer, *changes))
 
 
 DIRECTS = {
@@ -86,6 +86,8 @@ VARIANTS = {
     "lean_48_keep_8": prune(2, 24, *train_on(8), pool=48),
     "direct_two_updates": Variant("diffusion_nft", (DIRECT, NFT, "learner.updates=2")),
     "two_updates": prune(2, 36, "learner.updates=2"),
+    "direct_8_two_updates": direct_with(8, "learner.updates=2"),
+    "lean_48_keep_8_two_updates": prune(2, 24, *train_on(8), "learner.updates=2", pool=48),
     "choose_prompts": prune(2, 36, "rollout.prompts=24")._replace(train_on=12),
     "staleness_1": nvfp4("rollout.max_staleness=1", on_gpu=(LEARNER_ON_CPU,)),
     "prune_after_1": prune(after=1, keep=36),
@@ -107,7 +109,10 @@ TABLES = {
     "selection": (*BASELINE, "select_best", "select_random"),
     "keep": ("direct", "keep_8", "keep_12", "two_stage_nvfp4", "keep_48"),
     "lean": ("direct", "direct_12", "direct_8", "two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8"),
-    "updates": ("direct", "direct_two_updates", "two_stage_pruned", "two_updates"),
+    "updates": (
+        *("direct", "direct_two_updates", "two_stage_pruned", "two_updates"),
+        *("direct_8", "direct_8_two_updates", "lean_48_keep_8", "lean_48_keep_8_two_updates"),
+    ),
     "prompts": ("direct", "two_stage_pruned", "choose_prompts"),
     "staleness": (*BASELINE, "staleness_1"),
     "pruning": (*BASELINE, "prune_after_1", "two_stage_pruned", "prune_after_3", "prune_keep_48"),

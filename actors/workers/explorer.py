@@ -100,9 +100,10 @@ class Explorer(SamplingWorker):
 
     def _fetch_pack(self) -> None:
         """Raises what ended its packer, and Late."""
+        what, seconds = "the base pack (fleet.deadlines.start)", self._config.fleet.deadlines.start
         for reference in self._waits_for:
             with doing("waiting for the base pack"):
-                self._pack = wait.get(reference, what="the base pack", seconds=self._config.fleet.deadlines.start)
+                self._pack = wait.get(reference, what=what, seconds=seconds)
         self._waits_for = ()
 
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:

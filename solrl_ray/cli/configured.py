@@ -72,10 +72,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         if getattr(arguments, "init", ""):
             raise UserError(f"--from is {arguments.init}, but --resume goes on with the policy of {arguments.resume}.")
         folder = Path(arguments.resume)
-        # The folder may have been moved: its present path counts.
-        here = folder.absolute()
-        place = {"run.root": ("--resume", str(here.parent)), "run.name": ("--resume", here.name)}
-        continuation.stored(folder)
+        place = _place(folder, continuation.stored(folder))
         loaded = load_with_sources(arguments.config or [folder / continuation.FILE], arguments.set, place)
     else:
         given = _given(arguments, {})
@@ -91,6 +88,16 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
     for note in [*continuation.notes(loaded.config, was), *own_functions.changed(loaded.config)]:
         print(f"note: {note}", file=sys.stderr)
     return loaded
+
+
+def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
+    """Root and name of a run folder that is resumed: as the run has them, unless it was moved or this process has
+    another working folder. Then the folder's present path counts.
+    """
+    here, root = folder.absolute(), was.run.root
+    if (Path(root).expanduser() / was.run.name).absolute() != here:
+        root = str(here.parent)
+    return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
 
 
 def print_plan(

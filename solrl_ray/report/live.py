@@ -24,6 +24,8 @@ MESSAGES_SHOWN = 4
 NOTES_SHOWN = 4
 NOTES_SECONDS = 10.0
 """Seconds between two log lines on starting actors."""
+QUIET_SECONDS = 30.0
+"""Seconds without a log line after which the next one says how far the stages are."""
 
 
 def sparkline(values: Sequence[float], width: int = SPARKLINE_WIDTH) -> str:
@@ -151,6 +153,8 @@ class PlainLines:
         self._evaluations = 0
         self._noted = ""
         self._noted_at = 0.0
+        self._counted = ""
+        self._told_at = 0.0
 
     def lines(self, progress: Progress) -> list[str]:
         """News since the last snapshot; a repeated state is told only once.
@@ -176,6 +180,12 @@ class PlainLines:
         if notes != self._noted and progress.elapsed - self._noted_at >= NOTES_SECONDS:
             self._noted, self._noted_at = notes, progress.elapsed
             news += [notes] if notes else []
+        counted = _counts(progress)
+        if not news and counted != self._counted and progress.elapsed - self._told_at >= QUIET_SECONDS:
+            self._counted = counted
+            news += [counted] if counted else []
+        if news:
+            self._told_at = progress.elapsed
         return [f"[{duration(progress.elapsed):>7}] {line}" for line in news]
 
     def _iteration(self, progress: Progress, number: int) -> str:
@@ -186,6 +196,12 @@ class PlainLines:
         if progress.remaining is not None:
             line += f", about {duration(progress.remaining)} left"
         return line
+
+
+def _counts(progress: Progress) -> str:
+    """``exploring: explore 3/12, regenerate 1/12``; empty if no stage is under way."""
+    under_way = [f"{stage} {done}/{total}" for stage, (done, total) in progress.stages.items() if done < total]
+    return f"{progress.state}: {', '.join(under_way)}" if under_way else ""
 
 
 def _notes(notes: Mapping[str, str]) -> str:

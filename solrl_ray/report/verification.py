@@ -36,7 +36,8 @@ def verify(path: Path) -> Iterator[Verified]:
         if function.digest:
             found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)
             lost = "" if found else f"{path / own_functions.FOLDER} lacks the original files of {function.spec}"
-            yield Verified(f"code of {function.spec}", lost)
+            count = len(found.files) if found else 0
+            yield Verified(f"code of {function.spec}", lost, f"{count} file{'s' * (count != 1)}, unchanged")
     yield _tried("metrics.jsonl", lambda: f"{len(folder.read_metrics())} records")
     for file in folder.evaluation_files():
         yield _tried(f"evaluations/{file.name}", lambda f=file: f"{len(folder.read_evaluation(f)['rewards'])} prompts")  # type: ignore[misc]

@@ -111,8 +111,16 @@ def test_the_packer_ends_with_its_pack_from_which_later_explorers_start_as_well(
 def test_an_explorer_without_a_base_pack_says_why_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "base").write_text("where the packer would make its folder")
     factory = ActorFactory(small_config(tmp_path, "pack", "publish.base=pack"), tmp_path, ActorClasses())
-    with pytest.raises(RunError, match=r"^the base pack failed: NotADirectoryError: "):
+    with pytest.raises(RunError, match=r"^the base pack \(fleet.deadlines.start\) failed: NotADirectoryError: "):
         wait.get(factory.explorer("explorer-0").handle.node.remote(), what="a place", seconds=SECONDS)
+
+
+def test_an_explorer_whose_base_pack_is_late_names_the_deadline(tmp_path: Path) -> None:
+    hasty = small_config(tmp_path, "pack", "publish.base=pack", "fleet.deadlines.start=0.001")
+    explorer = ActorFactory(hasty, tmp_path, ActorClasses()).explorer("explorer-0").handle
+    said = r"^the base pack \(fleet.deadlines.start\) failed: no answer within its deadline of 0.001 s$"
+    with pytest.raises(RunError, match=said):
+        wait.get(explorer.node.remote(), what="a place", seconds=SECONDS)
 
 
 def named(factory: ActorFactory, name: str) -> bool:

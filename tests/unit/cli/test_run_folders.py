@@ -74,6 +74,23 @@ def test_a_second_run_and_a_shorter_one_are_refused_where_one_was_trained(
     )
 
 
+def test_a_resumed_run_is_named_as_when_it_began_unless_one_stands_elsewhere(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, shorter = tmp_path / "runs" / "small", ("--set", "run.iterations=1")
+    begin(path, config_file, "run.root=runs")
+    (path / "checkpoints" / "iteration-000002").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for named in ("runs/small", path):
+        said = refused_folder(capsys, "--resume", named, *shorter)
+        assert said.startswith("run.iterations is 1, but runs/small has made 2 updates already")
+    monkeypatch.chdir(path)
+    for named in (".", "../small", path):
+        said = refused_folder(capsys, "--resume", named, *shorter)
+        assert " has made 2 updates already" in said
+        assert Path(said.split(" but ")[1].split(" has made ")[0]).resolve() == path
+
+
 def test_a_resumed_run_may_be_in_any_folder(
     config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

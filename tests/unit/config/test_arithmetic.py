@@ -64,8 +64,8 @@ def test_a_rank_gets_its_share_and_the_reference_forward_goes_with_the_kl_term(c
 @pytest.mark.parametrize(
     ("iterations", "words"),
     [
-        (1, ("run run · 1 iteration, one", "after 0 and 1 iteration ", "samples, 1 optimiser step ")),
-        (2, ("run run · 2 iterations, one", "after 0 and 2 iterations ", "samples, 2 optimiser steps ")),
+        (1, ("run run · 1 iteration, one", "after 0 and 1 update ", "samples, 1 optimiser step ")),
+        (2, ("run run · 2 iterations, one", "after 0 and 2 updates ", "samples, 2 optimiser steps ")),
     ],
 )
 def test_one_iteration_has_one_update(configure, iterations: int, words: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]

@@ -68,6 +68,23 @@ def test_a_run_folder_has_the_files_and_a_resumed_run_takes_them_from_there(
         )
 
 
+def test_a_run_folder_whose_files_are_whole_is_verified_with_their_number(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = begun(own)
+    assert solrl("verify", folder.path) == 0
+    assert "ok     code of mine/liked.py:f: 1 file, unchanged\n" in capsys.readouterr().out
+    (tmp_path / "mine" / "liked.py").write_text("import helper\n" + DARK)
+    (tmp_path / "mine" / "helper.py").touch()
+    other = begun(own, "run.name=other")
+    assert solrl("verify", other.path) == 0
+    assert "ok     code of mine/liked.py:f: 2 files, unchanged\n" in capsys.readouterr().out
+    next((other.path / "code").glob("*/helper.py")).write_text("x = 1\n")
+    assert solrl("verify", other.path) == 1
+    lost = f"{other.path / 'code'} lacks the original files of mine/liked.py:f"
+    assert f"FAILS  code of mine/liked.py:f: {lost}\n" in capsys.readouterr().out
+
+
 def test_files_that_changed_since_their_digest_was_written_down_are_refused(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,6 +150,38 @@ def test_a_log_gets_each_piece_of_news_once() -> None:
     assert lines.lines(second) == ["[   0:10] held-out reward: after 1 0.310 ± 0.020"]
 
 
+def test_a_log_without_news_for_half_a_minute_tells_how_far_the_stages_are() -> None:
+    lines = PlainLines()
+    stages = {"explore": (3, 12), "regenerate": (1, 12), "learn": (1, 1)}
+    start = Progress(run="r", state="exploring", iteration=0, iterations=2, elapsed=1.0, stages=stages)
+    further = replace(start, stages=stages | {"explore": (12, 12), "regenerate": (5, 12)})
+    assert lines.lines(start) == ["[   0:01] exploring"]
+    assert lines.lines(replace(start, elapsed=30.9)) == []
+    assert lines.lines(replace(start, elapsed=31.0)) == ["[   0:31] exploring: explore 3/12, regenerate 1/12"]
+    assert lines.lines(replace(start, elapsed=90.0)) == []
+    assert lines.lines(replace(further, elapsed=91.0)) == ["[   1:31] exploring: regenerate 5/12"]
+    assert lines.lines(replace(start, elapsed=120.9)) == []
+    assert lines.lines(replace(start, elapsed=121.0)) == ["[   2:01] exploring: explore 3/12, regenerate 1/12"]
+
+
+def test_any_other_news_puts_off_how_far_the_stages_are() -> None:
+    lines = PlainLines()
+    start = Progress(run="r", state="exploring", iteration=0, iterations=2, elapsed=1.0, stages={"explore": (3, 12)})
+    assert lines.lines(start) == ["[   0:01] exploring"]
+    lost = replace(start, elapsed=31.0, messages=("explorer-1 was lost",))
+    assert lines.lines(lost) == ["[   0:31] explorer-1 was lost"]
+    assert lines.lines(replace(lost, elapsed=60.9)) == []
+    assert lines.lines(replace(lost, elapsed=61.0)) == ["[   1:01] exploring: explore 3/12"]
+
+
+@pytest.mark.parametrize("stages", [{}, {"explore": (12, 12), "learn": (1, 1)}, {"explore": (0, 0)}])
+def test_a_log_tells_nothing_of_stages_if_none_is_under_way(stages: dict[str, tuple[int, int]]) -> None:
+    lines = PlainLines()
+    start = Progress(run="r", state="learning", iteration=0, iterations=2, elapsed=1.0, stages=stages)
+    assert lines.lines(start) == ["[   0:01] learning"]
+    assert lines.lines(replace(start, elapsed=61.0)) == []
+
+
 def test_a_log_of_a_resumed_run_begins_with_the_newest_of_what_was_made_before() -> None:
     lines = PlainLines()
     assert lines.lines(Progress(run="r", state="starting", iteration=0, iterations=20)) == ["[   0:00] starting"]
