@@ -69,8 +69,8 @@ class RunParts:
         """Spawn every actor at once, then wait for those that the first step needs."""
         config, world = self.config, self.world
         tasks.start(self.telemetry.keep_writing(), "writing metrics")
-        self.telemetry.state("finding where to go on")
-        self.point, sizes = await self.on_disk(self._find, "finding where to go on")
+        self.telemetry.state("reading the run folder")
+        self.point, sizes = await self.on_disk(self._find, "reading the run folder")
         await self.telemetry.resume(self.point.iterations, self.point.evaluations)
         tasks.start(self.telemetry.keep_tracking(), "bringing metrics to trackers")
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):

@@ -148,7 +148,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Check every file of a run folder; status 1 if one is damaged."""
+    """Check what a run folder keeps of its training; status 1 if a file is damaged."""
     from solrl_ray.report.verification import verify as verified
 
     failed = 0

@@ -121,10 +121,10 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     largest = max((worker for one in cards(smallest) for worker in one.occupants), key=lambda worker: worker.alone)
     if largest.alone > card.usable:
         raise UserError(
-            f"{said}a card with more memory (a card of this size for each worker is not enough: {largest.role} alone "
-            f"needs {size_in_words(largest.alone)})."
+            f"{said}a card with more memory or a smaller model (a card of this size for each worker is not enough: "
+            f"{largest.role} alone needs {size_in_words(largest.alone)})."
         )
-    raise UserError(f"{said}a card with more memory, or a card for each worker (num_gpus: 1).")
+    raise UserError(f"{said}a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:

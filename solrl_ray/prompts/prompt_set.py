@@ -39,8 +39,10 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
         raise UserError(f"{key} is {path!r}, but {file} is not UTF-8 text: {error}") from error
     except OSError as error:
         raise UserError(
-            f"{key} is {path!r}, but {file} cannot be read ({error.strerror}); give a text file with one "
-            "prompt a line, or a .jsonl file with one object a line, its prompt under 'text'"
+            f"{key} is {path!r}, but {file} cannot be read ({error.strerror})"
+            + ("" if file.is_absolute() else f"; the path counts from this command's folder, {Path.cwd()}")
+            + "; give a text file with one prompt a line, "
+            "or a .jsonl file with one object a line, its prompt under 'text'"
             + (f"; this package ships {', '.join(shipped('*.txt'))}." if path.startswith(BUILTIN) else ".")
         ) from error
     prompts: dict[str, Prompt] = {}

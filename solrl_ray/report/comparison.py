@@ -96,9 +96,9 @@ class Comparison:
 
     def line(self) -> str:
         """What was sampled, in one line."""
-        s = self.settings
+        s, plural = self.settings, "s" * (self.updates != 1)
         return (
-            f"{self.run} after {self.updates} updates · {s['prompt_count']} prompts × {s['samples']} samples × "
+            f"{self.run} after {self.updates} update{plural} · {s['prompt_count']} prompts × {s['samples']} samples × "
             f"{s['steps']} steps ({s['solver']}) · mean ± standard error over prompts, gains paired with the base"
         )
 

@@ -199,9 +199,9 @@ class PlainLines:
 
 
 def _counts(progress: Progress) -> str:
-    """``exploring: explore 3/12, regenerate 1/12``; empty if no stage is under way."""
+    """``exploring · explore 3/12 · regenerate 1/12``; empty if no stage is under way."""
     under_way = [f"{stage} {done}/{total}" for stage, (done, total) in progress.stages.items() if done < total]
-    return f"{progress.state}: {', '.join(under_way)}" if under_way else ""
+    return " · ".join([progress.state, *under_way]) if under_way else ""
 
 
 def _notes(notes: Mapping[str, str]) -> str:

@@ -91,7 +91,7 @@ def _summary(path: Path, iterations: int) -> Iterator[Verified]:
     except UserError as error:
         yield Verified(SUMMARY_FILE, str(error))
         return
-    yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iterations")
+    yield Verified(SUMMARY_FILE, "", f"{summary.iterations} iteration{'s' * (summary.iterations != 1)}")
     if summary.iterations != iterations:
         return  # the run was extended since
     for name, stated in summary.files.items():

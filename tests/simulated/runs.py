@@ -404,7 +404,7 @@ async def _ask(controller: Controller, config: Config, patience: int) -> None:
     """Ask for an evaluation, and how far it is; then be gone."""
     try:
         requests = controller.requests
-    except RunError:  # it is still finding where to go on
+    except RunError:  # it still reads the run folder
         return
     prompts = tuple(read_prompts(config.prompts.heldout))
     publication = _outside(config.model.lora)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -52,7 +53,11 @@ def test_builtin_prompts_are_inside_the_package() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.txt", None, r"^prompts\.train is '.*none\.txt', but .* cannot be read \(No such file"),
+        (
+            "none.txt",
+            None,
+            r"^prompts\.train is '.*none\.txt', but .* cannot be read \(No such file or directory\); give",
+        ),
         ("empty.txt", b"", r"^prompts\.train is .* holds no prompt"),
         ("blank.txt", b" \n\n\t\n", r"holds no prompt"),
         ("latin.txt", b"gr\xf6\xdfer", r"is not UTF-8 text"),
@@ -66,6 +71,16 @@ def test_a_bad_prompt_file_is_a_user_error(tmp_path: Path, name: str, content: b
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_prompts(str(tmp_path / name), key="prompts.train")
+
+
+def test_of_a_relative_path_the_folder_that_it_counts_from_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match=rf"; the path counts from this command's folder, {re.escape(str(tmp_path))}; give"
+    ):
+        read_prompts("prompts/heldout.jsonl")
 
 
 def test_a_folder_is_no_prompt_file(tmp_path: Path) -> None:

@@ -157,11 +157,11 @@ def test_a_log_without_news_for_half_a_minute_tells_how_far_the_stages_are() -> 
     further = replace(start, stages=stages | {"explore": (12, 12), "regenerate": (5, 12)})
     assert lines.lines(start) == ["[   0:01] exploring"]
     assert lines.lines(replace(start, elapsed=30.9)) == []
-    assert lines.lines(replace(start, elapsed=31.0)) == ["[   0:31] exploring: explore 3/12, regenerate 1/12"]
+    assert lines.lines(replace(start, elapsed=31.0)) == ["[   0:31] exploring · explore 3/12 · regenerate 1/12"]
     assert lines.lines(replace(start, elapsed=90.0)) == []
-    assert lines.lines(replace(further, elapsed=91.0)) == ["[   1:31] exploring: regenerate 5/12"]
+    assert lines.lines(replace(further, elapsed=91.0)) == ["[   1:31] exploring · regenerate 5/12"]
     assert lines.lines(replace(start, elapsed=120.9)) == []
-    assert lines.lines(replace(start, elapsed=121.0)) == ["[   2:01] exploring: explore 3/12, regenerate 1/12"]
+    assert lines.lines(replace(start, elapsed=121.0)) == ["[   2:01] exploring · explore 3/12 · regenerate 1/12"]
 
 
 def test_any_other_news_puts_off_how_far_the_stages_are() -> None:
@@ -171,7 +171,7 @@ def test_any_other_news_puts_off_how_far_the_stages_are() -> None:
     lost = replace(start, elapsed=31.0, messages=("explorer-1 was lost",))
     assert lines.lines(lost) == ["[   0:31] explorer-1 was lost"]
     assert lines.lines(replace(lost, elapsed=60.9)) == []
-    assert lines.lines(replace(lost, elapsed=61.0)) == ["[   1:01] exploring: explore 3/12"]
+    assert lines.lines(replace(lost, elapsed=61.0)) == ["[   1:01] exploring · explore 3/12"]
 
 
 @pytest.mark.parametrize("stages", [{}, {"explore": (12, 12), "learn": (1, 1)}, {"explore": (0, 0)}])
