@@ -30,6 +30,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -40,7 +41,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from full_iteration import CONFIGS, HERE, MODELS, make
@@ -50,6 +50,7 @@ from torch.multiprocessing.spawn import spawn
 
 from solrl_ray.cli.outline import facts_of
 from solrl_ray.cli.preflight import model_facts
+from solrl_ray.common import ray_auth
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts, describe
 from solrl_ray.config.card_memory import cards
@@ -71,6 +72,8 @@ KILLED_AFTER = 2.0
 """Seconds of the second iteration."""
 REDUCTIONS = 20
 STOP_SECONDS = 60.0
+STATE_SECONDS = 20
+"""For an answer of Ray's dashboard."""
 
 
 class Watch(threading.Thread):
@@ -201,17 +204,19 @@ def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes], killed: threadi
             return
         time.sleep(0.2)
     time.sleep(KILLED_AFTER)
-    of_run = [process for process in psutil.Process(run.pid).children(recursive=True) if is_explorer(process)]
-    print(f"killed: {of_run[0].pid} of {len(of_run)} explorers", flush=True)
-    of_run[0].kill()
+    alive = explorers_alive()
+    print(f"killed: process {alive[0]}, one of {len(alive)} explorers", flush=True)
+    os.kill(alive[0], signal.SIGKILL)
     killed.set()
 
 
-def is_explorer(process: psutil.Process) -> bool:
-    try:
-        return process.cmdline()[0].startswith("ray::Explorer")
-    except (psutil.Error, IndexError):
-        return False
+def explorers_alive() -> list[int]:
+    """Process ids of the explorers of the Ray cluster of this machine."""
+    ray_auth.settle(local=True)
+    from ray.util.state import list_actors  # after the mode is set, which Ray reads once
+
+    found = list_actors(filters=[("class_name", "=", "Explorer"), ("state", "=", "ALIVE")], timeout=STATE_SECONDS)
+    return [int(actor["pid"]) for actor in found]
 
 
 def spans(folder: Path) -> Iterator[Span]:

@@ -147,33 +147,39 @@ def loops(results: Path) -> str:
 
 
 def gpus(results: Path) -> str:
-    """Whole iterations on one host, from `many_gpus.py`: full depth, all workers on each GPU."""
+    """Whole iterations on one host, from `many_gpus.py`: full depth."""
     found, missing = whole_iterations(results), []
     if {row["gpus"] for row in found} < {1, 2}:
         missing = [unmeasured("gpus", "Not all measured yet" if found else "Not measured yet")]
     rows = []
     for row in found:
         seconds, planned = row["seconds"], row["planned"]
-        cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"]), str(row["prompts"])]
+        cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
+        cells += [placed(row), str(row["prompts"])]
         cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
         cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
         cells += [f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "", f"{max(planned['peak_gb']):.0f}"]
-        rows.append([*cells, " / ".join(f"{share:.0%}" for share in row["busy"]), f"{row['seconds_48_prompts']:.0f}"])
+        cells.append(" / ".join(f"{share:.0%}" for share in row["busy"]))
+        rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
     stages = ["explore", "regenerate", "learn", "publish", "iteration"]
     memory = ["peak memory, GB", "planned"]
-    header = ["s", "GPU", "GPUs", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
+    header = ["s", "GPU", "GPUs", "placement", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
     shown = [table(header, rows)] if rows else []
-    return "\n\n".join([*shown, *missing, *(reduction(row) for row in found if "all_reduce" in row)])
+    reduced = {(row["model"], row["gpus"]): row for row in found if "all_reduce" in row}
+    return "\n\n".join([*shown, *missing, *map(reduction, reduced.values())])
 
 
 def whole_iterations(results: Path) -> list[dict[str, Any]]:
-    """Rows of many_gpus.json that are of published depth, of workers that take turns and of nothing killed, and in
-    which every explorer had work.
-    """
+    """Rows of many_gpus.json of published depth, of nothing killed, and in which every explorer had work."""
     rows = read(results, "many_gpus.json") or []
-    taken = [row for row in rows if row["placement"] == "colocated" and not row["layers"] and not row["kill"]]
-    taken = [row for row in taken if not row["idle_explorers"]]
-    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], row["prompts"]))
+    taken = [row for row in rows if not row["layers"] and not row["kill"] and not row["idle_explorers"]]
+    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], placed(row), row["prompts"]))
+
+
+def placed(row: dict[str, Any]) -> str:
+    """Its placement, and what else is not as usual."""
+    other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row['zero']}"] * (row["zero"] > 1)
+    return ", ".join([row["placement"], *other])
 
 
 def reduction(row: dict[str, Any]) -> str:

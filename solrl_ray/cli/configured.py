@@ -137,6 +137,11 @@ def print_plan(
 def check_tier(loaded: LoadedConfig, gpu: str, fastest: str) -> None:
     """Raise UserError if this card, whose fastest tier is `fastest`, cannot compute the previews."""
     tier, config = strategies.pool_sampling(loaded.config).tier, loaded.config
+    if tier == "auto" and fastest in strategies.UNQUANTIZED_TIERS and config.publish.base == "pack":
+        raise UserError(
+            f"publish.base is pack ({loaded.sources.of('publish.base')}), but rollout.explore.precision auto is "
+            f"{fastest} on {gpu}, and there is nothing to pack; set publish.base to checkpoint."
+        )
     if tier not in ("nvfp4", "fp8") or tier == fastest or fastest == "nvfp4":
         return
     packed = " and publish.base to checkpoint" if config.publish.base == "pack" and fastest != "fp8" else ""

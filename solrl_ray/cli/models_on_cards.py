@@ -13,6 +13,7 @@ from solrl_ray.config.arithmetic import Arithmetic, describe
 from solrl_ray.config.card_memory import Sharing, cards
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import Sources, load, read_file
+from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
 from solrl_ray.errors import UserError
@@ -55,6 +56,15 @@ def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
         arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
         sharing = fitting.sharing_on(arithmetic, card)
         yield Verdict(model=model, cluster=cluster, sharing=sharing, arithmetic=arithmetic)
+
+
+def fitting_models(card: Card, fastest: str) -> str:
+    """Words that name the published models which train on one such card, and with which parts; empty if none does."""
+    fit = [verdict for verdict in verdicts(card, fastest) if verdict.sharing]
+    if not fit:
+        return ""
+    named = listed([verdict.model for verdict in fit])
+    return f"one {card.name} has room for {named} with {' '.join((*PARTS, fit[0].cluster))} (estimated)"
 
 
 def _configured(model: str, cluster: str, fastest: str) -> Config:

@@ -19,6 +19,7 @@ from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_pl
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
 from solrl_ray.config import checks, continuation, named, own_functions
+from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
 
@@ -69,7 +70,10 @@ def plan(arguments: argparse.Namespace) -> int:
     if foretold:
         check_tier(loaded, foretold[1].gpu, foretold[1].fastest)
         loaded = replace(loaded, config=on_card(loaded.config, foretold[1].fastest))
-    arithmetic = print_plan(loaded, planning=True, timed=foretold is not None, card=card)
+    try:
+        arithmetic = print_plan(loaded, planning=True, timed=foretold is not None, card=card)
+    except TooSmall as error:
+        raise _with_smaller_models(error, foretold[1] if foretold else None) from error
     if foretold:
         _print_times(arithmetic, *foretold)
     if arguments.address:
@@ -78,6 +82,14 @@ def plan(arguments: argparse.Namespace) -> int:
 
         launch.resources(loaded.config, arguments.address)
     return 0
+
+
+def _with_smaller_models(error: TooSmall, prices: PriceList | None) -> UserError:
+    """The error, and which shipped models fit such a card."""
+    from solrl_ray.cli.models_on_cards import fitting_models
+
+    named = fitting_models(prices.card, prices.fastest) if prices and prices.card else ""
+    return UserError(f"{str(error).removesuffix('.')}; {named}.") if named else error
 
 
 def _prices(arguments: argparse.Namespace) -> tuple[Cluster, PriceList] | None:

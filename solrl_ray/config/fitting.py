@@ -14,6 +14,7 @@ from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import can_be_packed
 from solrl_ray.errors import UserError
 
 FILLED = 0.95
@@ -25,6 +26,10 @@ BUSY = 1e12
 one. An estimate from SANA's updates on an H200: a pass took about as long with 2 samples as with 4."""
 HOST_LINK = 25e9
 """Bytes a second between a card and pinned memory where nobody measured them: PCIe 4.0, 16 lanes."""
+
+
+class TooSmall(UserError):
+    """No setting that is tried makes the run fit the card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ def sharing_on(arithmetic: Arithmetic, card: Card) -> Sharing | None:
 
 
 def check(arithmetic: Arithmetic, card: Card) -> Sharing:
-    """`sharing_on`. Raises `UserError` with what would make the run fit."""
+    """`sharing_on`. Raises `UserError` with what would make the run fit, `TooSmall` if nothing would."""
     found = sharing_on(arithmetic, card)
     if found is not None:
         return found
@@ -112,25 +117,30 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     changes = fitting_changes(arithmetic, card)
     if changes:
         words = " ".join(f"--set {key}={value}" for key, value in changes.items())
-        raise UserError(f"{said}; it fits with {words}.")
-    smallest = _changed(arithmetic, dict(_candidates(arithmetic.config)))
+        changed = _changed(arithmetic, changes)
+        way = sharing_on(changed, card) or way
+        peak = max(one.peak(way) for one in cards(changed))
+        raise UserError(f"{said}; it fits with {words} ({size_in_words(peak)}).")
+    smallest = _changed(arithmetic, dict(_candidates(arithmetic)))
     way = _ways(smallest.config)[-1]
     least = max(one.peak(way) for one in cards(smallest))
     so = f" with fleet.sharing {way}" if fullest.takes_turns else ""
-    said += f"; with micro-batches of 1 and learner.activation_memory 0 it is still {size_in_words(least)}{so}: take "
+    tried = ["micro-batches of 1", "learner.activation_memory 0"]
+    tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
+    said += f"; with {listed(tried)} it is still {size_in_words(least)}{so}: take "
     largest = max((worker for one in cards(smallest) for worker in one.occupants), key=lambda worker: worker.alone)
     if largest.alone > card.usable:
-        raise UserError(
+        raise TooSmall(
             f"{said}a card with more memory or a smaller model (a card of this size for each worker is not enough: "
             f"{largest.role} alone needs {size_in_words(largest.alone)})."
         )
-    raise UserError(f"{said}a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
+    raise TooSmall(f"{said}a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
     """Keys and values with which the run fits: the first of `_candidates` that are enough, each as little changed as
     the others allow. None if all of them are not enough."""
-    candidates = list(_candidates(arithmetic.config))
+    candidates = list(_candidates(arithmetic))
     changes: dict[str, Any] = {}
     for key, value in candidates:
         changes[key] = value
@@ -145,11 +155,16 @@ def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None
     return changes
 
 
-def _candidates(config: Config) -> Iterator[tuple[str, Any]]:
-    """What is tried, from what costs least: laying down, in two turns and in three, computing activations again, then
-    smaller batches: of the learner, of decoding, of sampling."""
+def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
+    """What is tried, from what costs least: laying down, in two turns and in three, a base pack, which takes main
+    memory and a longer start, computing activations again, then smaller batches: of the learner, of decoding, of
+    sampling.
+    """
+    config, facts = arithmetic.config, arithmetic.facts
     if config.fleet.sharing != "auto" and takes_turns(config.fleet) and not config.compile.cudagraphs:
         yield from (("fleet.sharing", way) for way in SHARINGS[SHARINGS.index(config.fleet.sharing) + 1 :])
+    if config.publish.base != "pack" and facts and facts.quantized_parameters and can_be_packed(config):
+        yield "publish.base", "pack"
     kept = compiled_learner.activation_memory(config)
     for share in (0.5, 0):
         if share < kept and (share == 0 or compiled_learner.is_compiled(config)):

@@ -117,6 +117,15 @@ def pool_sampling(config: Config) -> PoolSampling:
     )
 
 
+def can_be_packed(config: Config) -> bool:
+    """Whether `publish.base` may be pack: explorers hold quantised weights on every fallback level, and merge nothing
+    into them.
+    """
+    levels = () if is_one_stage(config) else previews(config)
+    quantised = all(each.tier not in UNQUANTIZED_TIERS for each in (pool_sampling(config), *levels))
+    return quantised and config.publish.mode != "lora"
+
+
 def pool_unit_seconds(config: Config) -> float:
     """Deadline of a pool's unit, seconds: it grows with the unit."""
     deadlines, sampling = config.fleet.deadlines, pool_sampling(config)

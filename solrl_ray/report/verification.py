@@ -31,7 +31,8 @@ class Verified:
 def verify(path: Path) -> Iterator[Verified]:
     """The files of a run, one after another. Raises UserError if it is no run folder."""
     config, folder = continuation.stored(path), RunFolder(path)
-    yield Verified("config.yaml", "", f"format {continuation.FORMAT}")
+    known = f"readable, and the run folder has format {continuation.FORMAT}, which this version reads"
+    yield Verified("config.yaml", "", known)
     for function in own_functions.of(config):
         if function.digest:
             found = own_code.read(function.digest, function.spec, path / own_functions.FOLDER)

@@ -83,7 +83,7 @@ class Forecast:
             ("at work", shares),
             ("bottleneck", f"{self.bottleneck}, {self.parts[self.bottleneck] / self.seconds:.0%} of the iteration"),
             ("add next", self._advice()),
-            ("measured", "; ".join(measured) or f"none of these times on {self.prices.gpu}"),
+            ("measured", "; ".join(measured) or f"no single step on {self.prices.gpu}"),
             ("ESTIMATED", "; ".join(estimates) or "none of these times"),
             ("Ray calls", f"what they take was measured: {self.messages}"),
         ]

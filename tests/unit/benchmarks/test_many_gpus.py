@@ -69,10 +69,14 @@ def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with
     one_gpu = row(gpus=1, prompts=6)
     del one_gpu["all_reduce"]
     few = row(layers=6, placement="split", kill=True, set=["run.deterministic=true"])
-    (tmp_path / "many_gpus.json").write_text(json.dumps([row(), one_gpu, few]))
-    *_, one, two, _, reduction = BLOCKS["gpus"](tmp_path).splitlines()
+    split = row(placement="split", seconds_48_prompts=None, zero=2)
+    (tmp_path / "many_gpus.json").write_text(json.dumps([row(), one_gpu, split, few]))
+    *_, one, two, apart, _, reduction = BLOCKS["gpus"](tmp_path).splitlines()
     assert "NCCL needs 0.6 ms" in reduction
-    assert one.startswith("| FLUX.1-dev, 512 px | H200 | 1 | 6 |")
+    assert one.startswith("| FLUX.1-dev, 512 px | H200 | 1 | colocated | 6 |")
+    assert two.startswith("| FLUX.1-dev, 512 px | H200 | 2 | colocated | 12 |")
+    assert apart.startswith("| FLUX.1-dev, 512 px | H200 | 2 | split, ZeRO-2 | 12 |")
+    assert apart.endswith("| 91% / 90% | |")
     assert "| **50.0** | 45.0 (-10%) | 72 | 77 | 91% / 90% | 180 |" in two
     *_, last = BLOCKS["placements"](tmp_path).splitlines()
     assert last.startswith("| split, staleness 0, ZeRO-1, an explorer killed, `run.deterministic` | 5.0 |")

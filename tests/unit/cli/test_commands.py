@@ -131,6 +131,13 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
     assert "between their turns, estimated: explorer 19.8 GB (transformer 15.2 GB, " in " ".join(said.out.split())
 
 
+def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert solrl("plan", *FLUX, "--gpu", "rtx4090") == 2
+    named = "one NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium"
+    parts = "two_stage diffusion_nft pickscore one_gpu_24gb"
+    assert capsys.readouterr().err.endswith(f"; {named} with {parts} (estimated).\n")
+
+
 def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.CaptureFixture[str]) -> None:
     given = ("flux1_dev_80gb", "--set", "prompts={train: t, heldout: h}", "--gpu", "a100-80")
     assert solrl("plan", *given) == 2
@@ -139,6 +146,10 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     end = "which NVIDIA A100 80GB cannot compute; set it to auto and publish.base to checkpoint."
     assert said.endswith(f"one_gpu_80gb.yaml), {end}")
     options = ("--set", "rollout.explore.precision=auto", "--set", "publish.base=checkpoint")
+    assert solrl("plan", *given, *options[:2]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith("error: publish.base is pack (")
+    assert said.endswith("; set publish.base to checkpoint.")
     assert solrl("plan", *given, *options) == 0
     assert "fits fleet.sharing auto is" in " ".join(capsys.readouterr().out.split())
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from solrl_ray.config import compiled_learner, fitting
+from solrl_ray.config import checks, compiled_learner, fitting
 from solrl_ray.config.arithmetic import Arithmetic, size_in_words
 from solrl_ray.config.card_memory import cards
-from solrl_ray.config.fitting import FILLED, ROOMY, Card, fitting_changes, sharing_on
+from solrl_ray.config.fitting import FILLED, ROOMY, Card, TooSmall, fitting_changes, sharing_on
 from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import can_be_packed
 from solrl_ray.errors import UserError
 from tests.unit.config.test_card_memory import made_up, planned
 
@@ -122,6 +123,8 @@ GRAPHS = (
         ((PACK,), 5.9, {"model.decoding.micro_batch": 1, "rollout.regenerate.micro_batch": 3}),
         (GRAPHS, 12.2, {"model.decoding.micro_batch": 2}),
         (GRAPHS, 11.6, {"model.decoding.micro_batch": 1, "rollout.explore.micro_batch": 4}),
+        (("model.decoding.micro_batch=1",), 6.0, {"publish.base": "pack"}),  # 6.04 GB to load
+        ((), 6.0, {"publish.base": "pack", "model.decoding.micro_batch": 1}),
         ((), 5.0, None),
     ],
 )
@@ -137,7 +140,8 @@ def test_the_sentence_names_who_how_much_and_the_settings() -> None:
         fitting.check(arithmetic, card(15.0))
     assert str(caught.value) == (
         "explorer, regenerator and learner rank on one a card need 16.7 GB to learn (estimated, with fleet.sharing "
-        "one_at_a_time), and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5."
+        "one_at_a_time), and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5 "
+        "(10.8 GB)."
     )
 
 
@@ -153,11 +157,51 @@ def test_a_run_that_is_refused_at_its_start_is_told_how_to_try_it_anyway() -> No
 
 def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
     flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
-    with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0\."):
+    with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0 \("):
         fitting.check(flux, card(46))
-    said = r"it is still 39\.1 GB with fleet\.sharing one_at_a_time: take a card with more memory, a smaller model, or"
+    tried = r"with micro-batches of 1, learner\.activation_memory 0 and publish\.base pack it is still 35\.1 GB "
+    said = tried + r"with fleet\.sharing one_at_a_time: take a card with more memory, a smaller model, or"
+    with pytest.raises(TooSmall, match=said):
+        fitting.check(flux, card(35.05))
+
+
+def test_z_image_fits_24_gb_with_a_base_pack_and_only_just() -> None:
+    parts = ("z_image", "two_stage", "diffusion_nft", "pickscore", "one_gpu_24gb", "rollout.explore.precision=fp8")
+    rtx4090 = Card(name="NVIDIA RTX 4090", memory=25.8e9)
+    nothing_kept = "learner.activation_memory=0"
+    said = r"need 24\.8 GB to load .*; it fits with --set publish\.base=pack \(24\.3 GB\)\.$"
     with pytest.raises(UserError, match=said):
-        fitting.check(flux, card(38))
+        fitting.check(planned(*parts, nothing_kept), rtx4090)
+    assert fitting.check(planned(*parts, nothing_kept, "publish.base=pack"), rtx4090) == "one_at_a_time"
+
+
+NOT_PACKED = {
+    "merges": ("publish.mode=lora",),
+    "full precision": ("rollout.explore.precision=bf16",),
+    "one stage": ("rollout.strategy=scaled", "rollout.preview.prune=null", "rollout.regenerate.micro_batch=24"),
+    "a level in full precision": ("fidelity={floor: 0.5, fallback: [{precision: bf16}]}",),
+}
+
+
+@pytest.mark.parametrize("settings", NOT_PACKED.values(), ids=NOT_PACKED)
+def test_a_base_pack_is_proposed_only_where_the_configuration_is_then_accepted(settings: tuple[str, ...]) -> None:
+    assert can_be_packed(made_up().config)
+    checks.check(made_up(PACK).config)
+    without = made_up(*settings)
+    checks.check(without.config)
+    assert not can_be_packed(without.config)
+    with pytest.raises(UserError, match="pack"):
+        checks.check(made_up(*settings, PACK).config)
+    for gigabytes in (6.0, 8.0, 10.0, 12.0):
+        assert "publish.base" not in (fitting_changes(without, card(gigabytes)) or {})
+
+
+def test_a_base_pack_is_not_proposed_if_the_card_quantises_nothing() -> None:
+    unknown = made_up("rollout.explore.precision=auto", "model.decoding.micro_batch=1")
+    assert unknown.facts is not None
+    plain = replace(unknown, facts=replace(unknown.facts, quantized_parameters=0))  # auto is bf16 on this card
+    assert fitting_changes(unknown, card(6.0)) == {"publish.base": "pack"}
+    assert "publish.base" not in (fitting_changes(plain, card(5.9)) or {})
 
 
 def test_a_card_for_each_worker_is_not_advised_where_one_worker_alone_is_too_large() -> None:
