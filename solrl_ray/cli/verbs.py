@@ -18,7 +18,7 @@ from solrl_ray.cli import at_once
 from solrl_ray.cli.configured import begun, check_tier, fresh, on_card, print_plan, resumed, try_own_functions
 from solrl_ray.common import ray_auth
 from solrl_ray.common.files import make_folder, replace_file
-from solrl_ray.config import checks, continuation, named, own_functions
+from solrl_ray.config import checks, continuation, named, own_functions, problems
 from solrl_ray.config.fitting import TooSmall
 from solrl_ray.config.loading import load_with_sources
 from solrl_ray.errors import RunError, UserError
@@ -120,7 +120,7 @@ def list_parts(arguments: argparse.Namespace) -> int:
 
 
 def show_config(arguments: argparse.Namespace) -> int:
-    """Print the combined configuration of the named parts as YAML with comments."""
+    """Print the configuration of a run as YAML with comments; name a model and a reward at least, or a whole run."""
     from solrl_ray.config.commented import to_commented_yaml
 
     if not arguments.config:
@@ -129,7 +129,7 @@ def show_config(arguments: argparse.Namespace) -> int:
     try:
         loaded = load_with_sources(arguments.config, arguments.set)
     except UserError as error:
-        if "The key prompts is missing" not in str(error):
+        if problems.PROMPT_FILES not in str(error):
             raise
         loaded = load_with_sources(arguments.config, [*prompts, *arguments.set])
     checks.check(loaded.config, loaded.sources)

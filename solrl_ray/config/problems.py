@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from solrl_ray.config.schema import KINDS, Config
 
@@ -42,12 +43,12 @@ _MEANT = {
 }
 """Keys that do not exist but are often expected → the keys that have their meaning."""
 
-_PROVIDED = {
-    "model": "name a model, too (`solrl list` shows them)",
-    "rewards": "name a reward, too (`solrl list` shows them)",
-    "prompts": "set prompts.train and prompts.heldout to files of prompts",
-}
-"""Keys that every run needs → their usual sources."""
+_NAMED = {"model": "a model", "rewards": "a reward"}
+"""Keys that every run needs, but for `_PROMPTS` → the parts that have them."""
+
+_PROMPTS = "prompts"
+PROMPT_FILES = "give --set prompts.train=FILE --set prompts.heldout=FILE"
+"""What to do if a run has no prompts."""
 
 
 def show(value: Any) -> str:
@@ -84,10 +85,7 @@ def sentence(
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
     elif detail["type"] == "missing" and not too_short:
-        provided = _PROVIDED.get(dotted(key))
-        text = (
-            f"The key {dotted(key)} is missing from {', '.join(map(str, files))}{f'; {provided}' if provided else ''}."
-        )
+        text = _missing(key, details, ", ".join(map(str, files)))
     else:
         if detail["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
             wanted = f"a section with the keys {', '.join(_section(key, values))}"
@@ -97,6 +95,20 @@ def sentence(
             wanted = f"otherwise ({detail['msg']})"
         text = f"{dotted(key)} in {source_of(key)} is {show(_at(values, key))}; it must be {wanted}."
     return text
+
+
+def _missing(key: Sequence[str | int], details: Sequence[ErrorDetails], files: str) -> str:
+    """The sentence on a missing key. If every run needs it, the other missing ones of that kind are named, too."""
+    needed = [*_NAMED, _PROMPTS]
+    absent = [detail["loc"][0] for detail in details if detail["type"] == "missing" and len(detail["loc"]) == 1]
+    keys = [name for name in needed if name in absent] if dotted(key) in needed else [dotted(key)]
+    parts = [_NAMED[name] for name in keys if name in _NAMED]
+    ways = [f"name {listed(parts)}, too (`solrl list` shows them)"] if parts else []
+    ways += [PROMPT_FILES] if _PROMPTS in keys else []
+    advice = f"; {', and '.join(ways)}" if ways else ""
+    if len(keys) > 1:
+        return f"The keys {listed(keys)} are missing from {files}{advice}."
+    return f"The key {keys[0]} is missing from {files}{advice}."
 
 
 def _at(values: Any, key: Sequence[str | int]) -> Any:

@@ -139,6 +139,8 @@ def report(imported: Imported, name: str, files: Sequence[Path]) -> str:
     lines.append(dropped + (f", {imported.empty} lines without a prompt" if imported.empty else ""))
     lines.append(f"kept        {len(imported.train)} to train on, {len(imported.heldout)} held out")
     lines += [f"prompts.{path.stem}: {path}" for path in files]
+    if not imported.heldout:
+        lines.append("note: no held-out prompts; a run needs some: --heldout N")
     return "\n".join(lines)
 
 

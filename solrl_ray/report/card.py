@@ -81,11 +81,12 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
     pairs, images = _pictures(data, base, final)
     config, named = data.config, hub_id(data.config.model.path)
     shown = _name(config.model.path)
+    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else shown
     card = rendered(
         "card.md",
         metadata=_metadata(named, target.licence),
         title=target.repository.rpartition("/")[2],
-        base_name=f"[{named}](https://huggingface.co/{named})" if named else shown,
+        base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,
         dtype=config.model.dtype,
         base_loaded=named or f"path/to/{shown}",
         repository=target.repository,

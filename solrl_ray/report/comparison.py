@@ -96,9 +96,13 @@ class Comparison:
 
     def line(self) -> str:
         """What was sampled, in one line."""
-        s, plural = self.settings, "s" * (self.updates != 1)
+        s = self.settings
+        updates, prompts, samples = (
+            f"{count} {noun}{'' if count == 1 else 's'}"
+            for count, noun in ((self.updates, "update"), (s["prompt_count"], "prompt"), (s["samples"], "sample"))
+        )
         return (
-            f"{self.run} after {self.updates} update{plural} · {s['prompt_count']} prompts × {s['samples']} samples × "
+            f"{self.run} after {updates} · {prompts} × {samples} × "
             f"{s['steps']} steps ({s['solver']}) · mean ± standard error over prompts, gains paired with the base"
         )
 

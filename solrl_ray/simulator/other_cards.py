@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, PriceList, Speed
 
@@ -10,6 +11,8 @@ PASSES = ("forward", "backward", "backward_checkpointed")
 """Limited by matrix products, like solver steps."""
 MOVES = ("decode_and_reward", "publication", "load")
 """Limited by memory bandwidth. A checkpoint is limited by neither and costs the same."""
+
+T = TypeVar("T")
 
 
 def scaled_from(prices: PriceList, measured: PriceList) -> PriceList:
@@ -33,7 +36,7 @@ def _model(costs: ModelCosts, speed: Speed, measured: PriceList) -> ModelCosts:
 
     def scaled(figure: Figure, factor: float, ratio: str) -> Figure:
         source = f"{figure.time} on {measured.gpu}, times {factor:.2g}, the ratio of {ratio}"
-        return Figure(ms=figure.ms * factor, measured=False, source=source)
+        return figure.model_copy(update={"ms": figure.ms * factor, "measured": False, "source": source})
 
     def by_compute(figure: Figure) -> Figure:
         return scaled(figure, compute, "BF16 TFLOP/s")
@@ -43,6 +46,11 @@ def _model(costs: ModelCosts, speed: Speed, measured: PriceList) -> ModelCosts:
     figures["checkpoint"] = Figure(ms=costs.checkpoint.ms, measured=False, source=f"as on {measured.gpu}")
     if costs.compiled:
         figures["compiled"] = CompiledPasses(**{name: by_compute(figure) for name, figure in costs.compiled})
-    known = costs.steps | ({"nvfp4": costs.steps["fp8"]} if "fp8" in costs.steps else {})
-    figures["steps"] = {tier: by_compute(known[tier]) for tier in speed.tiers if tier in known}
+
+    def of_tiers(known: Mapping[str, T]) -> dict[str, T]:
+        known = {**known, **({"nvfp4": known["fp8"]} if "fp8" in known else {})}
+        return {tier: known[tier] for tier in speed.tiers if tier in known}
+
+    figures["steps"] = {tier: by_compute(step) for tier, step in of_tiers(costs.steps).items()}
+    figures["scopes"] = {tier: tuple(map(by_compute, steps)) for tier, steps in of_tiers(costs.scopes).items()}
     return costs.model_copy(update=figures)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from solrl_ray.config.fitting import HOST_LINK, Card
 from solrl_ray.config.schema import Precision
-from solrl_ray.config.section import AboveZero, Positive, Section
+from solrl_ray.config.section import AboveZero, Positive, Section, Share
 
 
 class Figure(Section):
@@ -12,6 +14,8 @@ class Figure(Section):
     measured: bool
     source: str
     """What was measured, on which version; or how it was estimated."""
+    weights: Share | None = None
+    """Of a step: share of the transformer's weights that were quantised; null: it is for any share."""
 
     @property
     def time(self) -> str:
@@ -52,6 +56,8 @@ class ModelCosts(Section):
     resolution: Positive
     steps: dict[str, Figure]
     """Tier → one solver step."""
+    scopes: dict[str, tuple[Figure, ...]] = Field(default_factory=dict)
+    """Tier → the same with other shares of the weights quantised."""
     decode_and_reward: Figure
     forward: Figure
     """An eager learner's forward without gradient, at one timestep."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
 
 from solrl_ray.config import yaml_text
@@ -27,6 +28,8 @@ from solrl_ray.simulator.scenario import Network, Orchestration, Stages
 SHIPPED = Path(__file__).with_name("price_lists")
 SAME = 1.05
 """Models whose parameters and image tokens differ by less than this factor count as the same."""
+SAME_SHARE = 0.02
+"""Shares of quantised weights that differ by at most this count as the same."""
 SCALABLE = 8.0
 """Largest factor of work for scaling a figure to another model."""
 DELTA_SHARE = 0.07
@@ -145,7 +148,8 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
-    preview = _step(costs, tier, "rollout.explore.precision", prices)
+    share = arithmetic.facts.quantized_parameters / arithmetic.facts.parameters
+    preview = _step(costs, tier, "rollout.explore.precision", prices, share)
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
     forward, backward = _passes(config, costs)
     image = costs.decode_and_reward.ms
@@ -216,7 +220,7 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
 
     def scaled(figure: Figure, factor: float = nearest, ratio: str = "parameters x image tokens") -> Figure:
         source = f"{figure.source}; scaled by {factor:.2g}, the ratio of {ratio}"
-        return Figure(ms=figure.ms * factor, measured=False, source=source)
+        return figure.model_copy(update={"ms": figure.ms * factor, "measured": False, "source": source})
 
     by_work = ("decode_and_reward", "forward", "backward", "backward_checkpointed")
     figures: dict[str, Any] = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
@@ -224,18 +228,32 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
         figures["compiled"] = CompiledPasses(**{name: scaled(figure) for name, figure in listed.compiled})
     for name in ("publication", "load", "checkpoint"):
         figures[name] = scaled(getattr(listed, name), facts.parameters / listed.parameters, "parameters")
-    steps = {tier: scaled(figure) for tier, figure in listed.steps.items()}
+    figures["steps"] = {tier: scaled(figure) for tier, figure in listed.steps.items()}
+    figures["scopes"] = {tier: tuple(map(scaled, steps)) for tier, steps in listed.scopes.items()}
     size = {"parameters": facts.parameters, "resolution": model.resolution}
-    return listed.model_copy(update={**figures, **size, "steps": steps})
+    return listed.model_copy(update={**figures, **size})
 
 
-def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList) -> Figure:
+def _step(costs: ModelCosts, tier: str, key: str, prices: PriceList, share: float = 0.0) -> Figure:
+    """A solver step in `tier`, with that share of the weights quantised."""
     if tier not in costs.steps:
         raise UserError(
             f"{key} comes to {tier!r}, for which the price list of {prices.gpu} has no figure with family "
             f"{costs.family}; it has {', '.join(costs.steps)}."
         )
-    return costs.steps[tier]
+    step = costs.steps[tier]
+    if step.weights is None:
+        return step
+    known = {found.weights: found for found in (step, *costs.scopes.get(tier, ())) if found.weights is not None}
+    nearest = min(known, key=lambda weights: abs(weights - share))
+    if abs(nearest - share) <= SAME_SHARE:
+        return known[nearest]
+    times = {0.0: costs.steps["bf16"].ms} if "bf16" in costs.steps else {}
+    times |= {weights: found.ms for weights, found in known.items()}
+    shares = sorted(times)
+    ms = float(np.interp(share, shares, [times[each] for each in shares]))
+    listed = ", ".join(f"{times[each]:.3g} ms with {each:.0%}" for each in shares)
+    return Figure(ms=ms, measured=False, source=f"{share:.0%} of the weights quantised; {listed}")
 
 
 def _traffic(config: Config, arithmetic: Arithmetic, cluster: Cluster) -> float:

@@ -84,6 +84,7 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         'picture.save("picture.png")',
     ):
         assert line in card.splitlines()
+    assert "A LoRA for the pipeline of the testbed, trained by" in " ".join(card.split())
     assert "3 of 3" in " ".join(card.split())
     assert 'alt="base, reward 0.100"' in card
     data = ModelCard(card).data

@@ -49,9 +49,27 @@ def test_every_configuration_has_a_name_of_its_own() -> None:
 
 
 def test_what_is_missing_is_told_with_the_names_that_were_given(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = "give --set prompts.train=FILE --set prompts.heldout=FILE"
     said = refusal(capsys, "train", "hpsv2", "two_stage", "flux1_dev")
-    missing = "The key prompts is missing from flux1_dev, two_stage, hpsv2; set prompts.train and prompts.heldout to"
-    assert said.startswith(missing)
+    assert said == f"The key prompts is missing from flux1_dev, two_stage, hpsv2; {prompts}."
+    said = refusal(capsys, "plan", "flux1_dev")
+    assert said == (
+        "The keys rewards and prompts are missing from flux1_dev; name a reward, too (`solrl list` shows them), and "
+        f"{prompts}."
+    )
+    said = refusal(capsys, "plan", "two_stage")
+    assert said == (
+        "The keys model, rewards and prompts are missing from two_stage; name a model and a reward, too (`solrl list` "
+        f"shows them), and {prompts}."
+    )
+
+
+def test_a_configuration_is_printed_without_prompts_but_not_without_a_reward(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert solrl("config", "flux1_dev", "pickscore") == 0
+    assert "train: train.txt" in capsys.readouterr().out
+    assert refusal(capsys, "config", "flux1_dev").startswith("The key rewards is missing from flux1_dev; name a reward")
 
 
 @pytest.mark.parametrize(

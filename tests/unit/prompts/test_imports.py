@@ -143,7 +143,9 @@ def test_with_force_they_are_overwritten_and_the_column_is_told(
     source.write_text("caption,prompt\nold words,a cat\n")
     command = ["prompts", "import", str(source), "--out", str(out)]
     assert main(command) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "read        1 prompt, from column prompt"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "read        1 prompt, from column prompt"
+    assert lines[-1] == "note: no held-out prompts; a run needs some: --heldout N"
     assert main([*command, "--column", "caption"]) == 2
     assert capsys.readouterr().err.endswith("choose another folder with --out, or overwrite it with --force.\n")
     assert main([*command, "--column", "caption", "--force"]) == 0

@@ -33,9 +33,15 @@ SD35 = ModelFacts(
     lora_modules=300,
     lora_parameters=47_200_000,
     packed_bytes=0,
+    quantized_parameters=1_798_000_000,
 )
 MEDIUM = ModelFacts(
-    latent_shape=(16, 64, 64), parameters=2_240_000_000, lora_modules=1, lora_parameters=1, packed_bytes=0
+    latent_shape=(16, 64, 64),
+    parameters=2_240_000_000,
+    lora_modules=1,
+    lora_parameters=1,
+    packed_bytes=0,
+    quantized_parameters=452_000_000,
 )
 UNPRUNED = "rollout.preview.prune=null"
 """As in the runs that prices were measured and solved from."""
@@ -63,6 +69,20 @@ def told(config: Config, gpu: str, *, advise: bool = False, **cluster: float) ->
 
 def stages_of(config: Config, gpu: str, facts: ModelFacts = SD35) -> Priced:
     return priced(config, describe(config, facts), price_list(gpu), Cluster(gpu=gpu))
+
+
+def test_a_step_has_the_price_of_the_share_that_is_quantised(configure) -> None:  # type: ignore[no-untyped-def]
+    def step(share: float) -> Figure:
+        facts = replace(SD35, quantized_parameters=round(share * SD35.parameters))
+        return stages_of(configure(), "h200", facts).figures["pool step (fp8)"]
+
+    listed, all_blocks, between, less = step(0.223), step(0.66), step(0.443), step(0.1115)
+    assert (listed.ms, listed.measured) == (57.5, True)
+    assert (all_blocks.ms, all_blocks.measured) == (49.9, True)
+    assert (between.ms, between.measured) == (pytest.approx((57.5 + 49.9) / 2), False)
+    assert less.ms == pytest.approx((63.1 + 57.5) / 2)  # between the listed one and BF16
+    assert step(1.0).ms == 49.9  # nobody measured more
+    assert between.source == "44% of the weights quantised; 63.1 ms with 0%, 57.5 ms with 22%, 49.9 ms with 66%"
 
 
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]

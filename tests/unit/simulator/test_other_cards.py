@@ -16,6 +16,9 @@ def test_what_multiplies_is_scaled_by_tflops_and_what_moves_memory_by_bandwidth(
     for here, there in zip(other.models, measured.models, strict=True):
         compute, memory = 989 / 362, 4.8 / 0.864
         assert here.steps["fp8"].ms == pytest.approx(compute * there.steps["fp8"].ms)
+        for tier, steps in there.scopes.items():
+            assert [step.ms for step in here.scopes[tier]] == pytest.approx([compute * step.ms for step in steps])
+            assert [step.weights for step in here.scopes[tier]] == [step.weights for step in steps]
         assert here.backward.ms == pytest.approx(compute * there.backward.ms)
         assert here.compiled is not None
         assert there.compiled is not None
