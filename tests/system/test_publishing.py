@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -115,12 +116,20 @@ def test_an_explorer_without_a_base_pack_says_why_there_is_none(tmp_path: Path) 
         wait.get(factory.explorer("explorer-0").handle.node.remote(), what="a place", seconds=SECONDS)
 
 
+@ray.remote(num_cpus=0)
+def never() -> None:
+    time.sleep(10 * SECONDS)
+
+
 def test_an_explorer_whose_base_pack_is_late_names_the_deadline(tmp_path: Path) -> None:
-    hasty = small_config(tmp_path, "pack", "publish.base=pack", "fleet.deadlines.start=0.001")
-    explorer = ActorFactory(hasty, tmp_path, ActorClasses()).explorer("explorer-0").handle
-    said = r"^the base pack \(fleet.deadlines.start\) failed: no answer within its deadline of 0.001 s$"
+    hasty = small_config(tmp_path, "pack", "publish.base=pack", "fleet.deadlines.start=0.5")
+    factory, late = ActorFactory(hasty, tmp_path, ActorClasses()), never.remote()
+    factory._pack = ([late],)
+    explorer = factory.explorer("explorer-0").handle
+    said = r"^the base pack \(fleet.deadlines.start\) failed: no answer within its deadline of 0.5 s$"
     with pytest.raises(RunError, match=said):
         wait.get(explorer.node.remote(), what="a place", seconds=SECONDS)
+    ray.cancel(late, force=True)
 
 
 def named(factory: ActorFactory, name: str) -> bool:
