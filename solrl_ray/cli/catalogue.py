@@ -24,9 +24,12 @@ KINDS = (MODELS, "strategies", "methods", "rewards")
 """Folders of the parts of which a run has one each, in the order of the command line: later files win."""
 CLUSTERS = "clusters"
 """Folder of the parts that give all workers their GPUs; a command names one last."""
+SCOPES = "scopes"
+"""Folder of the optional parts that say which layers explorers quantise."""
 EVALUATIONS = "evaluations"
 """Folder of the optional parts that say how a run is evaluated."""
 WORDS = {
+    SCOPES: " (optional: which layers explorers quantise, in place of the model's own choice)",
     CLUSTERS: " (without one everything computes on CPUs, which suffices for the demo's model)",
     named.RUNS: " (whole, with a part of each kind)",
 }
@@ -54,7 +57,7 @@ class CatalogueEntry:
 
 def read(folder: Path) -> dict[str, tuple[CatalogueEntry, ...]]:
     """The parts in `folder` by kind, sorted by name. Raises UserError if it has none of a kind of `KINDS`."""
-    kinds = (*KINDS, EVALUATIONS, CLUSTERS, named.RUNS)
+    kinds = (*KINDS, SCOPES, EVALUATIONS, CLUSTERS, named.RUNS)
     found = {kind: tuple(_part(kind, path) for path in sorted((folder / kind).glob("*.yaml"))) for kind in kinds}
     if folder == named.folder():
         found[named.RUNS] += (_part(named.RUNS, folder / "demo.yaml"),)

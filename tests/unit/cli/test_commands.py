@@ -134,7 +134,7 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
 def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert solrl("plan", *FLUX, "--gpu", "rtx4090") == 2
     named = "one NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium"
-    parts = "two_stage diffusion_nft pickscore one_gpu_24gb"
+    parts = "two_stage diffusion_nft pickscore one_gpu_24gb and your prompts"
     assert capsys.readouterr().err.endswith(f"; {named} with {parts} (estimated).\n")
 
 
