@@ -64,7 +64,9 @@ def fitting_models(card: Card, fastest: str) -> str:
     if not fit:
         return ""
     named = listed([verdict.model for verdict in fit])
-    return f"one {card.name} has room for {named} with {' '.join((*PARTS, fit[0].cluster))} and your prompts (estimated)"
+    return (
+        f"one {card.name} has room for {named} with {' '.join((*PARTS, fit[0].cluster))} and your prompts (estimated)"
+    )
 
 
 def _configured(model: str, cluster: str, fastest: str) -> Config:
