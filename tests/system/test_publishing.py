@@ -127,9 +127,11 @@ def test_an_explorer_whose_base_pack_is_late_names_the_deadline(tmp_path: Path) 
     factory._pack = ([late],)
     explorer = factory.explorer("explorer-0").handle
     said = r"^the base pack \(fleet.deadlines.start\) failed: no answer within its deadline of 0.5 s$"
-    with pytest.raises(RunError, match=said):
-        wait.get(explorer.node.remote(), what="a place", seconds=SECONDS)
-    ray.cancel(late, force=True)
+    try:
+        with pytest.raises(RunError, match=said):
+            wait.get(explorer.node.remote(), what="a place", seconds=SECONDS)
+    finally:
+        ray.cancel(late, force=True)
 
 
 def named(factory: ActorFactory, name: str) -> bool:
