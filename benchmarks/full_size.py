@@ -356,6 +356,7 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.perf_counter()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)  # so that digests of runs on two machines can be compared
     if arguments.model == "clip":
         write_clip(arguments.out)
     else:

@@ -72,6 +72,11 @@ class ModelFacts:
     decoder_parameters: int = 0
     """Of the autoencoder, its encoder included."""
 
+    @property
+    def quantized_share(self) -> float:
+        """Of the transformer's weights."""
+        return self.quantized_parameters / self.parameters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:

@@ -265,7 +265,7 @@ def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> s
     held = "samples, two revisions"
     if arithmetic.config.publish.base == "pack" and arithmetic.facts is not None:
         store += arithmetic.facts.explorer_bytes
-        held += ", the base pack"
+        held += f", the base pack of {size_in_words(arithmetic.facts.explorer_bytes)} that explorers start from"
     prompts = arithmetic.config.rollout.prompts
     return (
         f"this fleet.sharing takes {size_in_words(card.host)} of pinned host memory for the first GPU of a machine and "

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import solrl_ray
+from solrl_ray.config import yaml_text
 from solrl_ray.config.problems import listed
 from solrl_ray.errors import UserError
 
@@ -34,7 +35,8 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
     Args:
         several: they are not merged: a kind may have several, and all stay in the given order.
 
-    Raises `UserError`: no configuration of that name, or two of a kind that replace each other.
+    Raises `UserError`: no configuration of that name, two of a kind that replace each other, or one that another one
+    replaces by what it includes.
     """
     there = {path.stem: path for path in sorted(folder().glob("**/*.yaml"))}
     if several:
@@ -45,6 +47,8 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
         if len(set(same)) > 1:
             raise UserError(f"{listed(same)} are all of {kind}, of which a run has one; name one of them.")
     found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
+    for at, path in enumerate(found):
+        _refuse_replaced(path, found[:at])
     return found + [path for path in given if not _is_name(path)]
 
 
@@ -54,6 +58,25 @@ def _found(name: str, there: Mapping[str, Path]) -> Path:
         meant = f"did you mean {near[0]}?" if near else "`solrl list` shows them."
         raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
     return there[name]
+
+
+def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
+    """Raise UserError if a file that `path` includes would replace an earlier one of its kind."""
+    included = _included(path)
+    for part in included:
+        for before in earlier:
+            if kind_of(before) == kind_of(part) and before.stem != part.stem:
+                instead = listed([before.stem, *(other.stem for other in included if other != part)])
+                raise UserError(
+                    f"{path.stem} includes {part.stem}, which would replace {before.stem}: a run has one of "
+                    f"{kind_of(part)}; name {instead} instead, or leave out {before.stem}."
+                )
+
+
+def _included(path: Path) -> list[Path]:
+    """Files that one of this package's includes itself."""
+    names = (yaml_text.parse(path.read_text(encoding="utf-8"), str(path)) or {}).get("include", [])
+    return [(path.parent / name).resolve() for name in ([names] if isinstance(names, str) else names)]
 
 
 def kind_of(path: Path) -> str:

@@ -148,8 +148,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     rollout, learner = config.rollout, config.learner
     pool = pool_sampling(config)
     tier = prices.fastest if pool.tier == "auto" else pool.tier
-    share = arithmetic.facts.quantized_parameters / arithmetic.facts.parameters
-    preview = _step(costs, tier, "rollout.explore.precision", prices, share)
+    preview = _step(costs, tier, "rollout.explore.precision", prices, arithmetic.facts.quantized_share)
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
     forward, backward = _passes(config, costs)
     image = costs.decode_and_reward.ms

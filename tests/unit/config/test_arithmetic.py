@@ -218,6 +218,27 @@ def test_the_table_says_what_auto_may_be_on_a_card(dtype: str, last: str, config
     assert f"(dpm2, auto: nvfp4, else fp8, else {last}, as the card has it)" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["rollout.explore.precision=fp8"], "(dpm2, fp8) · 25% of the transformer's weights quantised · 192 units"),
+        (["fleet.explorers.num_gpus=1"], "as the card has it) · at most 25% of the transformer's weights quantised ·"),
+        (["rollout={strategy: quantized, explore: {precision: fp8}}"], "(dpm2, fp8) · 25% of the transformer's"),
+    ],
+)
+def test_previews_stand_with_the_share_of_weights_that_is_quantised(  # type: ignore[no-untyped-def]
+    settings: list[str], words: str, configure
+) -> None:
+    facts = replace(FLUX, quantized_parameters=FLUX.parameters // 4)
+    assert words in " ".join(describe(configure(*settings), facts).table().split())
+
+
+def test_no_share_is_said_if_it_is_unknown_or_nothing_is_quantised(configure) -> None:  # type: ignore[no-untyped-def]
+    config = configure("rollout.explore.precision=bf16")
+    for facts in (FLUX, None):
+        assert "quantised" not in dict(describe(config, facts).rows())["explore"]
+
+
 @pytest.mark.parametrize("mode", ["lora", "branch"])
 def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: str, configure) -> None:  # type: ignore[no-untyped-def]
     numbers = describe(configure(f"publish.mode={mode}"), FLUX)

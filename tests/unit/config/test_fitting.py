@@ -232,6 +232,20 @@ def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
     assert fitting.sentence(arithmetic, Card(name="a card", memory=1e12)).startswith("fleet.sharing auto is keep: 1")
 
 
+def test_the_base_pack_is_counted_also_where_revisions_have_no_packed_weights() -> None:
+    parts = ("sd35_large", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
+    loads, starts_from_pack = (planned(*parts, f"publish.base={base}") for base in ("checkpoint", "pack"))
+    assert starts_from_pack.packed_bytes == 0  # no layer with LoRA is quantised
+    without, counted = (dict(fitting.rows(run, card(150)))["lay_down"] for run in (loads, starts_from_pack))
+    # 1.21 GB of samples, 2 × 0.189 of revisions; 8.06e9 weights, of which 1.80e9 take one byte and the others two.
+    assert "beside 1.59 GB in Ray's object store (/dev/shm: samples, two revisions); " in without
+    held = "samples, two revisions, the base pack of 14.3 GB that explorers start from"
+    assert f"beside 15.9 GB in Ray's object store (/dev/shm: {held}); " in counted
+    said = [dict(run.rows())["explore"] for run in (starts_from_pack, planned(*parts, "all_blocks"))]
+    assert "(dpm2, fp8) · 22% of the transformer's weights quantised" in said[0]
+    assert "(dpm2, fp8) · 66% of the transformer's weights quantised" in said[1]
+
+
 def test_who_is_alone_on_a_card_has_nothing_to_lay_down_for_others() -> None:
     split = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "kuberay", "rollout.explore.precision=fp8")
     assert list(dict(fitting.rows(split))) == ["GPU memory", "GPU peak"]

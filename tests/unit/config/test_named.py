@@ -78,11 +78,21 @@ def test_a_configuration_is_printed_without_prompts_but_not_without_a_reward(
         (("flux1_dve",), r"^There is no configuration flux1_dve, and no file of that name; did you mean flux1_dev\?$"),
         (("xyzzy",), r"and no file of that name; `solrl list` shows them\.$"),
         (("flux1_dev", "sana_1600m"), r"^flux1_dev and sana_1600m are all of models, of which a run has one"),
+        (
+            ("direct", "sol_rl"),
+            r"^sol_rl includes two_stage, which would replace direct: a run has one of strategies; "
+            r"name direct and diffusion_nft instead, or leave out direct\.$",
+        ),
     ],
 )
 def test_a_name_that_is_none_or_one_too_many_is_refused(given: tuple[str, ...], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         stems(*given)
+
+
+def test_what_a_part_includes_may_be_named_beside_it_and_a_whole_run_is_no_part() -> None:
+    assert stems("sol_rl", "two_stage") == ["two_stage", "sol_rl"]
+    assert stems("direct", "demo") == ["demo", "direct"]
 
 
 def test_rewards_to_score_with_may_be_several_of_a_kind_in_the_order_that_was_given() -> None:

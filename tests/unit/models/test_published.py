@@ -23,6 +23,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.objectives import share_of
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
+from solrl_ray.models.shapes import shipped
 from solrl_ray.quantization.planning import plan
 from solrl_ray.sampling.schedules import sigmas
 from tests.support.small import CONFIGS
@@ -203,6 +204,16 @@ def test_a_ready_configuration_gives_the_published_numbers(name: str, tmp_path: 
 def test_every_model_configuration_is_checked_here_or_is_not_published() -> None:
     found = {path.stem for path in (CONFIGS / "models").glob("*.yaml")}
     assert found == {*PUBLISHED, *OURS, "testbed", "flux2_klein_base_4b"}
+
+
+def test_in_flux2_klein_all_blocks_leaves_modulation_timestep_and_embedders_alone() -> None:
+    config = configuration("flux2_klein_base_4b").model
+    shapes = shipped(config)
+    assert shapes is not None
+    wide = load([*files("flux2_klein_base_4b"), CONFIGS / "scopes/all_blocks.yaml"], [SET]).model.quantization
+    tiers, own = (plan(shapes.linears, "fp8", scope).tiers for scope in (wide, config.quantization))
+    assert all(name.startswith(("transformer_blocks.", "single_transformer_blocks.")) for name in tiers)
+    assert set(own) == set(tiers)  # every linear of a block is wide enough for the model's own scope
 
 
 @pytest.mark.parametrize("tokens", [256, 1024, 4096])
