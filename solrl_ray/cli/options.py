@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,18 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
+        """As argparse, but configurations may also come after options."""
+        found, left = self.parse_known_args(args, namespace)
+        unknown = [word for word in left if word.startswith("-") or "=" in word or not hasattr(found, "config")]
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if left:
+            found.config = [*found.config, *map(Path, left)]
+        return found
 
     def inside(self, kind: str) -> Any:
         """The object to which its commands or actions are added."""

@@ -218,9 +218,14 @@ def preview_tier(config: Config, sources: Sources, device: torch.device | str | 
             others = {"model.quantization.tiers": config.model.quantization.tiers, "fidelity.fallback": levels}
             said = [f"rollout.explore.precision is {wanted!r} ({sources.of('rollout.explore.precision')})"]
             said += [f"{other} {tiers}" for other, tiers in others.items() if tiers]
+            there = f"there is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+            if not config.fleet.explorers.num_gpus:
+                raise UserError(
+                    f"{', '.join(said)}: {reason}, and explorers have no GPU (fleet.explorers.num_gpus is 0). Name a "
+                    f"cluster part, such as one_gpu_80gb; on a CPU {there}"
+                )
             raise UserError(
-                f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; there "
-                f"is {', '.join(capability.available(device))}, or bf16 or float32 unquantised."
+                f"{', '.join(said)}: {reason}, and explorers run on {capability.device_name(device)}; {there}"
             )
     return tier
 

@@ -107,11 +107,9 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
     if found is not None:
         return found
     way = _ways(arithmetic.config)[-1]
-    fullest = max(cards(arithmetic), key=lambda one: one.peak(way))
-    turns = fullest.turns(way)
-    turn = max(turns, key=lambda name: turns[name])
+    fullest, turn, peak = _fullest(arithmetic, way)
     said = (
-        f"{_names(fullest)} on one {card.name} need {size_in_words(turns[turn])} to {turn} (estimated, with "
+        f"{_names(fullest)} on one {card.name} need {size_in_words(peak)} to {turn} (estimated, with "
         f"fleet.sharing {way}), and {size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
     )
     changes = fitting_changes(arithmetic, card)
@@ -122,19 +120,25 @@ def check(arithmetic: Arithmetic, card: Card) -> Sharing:
         peak = max(one.peak(way) for one in cards(changed))
         raise UserError(f"{said}; it fits with {words} ({size_in_words(peak)}).")
     smallest = _changed(arithmetic, dict(_candidates(arithmetic)))
-    way = _ways(smallest.config)[-1]
-    least = max(one.peak(way) for one in cards(smallest))
-    so = f" with fleet.sharing {way}" if fullest.takes_turns else ""
+    least = _ways(smallest.config)[-1]
     tried = ["micro-batches of 1", "learner.activation_memory 0"]
     tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
-    said += f"; with {listed(tried)} it is still {size_in_words(least)}{so}: take "
+    tried += [f"fleet.sharing {least}"] * (least != way)
+    _, turn, peak = _fullest(smallest, least)
+    said += f"; with {listed(tried)} it is still {size_in_words(peak)} to {turn}"
     largest = max((worker for one in cards(smallest) for worker in one.occupants), key=lambda worker: worker.alone)
     if largest.alone > card.usable:
-        raise TooSmall(
-            f"{said}a card with more memory or a smaller model (a card of this size for each worker is not enough: "
-            f"{largest.role} alone needs {size_in_words(largest.alone)})."
-        )
-    raise TooSmall(f"{said}a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
+        alone = f"{size_in_words(largest.alone)} for a {largest.role} alone"
+        raise TooSmall(f"{said}, and {alone}: take a card with more memory or a smaller model.")
+    raise TooSmall(f"{said}: take a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
+
+
+def _fullest(arithmetic: Arithmetic, way: Sharing) -> tuple[CardMemory, str, int]:
+    """The fullest card, the turn of its peak, and its bytes then."""
+    card = max(cards(arithmetic), key=lambda one: one.peak(way))
+    turns = card.turns(way)
+    turn = max(turns, key=lambda name: turns[name])
+    return card, turn, turns[turn]
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:

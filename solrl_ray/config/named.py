@@ -5,13 +5,12 @@ The folder ``configs`` is at the top of the repository; a wheel has it inside th
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import solrl_ray
 from solrl_ray.config import yaml_text
-from solrl_ray.config.problems import listed
+from solrl_ray.config.problems import listed, nearest
 from solrl_ray.errors import UserError
 
 RUNS = "runs"
@@ -43,19 +42,31 @@ def resolve(given: Sequence[Path], *, several: bool = False) -> list[Path]:
         return list(dict.fromkeys(_found(str(path), there) if _is_name(path) else path for path in given))
     found = [_found(str(path), there) for path in given if _is_name(path)]
     for kind in ORDER:
-        same = [path.stem for path in found if kind_of(path) == kind]
-        if len(set(same)) > 1:
-            raise UserError(f"{listed(same)} are all of {kind}, of which a run has one; name one of them.")
+        same = list(dict.fromkeys(path.stem for path in found if kind_of(path) == kind))
+        if len(same) > 1:
+            raise UserError(_too_many(same, kind))
     found = sorted(dict.fromkeys(found), key=lambda path: ORDER.index(kind_of(path)))
     for at, path in enumerate(found):
         _refuse_replaced(path, found[:at])
     return found + [path for path in given if not _is_name(path)]
 
 
+def _too_many(names: Sequence[str], kind: str) -> str:
+    both = "both" if len(names) == 2 else "all"
+    if kind == RUNS:
+        return f"{listed(names)} are {both} whole runs; name one of them."
+    if kind == "rewards":
+        return (
+            f"{listed(names)} are {both} rewards; a run has one such part: name one of them, or list several in one "
+            "file of your own (docs/guides/rewards.md, Mixtures)."
+        )
+    return f"{listed(names)} are {both} {kind}; a run has one: name one of them."
+
+
 def _found(name: str, there: Mapping[str, Path]) -> Path:
     if name not in there:
-        near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
-        meant = f"did you mean {near[0]}?" if near else "`solrl list` shows them."
+        near = nearest(name, there, cutoff=0.5)
+        meant = f"did you mean {near}?" if near else "`solrl list` shows them."
         raise UserError(f"There is no configuration {name}, and no file of that name; {meant}")
     return there[name]
 
@@ -68,8 +79,8 @@ def _refuse_replaced(path: Path, earlier: Sequence[Path]) -> None:
             if kind_of(before) == kind_of(part) and before.stem != part.stem:
                 instead = listed([before.stem, *(other.stem for other in included if other != part)])
                 raise UserError(
-                    f"{path.stem} includes {part.stem}, which would replace {before.stem}: a run has one of "
-                    f"{kind_of(part)}; name {instead} instead, or leave out {before.stem}."
+                    f"{path.stem} includes {part.stem}, which would replace {before.stem}: both are {kind_of(part)}, "
+                    f"and a run has one; name {instead} instead, or leave out {before.stem}."
                 )
 
 

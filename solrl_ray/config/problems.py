@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -61,6 +61,13 @@ def listed(words: Sequence[object]) -> str:
     """``a, b and c``."""
     *most, last = map(str, words)
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that was probably meant: one that begins so, else one that is spelt alike; None: no such."""
+    names = list(known)
+    begun = [each for each in names if name and each.startswith(name)]
+    return next(iter(begun or difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
 def dotted(key: Sequence[str | int]) -> str:
@@ -170,7 +177,7 @@ def keys(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
 def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
     name, here = str(key[-1]), _section(key[:-1], values)
     elsewhere = [known for known in keys() if known.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(name, here, n=1, cutoff=0.6)
+    near = nearest(name, here)
     if dotted(key) in elsewhere:
         return (
             f"this kind of {dotted(key[:-1])} has the keys {', '.join(here)}, and a file for another kind comes before "
@@ -179,10 +186,9 @@ def _suggestion(key: Sequence[str | int], values: dict[str, Any]) -> str:
     if dotted(key) in _MEANT:
         return f"did you mean {_MEANT[dotted(key)]}?"
     if near:
-        return f"did you mean {dotted((*key[:-1], near[0]))}?"
+        return f"did you mean {dotted((*key[:-1], near))}?"
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
-    everywhere = difflib.get_close_matches(dotted(key), list(keys()), n=1, cutoff=0.5)
-    if everywhere:
-        return f"the nearest one is {everywhere[0]}."
+    if everywhere := nearest(dotted(key), keys(), cutoff=0.5):
+        return f"the nearest one is {everywhere}."
     return f"the keys there are {', '.join(here)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from solrl_ray.config.problems import nearest
 from solrl_ray.errors import UserError
 
 REGISTERED = {
@@ -35,7 +36,8 @@ GPU_BYTES = {
 def check_kind(kind: str, key: str) -> None:
     """Raise `UserError` naming `key` unless `kind` is registered."""
     if kind not in REGISTERED:
+        near = nearest(kind, REGISTERED)
         raise UserError(
             f"{key} is {kind!r}, which is neither a registered reward ({', '.join(sorted(REGISTERED))}) "
-            "nor of the form 'module:function'."
+            f"nor of the form 'module:function'{f'; did you mean {near}?' if near else '.'}"
         )

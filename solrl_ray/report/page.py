@@ -62,6 +62,7 @@ def _values(data: RunData) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "on_gpu": config.fleet.learners.num_gpus > 0,
         "call": stock_call(config.model, config.rollout.regenerate.steps),
+        "solver": config.rollout.solver if config.rollout.solver != "euler" else "",
         "lora": (data.folder / "lora").is_dir(),
         "config_text": data.config_text.rstrip(),
         "planned": config.run.iterations,

@@ -7,6 +7,7 @@ measured. An unlisted model is scaled from the nearest one of its family, and al
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import ValidationError
 
-from solrl_ray.config import yaml_text
+from solrl_ray.config import problems, yaml_text
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
 from solrl_ray.config.schema import Config
@@ -86,10 +87,7 @@ def price_list(name: str) -> PriceList:
     shipped = shipped_lists()
     path = SHIPPED / f"{name}.yaml" if name in shipped else Path(name)
     if not path.is_file():
-        raise UserError(
-            f"gpu is {name!r} (--gpu or the cluster's file); it must be one of {', '.join(shipped)}, or a price list "
-            "in a file."
-        )
+        raise UserError(_no_list(name, shipped))
     found = read_part(path, PriceList)
     if not found.like:
         return found
@@ -99,6 +97,14 @@ def price_list(name: str) -> PriceList:
             "fast this card is."
         )
     return scaled_from(found, price_list(found.like))
+
+
+def _no_list(name: str, shipped: Sequence[str]) -> str:
+    said, names = f"gpu is {name!r} (--gpu or the cluster's file)", ", ".join(shipped)
+    if Path(name).suffix or "/" in name:
+        return f"{said}, but there is no such file; name one that is there, or {names}."
+    near = problems.nearest(name.lower(), shipped)
+    return f"{said}; it must be one of {names}, or a price list in a file{f'; did you mean {near}?' if near else '.'}"
 
 
 def cluster_of(file: Path | None, gpu: str | None) -> Cluster:
@@ -151,7 +157,8 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     preview = _step(costs, tier, "rollout.explore.precision", prices, arithmetic.facts.quantized_share)
     full = _step(costs, full_tier(config.model), "model.dtype", prices)
     forward, backward = _passes(config, costs)
-    image = costs.decode_and_reward.ms
+    decoded = _decode_and_reward(config, costs)
+    image = decoded.ms
     drawn = math.ceil(rollout.keep / rollout.regenerate.micro_batch) * rollout.regenerate.micro_batch
     passes = learner.micro_batch * (
         arithmetic.backwards * backward.ms + arithmetic.forwards_without_gradient * forward.ms
@@ -159,7 +166,7 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
     figures = {
         f"pool step ({tier})": preview,
         f"regeneration step ({full_tier(config.model)})": full,
-        "decode and reward": costs.decode_and_reward,
+        "decode and reward": decoded,
         "training pass": backward,
         "forward without gradient": forward,
         "making a revision": costs.publication,
@@ -183,6 +190,14 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         fanout=cluster.fanout,
     )
     return Priced(stages=stages, network=network, figures=figures)
+
+
+def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
+    """Of an image. Lists have it with CLIPScore, which stands for all rewards."""
+    found, others = costs.decode_and_reward, [reward.kind for reward in config.rewards if reward.kind != "clipscore"]
+    if not others:
+        return found
+    return Figure(ms=found.ms, measured=False, source=f"{', '.join(others)} counted as CLIPScore; {found.source}")
 
 
 def _passes(config: Config, costs: ModelCosts) -> tuple[Figure, Figure]:

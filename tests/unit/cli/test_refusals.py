@@ -25,8 +25,10 @@ from tests.support.command_line import begin, refusal, solrl
         (["--learners", "0"], "learner.world_size in --learners is 0; it must be at least 1."),
         (
             ["--gpu", "nothere.yaml"],
-            "gpu is 'nothere.yaml' (--gpu or the cluster's file); it must be one of a100-80, b",
+            "gpu is 'nothere.yaml' (--gpu or the cluster's file), but there is no such file; name one that is ",
         ),
+        (["--gpu", "nothere/h200"], "gpu is 'nothere/h200' (--gpu or the cluster's file), but there is no such file"),
+        (["--gpu", "zzz"], "gpu is 'zzz' (--gpu or the cluster's file); it must be one of a100-80, b200, "),
         (["--cluster", "nothere.yaml"], "The file nothere.yaml cannot be read: [Errno 2] No such file"),
     ],
 )
@@ -34,6 +36,19 @@ def test_a_plan_of_a_fleet_or_cluster_that_cannot_be_is_refused_before_it_is_pri
     arguments: list[str], problem: str, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(capsys, "plan", config_file, *arguments).startswith(problem)
+
+
+@pytest.mark.parametrize(("gpu", "meant"), [("h100", "h100-80"), ("H200", "h200"), ("4090", "rtx4090")])
+def test_a_card_that_is_nearly_a_listed_one_is_named(
+    gpu: str, meant: str, config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = f"or a price list in a file; did you mean {meant}?"
+    assert refusal(capsys, "plan", config_file, "--gpu", gpu).endswith(end)
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"gpu: '{gpu}'\n")
+    said = refusal(capsys, "plan", config_file, "--cluster", file)
+    assert said.startswith(f"gpu is {gpu!r} (--gpu or the cluster's file); it must be one of ")
+    assert said.endswith(end)
 
 
 def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
@@ -75,7 +90,7 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
         (["--set", "rewards.0.path=."], "rewards.0.path (--set) is"),
         (
             ["--set", "rewards.0.kind=clip"],
-            "rewards.0.kind (--set) is 'clip', which is neither a registered reward (aesthetic, clipscore",
+            "rewards.0.kind (--set) is 'clip', which is neither a registered reward (",
         ),
         (
             ["--set", "rewards.0={kind: 'no_module:f'}"],
@@ -91,13 +106,17 @@ def test_what_an_evaluation_cannot_be_asked_for_is_refused_by_its_option(
         ),
         (
             ["--set", "rollout.explore.precision=fp8"],
-            "rollout.explore.precision is 'fp8' (--set): fp8 needs a card of compute",
+            "rollout.explore.precision is 'fp8' (--set): fp8 needs a card of compute capability 8.9 or newer, and "
+            "explorers have no GPU (fleet.explorers.num_gpus is 0). Name a cluster part, such as one_gpu_80gb; on a",
         ),
         (["--set", "model.quantization.min_features=9999"], "model.quantization leaves no linear"),
         (["--set", "model.lora.targets=[to_x]"], "model.lora.targets (--set) names 'to_x', but no linear of"),
         (["--set", "checkpoints.min_free_gb=1e9"], "run.root is "),
         (["--set", "run.root=/proc/x"], "run.root is /proc/x (--set), but /proc takes no files."),
         (["--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
+        (["--dry-run", "two_stage", "--wrong"], "Unrecognized arguments: --wrong; see solrl --help."),
+        (["--set", "run.seed=1", "run.name=a"], "Unrecognized arguments: run.name=a; see solrl --help."),
+        (["--dry-run", "two_stge"], "There is no configuration two_stge, and no file of that name; did you mean two_"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(

@@ -160,9 +160,15 @@ def test_what_no_batch_makes_fit_is_said_to_need_another_card() -> None:
     with pytest.raises(UserError, match=r"it fits with --set learner\.activation_memory=0 \("):
         fitting.check(flux, card(46))
     tried = r"with micro-batches of 1, learner\.activation_memory 0 and publish\.base pack it is still 35\.1 GB "
-    said = tried + r"with fleet\.sharing one_at_a_time: take a card with more memory, a smaller model, or"
+    said = tried + r"to regenerate: take a card with more memory, a smaller model, or"
     with pytest.raises(TooSmall, match=said):
         fitting.check(flux, card(35.05))
+
+
+def test_a_sharing_that_was_tried_besides_is_named() -> None:
+    tried = r"learner\.activation_memory 0, publish\.base pack and fleet\.sharing one_at_a_time it is still "
+    with pytest.raises(TooSmall, match=tried + r"5\.\d+ GB to \w+: take"):
+        fitting.check(made_up("fleet.sharing=keep"), card(5.0))
 
 
 def test_z_image_fits_24_gb_with_a_base_pack_and_only_just() -> None:
@@ -208,7 +214,7 @@ def test_a_card_for_each_worker_is_not_advised_where_one_worker_alone_is_too_lar
     flux = planned("flux1_dev", "two_stage", "diffusion_nft", "pickscore", "one_gpu_80gb")
     # Regenerator: transformer 23.8 GB, base of what LoRA touches 3.59, decoder 0.168, rewards 3.94, context 0.5 are
     # 32 GB; a forward of the four images of an evaluation is the least that it takes besides.
-    with pytest.raises(UserError, match=r"for each worker is not enough: regenerator alone needs 3\d"):
+    with pytest.raises(UserError, match=r"and 3\d GB for a regenerator alone: take a card with more memory or a sm"):
         fitting.check(flux, card(24))
     with pytest.raises(UserError, match=r"or a card for each worker \(num_gpus: 1\)\.$"):
         fitting.check(flux, card(35.05))

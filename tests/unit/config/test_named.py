@@ -76,11 +76,22 @@ def test_a_configuration_is_printed_without_prompts_but_not_without_a_reward(
     ("given", "problem"),
     [
         (("flux1_dve",), r"^There is no configuration flux1_dve, and no file of that name; did you mean flux1_dev\?$"),
+        (("qwen",), r"and no file of that name; did you mean qwen_image\?$"),
         (("xyzzy",), r"and no file of that name; `solrl list` shows them\.$"),
-        (("flux1_dev", "sana_1600m"), r"^flux1_dev and sana_1600m are all of models, of which a run has one"),
+        (("flux1_dev", "sana_1600m"), r"^flux1_dev and sana_1600m are both models; a run has one: name one of th"),
+        (
+            ("two_stage", "direct", "scaled"),
+            r"^two_stage, direct and scaled are all strategies; a run has one: name one",
+        ),
+        (("demo", "flux1_dev_80gb"), r"^demo and flux1_dev_80gb are both whole runs; name one of them\.$"),
+        (
+            ("pickscore", "hpsv2", "pickscore"),
+            r"^pickscore and hpsv2 are both rewards; a run has one such part: name one of them, or list several in one "
+            r"file of your own \(docs/guides/rewards\.md, Mixtures\)\.$",
+        ),
         (
             ("direct", "sol_rl"),
-            r"^sol_rl includes two_stage, which would replace direct: a run has one of strategies; "
+            r"^sol_rl includes two_stage, which would replace direct: both are strategies, and a run has one; "
             r"name direct and diffusion_nft instead, or leave out direct\.$",
         ),
     ],

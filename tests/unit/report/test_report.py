@@ -124,6 +124,7 @@ def test_it_says_when_where_and_how_it_was_made_and_how_its_lora_is_loaded(tmp_p
     shown = text.partition("<h2>Use it</h2>")[2].partition("<pre>")[2].partition("</pre>")[0]
     assert f'pipe.load_lora_weights("{folder}/lora")' in shown
     assert shown.strip().startswith("import torch, diffusers\npipe = diffusers.DiffusionPipeline.from_pretrained(")
+    assert "# With the checkpoint's own scheduler; the run's pictures are sampled with dpm2.\n" in shown
     assert "torch_dtype=torch.float32)\n" in shown  # as it was trained, on a machine without GPUs
     assert "    guidance_scale=1.0,\n).images[0]\n" in text
     (folder / "starts.json").write_text("[{}]")

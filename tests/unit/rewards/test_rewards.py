@@ -266,7 +266,8 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
         (":f", r"not of the form 'module:function'"),
         (
             "clipscroe",
-            r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(aesthetic, clipscore, ",
+            r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(.*clipscore, .* did you "
+            r"mean clipscore\?$",
         ),
     ],
 )

@@ -85,6 +85,17 @@ def test_a_step_has_the_price_of_the_share_that_is_quantised(configure) -> None:
     assert between.source == "44% of the weights quantised; 63.1 ms with 0%, 57.5 ms with 22%, 45.4 ms with 66%"
 
 
+def test_another_reward_than_clipscore_is_counted_as_clipscore_and_said_to_be_estimated(configure) -> None:  # type: ignore[no-untyped-def]
+    def figure(*rewards: str) -> Figure:
+        given = ", ".join(f"{{kind: {kind}, path: some/folder}}" for kind in rewards)
+        return stages_of(configure(f"rewards=[{given}]"), "h200").figures["decode and reward"]
+
+    assert (figure("clipscore").ms, figure("clipscore").measured) == (40.6, True)
+    mixed = figure("clipscore", "pickscore", "hpsv2")
+    assert (mixed.ms, mixed.measured) == (40.6, False)
+    assert mixed.source.startswith("pickscore, hpsv2 counted as CLIPScore; rollout_sd3_all_blocks.json: its VAE")
+
+
 def test_stage_seconds_are_images_times_steps_times_the_figures(configure) -> None:  # type: ignore[no-untyped-def]
     stages = stages_of(configure("learner.world_size=8", "learner.activation_memory=1"), "h200").stages
     assert stages.explore == pytest.approx(24 * (6 * 0.0575 + 0.0406))
@@ -186,13 +197,20 @@ def test_the_table_tells_measured_figures_from_estimates(configure, tmp_path: Pa
     taken = measured.split("measured")[1]
     assert "pool step (fp8) 57.5 ms; regeneration step (bf16) 63.1 ms; decode and reward 40.6 ms" in taken
     assert "making a revision 1.67 s (assumed" in estimates
-    assert re.search(r"time \d+(\.\d)? (s|min) an iteration on 15 × NVIDIA H200", measured)
+    assert re.search(r"time \d+(\.\d+)? (s|min) an iteration on 15 × NVIDIA H200", measured)
     assert "e+" not in text
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.662, "0.662 s"), (99.4, "99.4 s"), (559.6, "560 s"), (1652, "27.5 min"), (9000, "2.5 h")],
+    [
+        (0.662, "0.662 s"),
+        (99.4, "99.4 s"),
+        (100.2, "1.67 min"),
+        (559.6, "9.33 min"),
+        (1652, "27.5 min"),
+        (9000, "2.5 h"),
+    ],
 )
 def test_seconds_of_an_iteration_are_told_in_minutes_once_there_are_many(seconds: float, words: str) -> None:
     assert _spent(seconds) == words
