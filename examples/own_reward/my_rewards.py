@@ -1,6 +1,6 @@
 """A reward of one's own: how red a picture is.
 
-solrl train demo --set "rewards=[{kind: 'examples/own_reward/my_rewards.py:redness'}]" --set run.name=red
+solrl train demo --set "rewards=[{kind: 'examples/own_reward/my_rewards.py:redder'}]" --set run.name=red
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def redness(images: Tensor, prompts: list[str]) -> Tensor:
+def redder(images: Tensor, prompts: list[str]) -> Tensor:
     """Red less the mean of green and blue, one number an image; images are float32 [B, 3, H, W] in 0 … 1."""
     red, green, blue = images.mean(dim=(2, 3)).unbind(dim=1)
     return red - (green + blue) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from solrl_ray.config import named
 from solrl_ray.config.problems import nearest
 from solrl_ray.errors import UserError
 
@@ -36,8 +37,11 @@ GPU_BYTES = {
 def check_kind(kind: str, key: str) -> None:
     """Raise `UserError` naming `key` unless `kind` is registered."""
     if kind not in REGISTERED:
-        near = nearest(kind, REGISTERED)
+        part, near = named.folder() / "rewards" / f"{kind}.yaml", nearest(kind, REGISTERED)
+        meant = f"; did you mean {near}?" if near else "."
+        if part.is_file():
+            meant = f"; it is the name of a part, whose entry is in {part}."
         raise UserError(
             f"{key} is {kind!r}, which is neither a registered reward ({', '.join(sorted(REGISTERED))}) "
-            f"nor of the form 'module:function'{f'; did you mean {near}?' if near else '.'}"
+            f"nor of the form 'module:function'{meant}"
         )

@@ -45,7 +45,7 @@ def test_a_function_a_server_and_a_judge_score_a_submitted_run_with_prompts_of_i
         remote["remote"]["url"] = f"http://127.0.0.1:{served}/score"
         [judge] = yaml.safe_load(JUDGE.with_name("judge.yaml").read_text())["rewards"]
         judge["judge"]["url"] = f"http://127.0.0.1:{judged}/v1"
-        own = {"kind": "examples/own_reward/my_rewards.py:redness"}
+        own = {"kind": "examples/own_reward/my_rewards.py:redder"}
         (here / "mine.yaml").write_text(yaml.safe_dump({"rewards": [own, remote, judge]}))
 
         captions = "examples/own_prompts/captions.csv"

@@ -269,6 +269,10 @@ def test_a_function_of_the_user_is_a_reward(user_module: Callable[[str], None], 
             r"^rewards\[0\]\.kind is 'clipscroe', which is neither a registered reward \(.*clipscore, .* did you "
             r"mean clipscore\?$",
         ),
+        (
+            "testbed_clip",
+            r"'module:function'; it is the name of a part, whose entry is in \S+configs/rewards/testbed_clip\.yaml\.$",
+        ),
     ],
 )
 def test_a_kind_that_cannot_be_loaded_is_a_user_error(kind: str, message: str) -> None:
