@@ -17,8 +17,8 @@ from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
 __all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
 
-OPTIONS = ("path", "base", "preprocessing", "remote", "judge")
-"""Fields that only some rewards read."""
+COMMON = {"kind", "code", "weight", "normalize", "reproducible"}
+"""Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
 
 
 def check(
@@ -61,7 +61,8 @@ def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
     Raises `UserError` for an unknown kind, a missing library, an option that it does not read or that is missing.
     """
     found: type[CheckpointReward] = CallableReward if ":" in config.kind else _registered(config, keys)
-    given = [option for option in OPTIONS if getattr(config, option) != RewardConfig.model_fields[option].default]
+    fields = type(config).model_fields
+    given = [name for name in fields if name not in COMMON and getattr(config, name) != fields[name].default]
     for option in given:
         if option not in found.options:
             value = getattr(config, option)

@@ -280,6 +280,18 @@ def test_a_kind_that_cannot_be_loaded_is_a_user_error(kind: str, message: str) -
         rewards.load([RewardConfig(kind=kind)], "cpu")
 
 
+def test_a_new_key_is_refused_unless_the_rewards_options_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wider(RewardConfig):
+        target: float = 0.5
+
+    given, keys = Wider(kind="clipscore", path="/x", target=0.2), "rewards.0.{}".format
+    rewards.registered(Wider(kind="clipscore", path="/x"), keys)
+    with pytest.raises(UserError, match=r"^rewards\.0\.target is given, but the reward \(clipscore\) does not read it"):
+        rewards.registered(given, keys)
+    monkeypatch.setattr(CLIPScore, "options", CLIPScore.options | {"target"})
+    rewards.registered(given, keys)
+
+
 def test_a_path_for_a_function_is_refused_instead_of_ignored() -> None:
     with pytest.raises(UserError, match=r"^rewards\[0\]\.path is '/x', but a function"):
         rewards.load([RewardConfig(kind="os:getcwd", path="/x")], "cpu")
