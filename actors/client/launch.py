@@ -88,7 +88,10 @@ def train(
     with ExitStack() as stack:
         stack.callback(folder.lock.release)
         if over:
-            print(f"all {config.run.iterations} iterations are done; set a larger run.iterations to continue")
+            all_of_them = (
+                "its iteration is" if config.run.iterations == 1 else f"all {config.run.iterations} iterations are"
+            )
+            print(f"{all_of_them} done; set a larger run.iterations to continue")
             build(folder.path)
             _copy_end(config, folder)
         else:

@@ -280,6 +280,17 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert "Time in iterations 20.0 s" in text
 
 
+def test_one_iteration_and_update_are_singular_and_real_pictures_are_named_only_if_there_are_any(
+    tmp_path: Path,
+) -> None:
+    shares = "real pictures show what the caption means and share no noise with the others."
+    text = page(write_run(tmp_path / "one", done=1, of=1)).text
+    assert "1 iteration, 10.0 s each" in text
+    assert "The final row is the policy after 1 update. Numbers are rewards; " + shares in " ".join(text.split())
+    without = page(write_run(tmp_path / "two", evaluated=[evaluations()[0], evaluations()[2]])).text
+    assert "The final row is the policy after 3 updates. Numbers are rewards. " in " ".join(without.split())
+
+
 def test_a_run_without_evaluations_has_a_report(tmp_path: Path) -> None:
     text = page(write_run(tmp_path / "run", evaluated=[], finished=False)).text
     assert "Not evaluated on held-out prompts yet." in text
