@@ -72,6 +72,7 @@ def made(name: str) -> ModelShapes:
         factor=factor,
         blocks=len(blocks(skeleton)),
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: shapes.LinearShape(linear.in_features, linear.out_features) for path, linear in linears.items()},
     )
 

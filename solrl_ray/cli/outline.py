@@ -173,6 +173,7 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
         decoding_bytes=decoding,
         decoder_parameters=sizes.decoder.parameters,
         parameters=shapes.parameters,
+        buffers=shapes.buffers,
         lora_modules=len(adapted),
         lora_parameters=sum(model.lora.rank * (linears[p].in_features + linears[p].out_features) for p in adapted),
         packed_tiers=tuple(sorted({quantized[path] for path in adapted & quantized.keys()})),
@@ -198,7 +199,7 @@ def _explorer_bytes(
     """The transformer of an explorer. Emulated layers also hold their operand, in bfloat16."""
     weights = {path: _weights(shapes.linears[path]) for path in quantized}
     operands = sum(weights[path] for path, tier in quantized.items() if tier == "nvfp4-emulated")
-    plain = (shapes.parameters - sum(weights.values())) * DTYPE_BYTES[config.model.dtype]
+    plain = (shapes.parameters + shapes.buffers - sum(weights.values())) * DTYPE_BYTES[config.model.dtype]
     return plain + sum(packed.values()) + operands * DTYPE_BYTES["bfloat16"]
 
 

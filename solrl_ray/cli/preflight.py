@@ -107,6 +107,7 @@ def model_facts(config: Config, sources: Sources | None = None, *, elsewhere: bo
         factor=factor,
         blocks=len(blocks(skeleton)),
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        buffers=sum(buffer.numel() for buffer in skeleton.buffers()),
         linears={path: module for path, module in skeleton.named_modules() if isinstance(module, nn.Linear)},
     )
     device = torch.device("cuda" if config.fleet.explorers.num_gpus else "cpu")

@@ -63,6 +63,8 @@ class ModelFacts:
     """Weights of the linears that receive LoRA factors."""
     plain_touched_parameters: int = 0
     """Those of them that explorers do not quantise."""
+    buffers: int = 0
+    """Values in the transformer's tensors that are no parameters."""
     block_flops: int = 0
     """Floating-point operations of one block's linears in a forward, a sample."""
     forward_bytes: int = 0
@@ -120,7 +122,7 @@ class Arithmetic:
     """One adapter's factors in float32."""
     packed_bytes: int | None = None
     weights_bytes: int | None = None
-    """The transformer's, as every explorer, regenerator and learner rank holds them."""
+    """The transformer's, buffers included, as every explorer, regenerator and learner rank holds them."""
     training_bytes: int | None = None
     """A learner rank's LoRA policies and gradient, and its share of AdamW's state: a copy of the factors and two
     moments, all in float32.
@@ -264,7 +266,7 @@ def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
         "pool_bytes": config.rollout.pool * a_sample if is_one_stage(config) else 0,
         "lora_bytes": facts.lora_parameters * FLOAT32_BYTES,
         "packed_bytes": facts.packed_bytes * (config.publish.mode == "packed"),
-        "weights_bytes": facts.parameters * DTYPE_BYTES[config.model.dtype],
+        "weights_bytes": (facts.parameters + facts.buffers) * DTYPE_BYTES[config.model.dtype],
         "training_bytes": training_bytes(config, facts.lora_parameters),
         "prepared_bytes": prepared_bytes(config, facts.latent_shape),
         "activation_bytes": _activation_bytes(config, facts),

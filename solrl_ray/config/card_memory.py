@@ -24,8 +24,9 @@ from solrl_ray.config.update import FLOAT32_BYTES
 Sharing = Literal["keep", "lay_down", "one_at_a_time"]
 SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down", "one_at_a_time")
 """From what costs least time to what takes least memory."""
-CONTEXT = 500_000_000
-"""Bytes of a process' CUDA context: kernels, cuBLAS' workspace."""
+CONTEXT = 740_000_000
+"""Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
+allocator."""
 RESERVED = 1.1
 """What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
 peaks."""

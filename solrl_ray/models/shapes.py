@@ -37,6 +37,8 @@ class ModelShapes:
     """Pixels a latent cell and side."""
     blocks: int
     parameters: int
+    buffers: int
+    """Values in tensors that are no parameters, such as a table of positions."""
     linears: Mapping[str, Linear]
     """By module path, in module order."""
 
@@ -60,6 +62,7 @@ class ModelShapes:
             "factor": self.factor,
             "blocks": self.blocks,
             "parameters": self.parameters,
+            "buffers": self.buffers,
         }
         fields = "".join(f" {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items())
         return f'{{\n{fields} "linears": {{\n{lines}\n }}\n}}\n'
@@ -82,6 +85,7 @@ def _read(stored: dict[str, Any]) -> tuple[str, ModelShapes]:
         factor=stored["factor"],
         blocks=stored["blocks"],
         parameters=stored["parameters"],
+        buffers=stored["buffers"],
         linears=dict(_expanded(stored["linears"].items())),
     )
     return stored["path"], shapes
