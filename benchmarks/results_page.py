@@ -209,15 +209,17 @@ def off(planned: float, measured: float) -> str:
 def placements(results: Path) -> str:
     """The same with few layers: placements, staleness and ZeRO stages; and what an explorer's death changes."""
     rows = []
-    for row in (row for row in read(results, "many_gpus.json") or [] if row["layers"]):
+    found = [row for row in read(results, "many_gpus.json") or [] if row["layers"]]
+    for row in sorted(found, key=lambda row: (-row["layers"], row["variant"])):
         ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
         ways += ["an explorer killed"] if row["kill"] else []
         ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []
         seconds = row["seconds"]
-        cells = [", ".join(ways), *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"]
+        cells = [", ".join(ways), str(row["layers"]), str(row["prompts"])]
+        cells += [*(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"]
         busy = " / ".join(f"{share:.0%}" for share in row["busy"])
         rows.append([*cells, busy, *(row["digests"][of][:8] for of in ("selection", "lora"))])
-    header = ["s", *PARTS, "iteration", "busy", "digest of the selection", "of the LoRA"]
+    header = ["s", "blocks", "prompts", *PARTS, "iteration", "busy", "digest of the selection", "of the LoRA"]
     return table(header, rows) if rows else unmeasured("placements")
 
 
