@@ -210,7 +210,7 @@ def placements(results: Path) -> str:
     """The same with few layers: placements, staleness and ZeRO stages; and what an explorer's death changes."""
     rows = []
     found = [row for row in read(results, "many_gpus.json") or [] if row["layers"]]
-    for row in sorted(found, key=lambda row: (-row["layers"], row["variant"])):
+    for row in sorted(found, key=lambda row: (-row["layers"], row["kill"], placed(row))):
         ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
         ways += ["an explorer killed"] if row["kill"] else []
         ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []

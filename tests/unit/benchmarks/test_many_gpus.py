@@ -79,7 +79,7 @@ def test_the_page_compares_whole_iterations_with_their_plans_and_few_layers_with
     assert apart.endswith("| 91% / 90% | |")
     assert "| **50.0** | 45.0 (-10%) | 72 | 77 | 91% / 90% | 180 |" in two
     *_, last = BLOCKS["placements"](tmp_path).splitlines()
-    assert last.startswith("| split, staleness 0, ZeRO-1, an explorer killed, `run.deterministic` | 5.0 |")
+    assert last.startswith("| split, staleness 0, ZeRO-1, an explorer killed, `run.deterministic` | 6 | 12 | 5.0 |")
     assert last.endswith("| 01234567 | abcdefgh |")
 
 
