@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solrl_ray.config import compiled_learner
+from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.pools import key_of, pools
-from solrl_ray.config.reward_kinds import check_kind
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling, previews
 from solrl_ray.errors import UserError
@@ -58,8 +57,7 @@ def inputs(config: Config, sources: Sources) -> Inputs | None:
             )
         return None
     for position, reward in enumerate(config.rewards):
-        if ":" not in reward.kind:
-            check_kind(reward.kind, f"rewards.{position}.kind ({sources.of(f'rewards.{position}.kind')})")
+        reward_kinds.check(reward, _keys(sources, f"rewards.{position}"))
     if shapes.family != config.model.family:
         named = f"model.family is {config.model.family!r} ({sources.of('model.family')})"
         raise UserError(f"{named}, but {config.model.path} is of family {shapes.family!r}.")
@@ -116,6 +114,11 @@ def checked_prompts(config: Config, sources: Sources) -> tuple[tuple[Prompt, ...
     if wrong:
         raise UserError(" ".join(wrong))
     return read["train"], read["heldout"]
+
+
+def _keys(sources: Sources, entry: str) -> Callable[[str], str]:
+    """Names of an entry's fields, each with where it is from."""
+    return lambda field: f"{entry}.{field} ({sources.of(f'{entry}.{field}')})"
 
 
 def _too_few(config: Config, read: Mapping[str, tuple[Prompt, ...]]) -> Iterator[Problem]:

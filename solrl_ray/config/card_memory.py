@@ -16,7 +16,7 @@ from typing import Literal
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
 from solrl_ray.config.pools import pools, takes_turns
-from solrl_ray.config.reward_kinds import GPU_BYTES
+from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
@@ -174,7 +174,7 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
     config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
     pool, rollout = pool_sampling(config), config.rollout
     context = {"CUDA context": CONTEXT}
-    sizes = facts.decoder_parameters * width, sum(GPU_BYTES.get(reward.kind, 0) for reward in config.rewards)
+    sizes = facts.decoder_parameters * width, sum(kind_of(reward).gpu_bytes for reward in config.rewards)
     scoring = dict(zip(SCORING, sizes, strict=True))
     quantised = pool.tier not in UNQUANTIZED_TIERS
     staged = arithmetic.packed_bytes or 0

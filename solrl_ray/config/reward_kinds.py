@@ -1,47 +1,84 @@
-"""The names of this package's rewards."""
+"""The kinds of rewards: what an entry of each may say. Imports none of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from solrl_ray.config import named
 from solrl_ray.config.problems import nearest
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
+COMMON = {"kind", "code", "weight", "normalize", "reproducible"}
+"""Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardKind:
+    source: str = ""
+    """Module of `solrl_ray.rewards` and class, imported when used."""
+    options: frozenset[str] = frozenset()
+    """Fields of an entry that it reads besides `COMMON`."""
+    required: frozenset[str] = frozenset()
+    """Required fields among them."""
+    extra: str = "rewards"
+    """The package's extra with its library."""
+    gpu_bytes: int = 0
+    """Bytes of the published checkpoint as loaded, in float32. 0 for what computes on the CPU or elsewhere."""
+
+
+_PATH, _BOTH = frozenset({"path"}), frozenset({"path", "base"})
+_REMOTE, _JUDGE = frozenset({"remote"}), frozenset({"judge"})
 REGISTERED = {
-    "aesthetic": "aesthetic:Aesthetic",
-    "clipscore": "clip:CLIPScore",
-    "hpsv2": "hpsv2:HPSv2",
-    "hpsv2_v20": "hpsv2:HPSv20",
-    "imagereward": "imagereward:ImageReward",
-    "judge": "judge:Judge",
-    "ocr": "ocr:Ocr",
-    "pickscore": "clip:PickScore",
-    "remote": "remote:RemoteReward",
+    "aesthetic": RewardKind(source="aesthetic:Aesthetic", options=_BOTH, required=_BOTH, gpu_bytes=1_220_000_000),
+    "clipscore": RewardKind(source="clip:CLIPScore", options=_PATH | {"preprocessing"}, gpu_bytes=1_710_000_000),
+    "hpsv2": RewardKind(source="hpsv2:HPSv2", options=_PATH, gpu_bytes=3_940_000_000),
+    "hpsv2_v20": RewardKind(source="hpsv2:HPSv20", options=_PATH, gpu_bytes=3_940_000_000),
+    "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
+    "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE),
+    "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
+    "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, gpu_bytes=3_940_000_000),
+    "remote": RewardKind(source="remote:RemoteReward", options=_REMOTE, required=_REMOTE),
 }
-"""Name in a configuration → module and class, imported when used."""
-EXTRAS = {"ocr": "ocr"}
-"""The package's extra with a reward's library, if it is not ``rewards``."""
-
-GPU_BYTES = {
-    "aesthetic": 1_220_000_000,
-    "clipscore": 1_710_000_000,
-    "hpsv2": 3_940_000_000,
-    "hpsv2_v20": 3_940_000_000,
-    "imagereward": 1_790_000_000,
-    "pickscore": 3_940_000_000,
-}
-"""Bytes of a reward's published checkpoint as loaded, in float32. Others count as 0: ``ocr`` computes on the CPU,
-``remote`` and ``judge`` elsewhere, and a user's function is unknown.
-"""
+"""By name in a configuration."""
+FUNCTION = RewardKind()
+"""A function of the user, whose memory on a GPU is unknown."""
 
 
-def check_kind(kind: str, key: str) -> None:
-    """Raise `UserError` naming `key` unless `kind` is registered."""
-    if kind not in REGISTERED:
-        part, near = named.folder() / "rewards" / f"{kind}.yaml", nearest(kind, REGISTERED)
-        meant = f"; did you mean {near}?" if near else "."
-        if part.is_file():
-            meant = f"; it is the name of a part, whose entry is in {part}."
+def kind_of(config: RewardConfig) -> RewardKind:
+    """Raises `KeyError` for an unknown one."""
+    return FUNCTION if ":" in config.kind else REGISTERED[config.kind]
+
+
+def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
+    """Raise `UserError` for an unknown kind, a field that it does not read, or a missing one.
+
+    Args:
+        keys: turns a field such as ``path`` into its name in a message.
+    """
+    if ":" not in config.kind and config.kind not in REGISTERED:
+        raise UserError(_unknown(config.kind, keys("kind")))
+    kind, fields = kind_of(config), type(config).model_fields
+    given = [name for name in fields if name not in COMMON and getattr(config, name) != fields[name].default]
+    for option in given:
+        if option not in kind.options:
+            value = getattr(config, option)
+            shown = repr(value) if isinstance(value, str) else "given"
+            what = "a function" if kind is FUNCTION else "the reward"
+            raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
+    for option in sorted(kind.required - set(given)):
         raise UserError(
-            f"{key} is {kind!r}, which is neither a registered reward ({', '.join(sorted(REGISTERED))}) "
-            f"nor of the form 'module:function'{meant}"
+            f"{keys('kind')} is {config.kind!r}, which needs {option} beside it; see docs/guides/rewards.md."
         )
+
+
+def _unknown(kind: str, key: str) -> str:
+    part, near = named.folder() / "rewards" / f"{kind}.yaml", nearest(kind, REGISTERED)
+    meant = f"; did you mean {near}?" if near else "."
+    if part.is_file():
+        meant = f"; it is the name of a part, whose entry is in {part}."
+    return (
+        f"{key} is {kind!r}, which is neither a registered reward ({', '.join(sorted(REGISTERED))}) "
+        f"nor of the form 'module:function'{meant}"
+    )

@@ -8,17 +8,15 @@ import torch
 
 from solrl_ray.common.doing import doing
 from solrl_ray.common.lazy_imports import import_large
-from solrl_ray.config.reward_kinds import EXTRAS, REGISTERED, check_kind
+from solrl_ray.config import reward_kinds
+from solrl_ray.config.reward_kinds import FUNCTION, kind_of
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import NotYetThere, UserError
 from solrl_ray.rewards.base import CheckpointReward, Keys, Reward
 from solrl_ray.rewards.callables import CallableReward, import_callable
 from solrl_ray.rewards.mixture import RewardMixture, Weighted
 
-__all__ = ["REGISTERED", "Reward", "RewardMixture", "check", "import_callable", "load"]
-
-COMMON = {"kind", "code", "weight", "normalize", "reproducible"}
-"""Fields of an entry that every reward has. Others are read by some, which name them in `options`."""
+__all__ = ["Reward", "RewardMixture", "check", "import_callable", "load"]
 
 
 def check(
@@ -56,35 +54,22 @@ def load(configs: Sequence[RewardConfig], device: torch.device | str) -> RewardM
 
 
 def registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    """The class of a reward, with its options checked.
+    """The class of a reward, whose entry is checked.
 
-    Raises `UserError` for an unknown kind, a missing library, an option that it does not read or that is missing.
+    Raises `UserError` for an unknown kind, a missing library, a field that it does not read or that is missing.
     """
-    found: type[CheckpointReward] = CallableReward if ":" in config.kind else _registered(config, keys)
-    fields = type(config).model_fields
-    given = [name for name in fields if name not in COMMON and getattr(config, name) != fields[name].default]
-    for option in given:
-        if option not in found.options:
-            value = getattr(config, option)
-            shown = repr(value) if isinstance(value, str) else "given"
-            what = "a function" if found is CallableReward else "the reward"
-            raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
-    for option in sorted(found.required - set(given)):
-        raise UserError(f"{keys(option)} is missing, but {config.kind} needs it; see docs/guides/rewards.md.")
-    return found
-
-
-def _registered(config: RewardConfig, keys: Keys) -> type[CheckpointReward]:
-    check_kind(config.kind, keys("kind"))
-    module, _, name = REGISTERED[config.kind].partition(":")
+    reward_kinds.check(config, keys)
+    kind = kind_of(config)
+    if kind is FUNCTION:
+        return CallableReward
+    module, _, name = kind.source.partition(":")
     try:
         found: type[CheckpointReward] = getattr(import_large(f"solrl_ray.rewards.{module}"), name)
         return found
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision built for another torch
-        extra = EXTRAS.get(config.kind, "rewards")
         raise UserError(
             f"{keys('kind')} is {config.kind!r}, whose library cannot be imported ({error}); "
-            f"install the extra of this package, in its clone: pip install -e '.[{extra}]'"
+            f"install the extra of this package, in its clone: pip install -e '.[{kind.extra}]'"
         ) from error
 
 

@@ -32,8 +32,6 @@ class Aesthetic(CheckpointReward):
     `path` is the folder of the head, `base` the CLIP model. Images are rounded to 8 bits and resized as in Pillow.
     """
 
-    options = required = frozenset({"path", "base"})
-
     def __init__(
         self, name: str, clip: Any, head: ScoreHead, preprocessing: Preprocessing, device: torch.device | str
     ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +71,6 @@ class Reward(ABC):
 
 class CheckpointReward(Reward):
     """A reward that a configuration names."""
-
-    options: ClassVar[frozenset[str]] = frozenset({"path"})
-    """Fields of the configuration that it reads besides ``kind``, ``weight`` and ``normalize``."""
-    required: ClassVar[frozenset[str]] = frozenset()
-    """Required fields among them."""
 
     @classmethod
     @abstractmethod

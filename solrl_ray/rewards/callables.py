@@ -84,8 +84,6 @@ class CallableReward(CheckpointReward):
     """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; B numbers back, as a tensor, an array or
     a list."""
 
-    options = frozenset()
-
     def __init__(
         self,
         name: str,

@@ -91,8 +91,6 @@ class CLIPScore(CLIPReward):
     ``CenterCrop`` of the float tensor, whatever the checkpoint says.
     """
 
-    options = frozenset({"path", "preprocessing"})
-
     @classmethod
     def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:
         if config.preprocessing == "torchvision":
@@ -110,8 +108,6 @@ class PickScore(CLIPReward):
     `path` is the model, `base` the checkpoint it was trained from, with tokenizer and image processor. Images are
     rounded to 8 bits and resized as in Pillow, as in the published pipelines: equal pixels.
     """
-
-    options = frozenset({"path", "base"})
 
     @classmethod
     def _read_preprocessing(cls, config: RewardConfig, folder: Path, processor: Path, keys: Keys) -> Preprocessing:

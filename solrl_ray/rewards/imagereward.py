@@ -53,8 +53,6 @@ class ImageReward(CheckpointReward):
     Pillow. The text tower sees the image, so only a prompt's tokens can be kept.
     """
 
-    options = required = frozenset({"path", "base"})
-
     def __init__(
         self,
         name: str,

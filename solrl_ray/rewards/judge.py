@@ -51,8 +51,6 @@ class Judge(CheckpointReward):
     once, as long as their score is cached.
     """
 
-    options = required = frozenset({"judge"})
-
     def __init__(self, name: str, config: JudgeConfig, token: str) -> None:
         super().__init__(name)
         self._config = config

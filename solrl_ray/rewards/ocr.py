@@ -28,8 +28,6 @@ class Ocr(CheckpointReward):
     threads.
     """
 
-    options = frozenset()
-
     def __init__(self, name: str, engine: RapidOCR) -> None:
         super().__init__(name)
         self._engine = engine

@@ -23,8 +23,6 @@ class RemoteReward(CheckpointReward):
     (`Endpoint`).
     """
 
-    options = required = frozenset({"remote"})
-
     def __init__(self, name: str, config: RemoteConfig, token: str) -> None:
         super().__init__(name)
         self._url = config.url

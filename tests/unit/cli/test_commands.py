@@ -158,6 +158,21 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     assert "fits fleet.sharing auto is" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{kind: pickscore, preprocessing: torchvision}", "preprocessing (--set) is 'torchvision', but the reward "),
+        ("{kind: 'os:getcwd', path: /x}", "path (--set) is '/x', but a function (os:getcwd) does not read it"),
+        ("{kind: aesthetic, path: /x}", "kind (--set) is 'aesthetic', which needs base beside it"),
+    ],
+)
+def test_a_plan_refuses_what_a_reward_does_not_read_or_lacks(
+    entry: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert solrl("plan", *FLUX, "--gpu", "h200", "--set", f"rewards=[{entry}]") == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = tmp_path / "card.yaml"
     card.write_text("{gpu: ours, fastest: bf16, memory_gb: 100}")

@@ -240,7 +240,10 @@ def test_a_checkpoint_is_found_in_the_hugging_face_cache(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"kind": "imagereward", "path": "/x"}, "rewards.0.base (run.yaml) is missing, but imagereward needs it"),
+        (
+            {"kind": "imagereward", "path": "/x"},
+            "rewards.0.kind (run.yaml) is 'imagereward', which needs base beside it",
+        ),
         ({"kind": "hpsv2", "path": "/x", "base": "o/n"}, "rewards.0.base (run.yaml) is 'o/n', but the reward (hpsv2)"),
         (
             {"kind": "pickscore", "path": "/x", "preprocessing": "torchvision"},

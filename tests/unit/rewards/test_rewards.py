@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import shutil
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessor, CLIPModel, CLIPTokenizer
 
 from solrl_ray import rewards
+from solrl_ray.config import reward_kinds
 from solrl_ray.config.loading import read_file
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import RewardError, RunError, UserError
@@ -288,7 +290,9 @@ def test_a_new_key_is_refused_unless_the_rewards_options_name_it(monkeypatch: py
     rewards.registered(Wider(kind="clipscore", path="/x"), keys)
     with pytest.raises(UserError, match=r"^rewards\.0\.target is given, but the reward \(clipscore\) does not read it"):
         rewards.registered(given, keys)
-    monkeypatch.setattr(CLIPScore, "options", CLIPScore.options | {"target"})
+    clipscore = reward_kinds.REGISTERED["clipscore"]
+    wider = dataclasses.replace(clipscore, options=clipscore.options | {"target"})
+    monkeypatch.setitem(reward_kinds.REGISTERED, "clipscore", wider)
     rewards.registered(given, keys)
 
 
