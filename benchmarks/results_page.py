@@ -94,13 +94,28 @@ def rollouts(results: Path) -> str:
             paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
             said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
             said += [] if "decoder_compiled" in found else ["decoding not compiled"]
-            rows.append([", ".join(said), f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper])
+            cells = f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper
+            rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
             for name, one in found.get("pruned", {}).items():
-                cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×"
-                rows.append([", ".join([*said, f"pruned to {name.split(':')[1]}"]), *cells, ""])
-    return table(
-        ["rollout of one prompt, s", "24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"], rows
-    )
+                after, keep, micro_batch = map(int, name.split(":"))
+                cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×", ""
+                part = f"previews, pruned after {after} to {keep}, micro-batch {micro_batch}"
+                step = a_step(found, part, after, keep)
+                rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
+    sides = ["24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"]
+    return table(["rollout of one prompt, s", *sides, "a step in bfloat16, ms", "in FP8, ms"], rows)
+
+
+def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> str:
+    """Milliseconds of a solver step of one image: `part` of a rollout, less decoding and scoring."""
+    seconds, pool = found["seconds"], 96
+    decoded = seconds.get(f"decode, score: {part.partition(',')[0]}")
+    if decoded is None:
+        return ""
+    steps = pool * (10 if part == "naive" else 6)
+    if keep:
+        steps, decoded = pool * after + keep * (6 - after), decoded * (pool + keep) / pool
+    return f"{1000 * (seconds[part] - decoded) / steps:.1f}"
 
 
 def iterations(results: Path) -> str:
