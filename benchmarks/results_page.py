@@ -130,8 +130,10 @@ def iterations(results: Path) -> str:
         for name, seconds in found["seconds"].items():
             rows.append([f"{title}: {name}", *stages_of(seconds, found["total"], name)])
         if small:
-            rows.append([f"{title}: ours, small decoder", *stages_of(small["seconds"]["ours"], small["total"], "ours")])
-            rows[-1][-1] = f"{small['total']['ours'] / found['total']['ours']:.2f} ×"
+            for name in ("fair", "ours"):
+                cells = stages_of(small["seconds"][name], small["total"], name)[:-1]
+                times = f"{small['total'][name] / found['total']['ours']:.2f} ×"
+                rows.append([f"{title}: {name}, in the run with a small decoder", *cells, times])
     made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
     return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
 

@@ -5,7 +5,7 @@
     one_at_a_time   the same; explorers and regenerators are never at work together
 
 Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds it against peaks
-that were measured. Not counted: buffers of NCCL, memory that CUDA graphs keep, rewards of one's own.
+that were measured. Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's own.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down", "one_at_a_time")
 CONTEXT = 740_000_000
 """Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
 allocator."""
+RANK = 500_000_000
+"""Bytes that a resting learner rank held besides on an H100: NCCL, DeepSpeed."""
 RESERVED = 1.1
 """What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
 peaks."""
@@ -207,7 +209,11 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
     learner = Occupant(
         role="learner rank",
         weights={"transformer": arithmetic.weights_bytes or 0},
-        stays={**context, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0},
+        stays={
+            **context,
+            "NCCL and DeepSpeed": RANK,
+            "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0,
+        },
         takes={LEARN: round(RESERVED * (arithmetic.activation_bytes or 0))},
     )
     return {worker.role: worker for worker in (explorer, regenerator, learner)}

@@ -92,7 +92,8 @@ def sentence(
     if detail["type"] == "extra_forbidden":
         text = f"Unknown key {dotted(key)} in {source_of(key)}; {_suggestion(key, values)}"
     elif detail["type"] == "missing" and not too_short:
-        text = _missing(key, details, ", ".join(map(str, files)))
+        section = _at(values, key[:-1]) if len(key) > 1 else None
+        text = _missing(key, details, source_of(key[:-1]) if section is not None else ", ".join(map(str, files)))
     else:
         if detail["type"] in ("model_type", "model_attributes_type", "dict_type", "union_tag_not_found"):
             wanted = f"a section with the keys {', '.join(_section(key, values))}"

@@ -32,13 +32,15 @@ _PATH, _BOTH = frozenset({"path"}), frozenset({"path", "base"})
 _REMOTE, _JUDGE = frozenset({"remote"}), frozenset({"judge"})
 REGISTERED = {
     "aesthetic": RewardKind(source="aesthetic:Aesthetic", options=_BOTH, required=_BOTH, gpu_bytes=1_220_000_000),
-    "clipscore": RewardKind(source="clip:CLIPScore", options=_PATH | {"preprocessing"}, gpu_bytes=1_710_000_000),
-    "hpsv2": RewardKind(source="hpsv2:HPSv2", options=_PATH, gpu_bytes=3_940_000_000),
-    "hpsv2_v20": RewardKind(source="hpsv2:HPSv20", options=_PATH, gpu_bytes=3_940_000_000),
+    "clipscore": RewardKind(
+        source="clip:CLIPScore", options=_PATH | {"preprocessing"}, required=_PATH, gpu_bytes=1_710_000_000
+    ),
+    "hpsv2": RewardKind(source="hpsv2:HPSv2", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
+    "hpsv2_v20": RewardKind(source="hpsv2:HPSv20", options=_PATH, required=_PATH, gpu_bytes=3_940_000_000),
     "imagereward": RewardKind(source="imagereward:ImageReward", options=_BOTH, required=_BOTH, gpu_bytes=1_790_000_000),
     "judge": RewardKind(source="judge:Judge", options=_JUDGE, required=_JUDGE),
     "ocr": RewardKind(source="ocr:Ocr", extra="ocr"),
-    "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, gpu_bytes=3_940_000_000),
+    "pickscore": RewardKind(source="clip:PickScore", options=_BOTH, required=_PATH, gpu_bytes=3_940_000_000),
     "remote": RewardKind(source="remote:RemoteReward", options=_REMOTE, required=_REMOTE),
 }
 """By name in a configuration."""
@@ -67,10 +69,10 @@ def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
             shown = repr(value) if isinstance(value, str) else "given"
             what = "a function" if kind is FUNCTION else "the reward"
             raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
-    for option in sorted(kind.required - set(given)):
-        raise UserError(
-            f"{keys('kind')} is {config.kind!r}, which needs {option} beside it; see docs/guides/rewards.md."
-        )
+    if lacking := sorted(kind.required - set(given)):
+        keys_, listed = "keys" if len(lacking) > 1 else "key", " and ".join(lacking)
+        said = f"{keys('kind')} is {config.kind!r}, but its entry lacks the {keys_} {listed}"
+        raise UserError(f"{said}; see docs/guides/rewards.md.")
 
 
 def _unknown(kind: str, key: str) -> str:

@@ -127,7 +127,7 @@ def test_a_plan_refuses_a_card_that_the_run_does_not_fit_after_saying_what_it_ta
 ) -> None:
     assert solrl("plan", *FLUX, "--set", "learner.activation_memory=0.5", "--gpu", "l40s") == 2
     said = capsys.readouterr()
-    assert said.err.startswith("error: explorer, regenerator and learner rank on one NVIDIA L40S need 65 GB to learn")
+    assert said.err.startswith("error: explorer, regenerator and learner rank on one NVIDIA L40S need 65.5 GB to learn")
     assert "between their turns, estimated: explorer 20.1 GB (transformer 15.2 GB, " in " ".join(said.out.split())
 
 
@@ -136,7 +136,7 @@ def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.Ca
     said = capsys.readouterr().err
     tried = "with micro-batches of 1, learner.activation_memory 0 and publish.base pack"
     advice = "take a card with more memory or a smaller model"
-    assert f"; {tried} it is still 35.8 GB to regenerate, and 33.2 GB for a regenerator alone: {advice}; one " in said
+    assert f"; {tried} it is still 36.3 GB to regenerate, and 33.2 GB for a regenerator alone: {advice}; one " in said
     named = "one NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium"
     parts = "two_stage diffusion_nft pickscore one_gpu_24gb and your prompts"
     assert said.endswith(f"; {named} with {parts} (estimated).\n")
@@ -163,7 +163,8 @@ def test_a_plan_refuses_a_card_that_lacks_the_previews_precision(capsys: pytest.
     [
         ("{kind: pickscore, preprocessing: torchvision}", "preprocessing (--set) is 'torchvision', but the reward "),
         ("{kind: 'os:getcwd', path: /x}", "path (--set) is '/x', but a function (os:getcwd) does not read it"),
-        ("{kind: aesthetic, path: /x}", "kind (--set) is 'aesthetic', which needs base beside it"),
+        ("{kind: aesthetic}", "kind (--set) is 'aesthetic', but its entry lacks the keys base and path; "),
+        ("{kind: clipscore}", "but its entry lacks the key path; "),
     ],
 )
 def test_a_plan_refuses_what_a_reward_does_not_read_or_lacks(
@@ -179,7 +180,7 @@ def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, caps
     assert solrl("plan", *FLUX, "--gpu", card) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
-    assert "fits fleet.sharing auto is lay_down: 78.4 GB of 95 GB, which are 95% of ours" in said
+    assert "fits fleet.sharing auto is lay_down: 78.9 GB of 95 GB, which are 95% of ours" in said
     assert "note: it fits, but its time is unknown: The price list of ours has nothing like" in said
 
 

@@ -98,12 +98,13 @@ def test_a_misspelt_key_is_told_before_the_key_it_leaves_missing(tmp_path: Path)
     assert refusal([file]) == f"Unknown key model.resolutoin in {file}; did you mean model.resolution?"
 
 
-def test_a_missing_key_is_named_with_the_files(parts: list[Path]) -> None:
+def test_a_missing_key_is_named_with_the_files_or_where_its_section_is(parts: list[Path]) -> None:
     assert (
         refusal(parts[1:]) == f"The key model is missing from {parts[1]}; name a model, too (`solrl list` shows them)."
     )
+    assert refusal(parts, "rewards=[{}]") == "The key rewards.0.kind is missing from --set."
     parts[0].write_text(MODEL.replace("path: some/model", ""))
-    assert refusal(parts) == f"The key model.path is missing from {parts[0]}, {parts[1]}."
+    assert refusal(parts) == f"The key model.path is missing from {parts[0]}."
 
 
 @pytest.mark.parametrize(

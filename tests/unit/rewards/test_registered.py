@@ -242,7 +242,7 @@ def test_a_checkpoint_is_found_in_the_hugging_face_cache(
     [
         (
             {"kind": "imagereward", "path": "/x"},
-            "rewards.0.kind (run.yaml) is 'imagereward', which needs base beside it",
+            "rewards.0.kind (run.yaml) is 'imagereward', but its entry lacks the key base; ",
         ),
         ({"kind": "hpsv2", "path": "/x", "base": "o/n"}, "rewards.0.base (run.yaml) is 'o/n', but the reward (hpsv2)"),
         (

@@ -182,5 +182,5 @@ def test_a_server_that_is_not_there_is_missed_before_the_run() -> None:
 
 
 def test_the_section_is_needed() -> None:
-    with pytest.raises(UserError, match=r"^rewards\.0\.kind is 'remote', which needs remote beside it"):
+    with pytest.raises(UserError, match=r"^rewards\.0\.kind is 'remote', but its entry lacks the key remote; "):
         rewards.check([RewardConfig(kind="remote")], 5, str)

@@ -93,7 +93,13 @@ def test_a_bfloat16_checkpoint_is_scored_in_float32(tiny_clip: Path, tmp_path: P
     assert not reward._model.training
 
 
-@pytest.mark.parametrize("path", ["", "/no/such/clip", "nested/no/clip"])
+def test_an_entry_without_its_checkpoint_is_a_user_error() -> None:
+    configs = [RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore")]
+    with pytest.raises(UserError, match=r"^rewards\[1\]\.kind is 'clipscore', but its entry lacks the key path; see "):
+        rewards.load(configs, "cpu")
+
+
+@pytest.mark.parametrize("path", ["/no/such/clip", "nested/no/clip"])
 def test_a_missing_checkpoint_is_a_user_error_naming_the_entry(path: str) -> None:
     configs = [RewardConfig(kind="os:getcwd"), RewardConfig(kind="clipscore", path=path)]
     with pytest.raises(UserError, match=r"^rewards\[1\]\.path is "):
