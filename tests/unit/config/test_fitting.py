@@ -238,6 +238,17 @@ def test_a_plan_says_where_the_bytes_are_and_what_laying_down_takes() -> None:
     assert fitting.sentence(arithmetic, Card(name="a card", memory=1e12)).startswith("fleet.sharing auto is keep: 1")
 
 
+def test_a_peak_close_to_the_limit_is_said_to_be_with_what_takes_less() -> None:
+    arithmetic = made_up()
+    (found,) = cards(arithmetic)
+    keep, one_at_a_time = (found.peak(way) / 1e9 for way in ("keep", "one_at_a_time"))
+    advice = f"; this is close, and --set fleet.sharing=one_at_a_time takes {one_at_a_time:.3g} GB and more time"
+    assert fitting.sentence(arithmetic, card(keep + 0.01)).endswith(advice)
+    assert "close" not in fitting.sentence(made_up("compile.cudagraphs=true"), card(keep + 0.01))
+    assert "close" not in fitting.sentence(arithmetic, card(keep / 0.96))
+    assert "close" not in fitting.sentence(arithmetic, card(one_at_a_time + 0.01))  # nothing takes less
+
+
 def test_the_base_pack_is_counted_also_where_revisions_have_no_packed_weights() -> None:
     parts = ("sd35_large", "two_stage", "diffusion_nft", "pickscore", "one_gpu", "rollout.explore.precision=fp8")
     loads, starts_from_pack = (planned(*parts, f"publish.base={base}") for base in ("checkpoint", "pack"))
