@@ -27,8 +27,8 @@ SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down", "one_at_a_time")
 CONTEXT = 740_000_000
 """Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
 allocator."""
-RANK = 500_000_000
-"""Bytes that a resting learner rank held besides on an H100: NCCL, DeepSpeed."""
+LEARNER_EXTRA = 500_000_000
+"""Bytes that a resting learner rank was measured to hold besides, on an H100: probably of NCCL and DeepSpeed."""
 RESERVED = 1.1
 """What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
 peaks."""
@@ -211,7 +211,7 @@ def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]
         weights={"transformer": arithmetic.weights_bytes or 0},
         stays={
             **context,
-            "NCCL and DeepSpeed": RANK,
+            "other": LEARNER_EXTRA,
             "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0,
         },
         takes={LEARN: round(RESERVED * (arithmetic.activation_bytes or 0))},

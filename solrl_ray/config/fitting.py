@@ -252,7 +252,7 @@ def _safer(found: tuple[CardMemory, ...], way: Sharing, card: Card) -> str:
     least = min(SHARINGS, key=peaks.__getitem__)
     if peaks[way] <= CLOSE * card.usable or peaks[least] >= peaks[way]:
         return ""
-    return f"; this is close, and --set fleet.sharing={least} takes {size_in_words(peaks[least])} and more time"
+    return f"; close to the limit: --set fleet.sharing={least} takes {size_in_words(peaks[least])}, and more time"
 
 
 def _resting(card: CardMemory) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from solrl_ray.config import named
-from solrl_ray.config.problems import nearest
+from solrl_ray.config.problems import listed, nearest
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.errors import UserError
 
@@ -70,9 +70,8 @@ def check(config: RewardConfig, keys: Callable[[str], str]) -> None:
             what = "a function" if kind is FUNCTION else "the reward"
             raise UserError(f"{keys(option)} is {shown}, but {what} ({config.kind}) does not read it; leave it out.")
     if lacking := sorted(kind.required - set(given)):
-        keys_, listed = "keys" if len(lacking) > 1 else "key", " and ".join(lacking)
-        said = f"{keys('kind')} is {config.kind!r}, but its entry lacks the {keys_} {listed}"
-        raise UserError(f"{said}; see docs/guides/rewards.md.")
+        what = f"the {'keys' if len(lacking) > 1 else 'key'} {listed(lacking)}"
+        raise UserError(f"{keys('kind')} is {config.kind!r}, but its entry lacks {what}; see docs/guides/rewards.md.")
 
 
 def _unknown(kind: str, key: str) -> str:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results_page import BLOCK, BLOCKS, PAGE, RESULTS, render
+from results_page import BLOCK, BLOCKS, PAGE, RESULTS, a_step, render
 from time_to_target import comparisons
 from variants import TABLES
+
+from solrl_ray.simulator.prices import price_list
 
 FIGURE = re.compile(r"\d+\.\d+|\d+ ?%|\d ?×")
 
@@ -122,3 +124,23 @@ def test_a_ranking_table_is_shown_in_the_unit_of_the_paper(tmp_path: Path) -> No
     (tmp_path / "rank_fidelity_published.json").write_text(json.dumps({"seeds": 50, "previews": [row]}))
     cells = " | ".join(["100.0% / 2.0%"] * 3)  # from 1 of 50 to 50 of 50
     assert f"| testbed | fp8 | 4 | 0.900 | 0.800 | {cells} |" in BLOCKS["ranking"](tmp_path).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("file", "part", "after", "keep", "price"),
+    [
+        ("rollout_flux.json", "naive", 0, 0, ("flux", "bf16")),
+        ("rollout_flux.json", "previews", 0, 0, ("flux", "fp8")),
+        ("rollout_sd3.json", "previews", 0, 0, ("sd3", "fp8")),
+        ("rollout_sd3_all_blocks.json", "naive", 0, 0, ("sd3", "bf16")),
+        ("rollout_sd3_all_blocks.json", "previews, pruned after 2 to 36, micro-batch 12", 2, 36, ("sd3", "scope")),
+        ("rollout_sana_all_blocks.json", "naive", 0, 0, ("sana", "bf16")),
+        ("rollout_sana_all_blocks.json", "previews", 0, 0, ("sana", "scope")),
+    ],
+)
+def test_the_prices_of_solver_steps_are_those_of_the_table(
+    file: str, part: str, after: int, keep: int, price: tuple[str, str]
+) -> None:
+    (listed,) = (model for model in price_list("h200").models if model.family == price[0])
+    figure = listed.scopes["fp8"][0] if price[1] == "scope" else listed.steps[price[1]]
+    assert a_step(json.loads((RESULTS / file).read_text()), part, after, keep) == f"{figure.ms:.1f}"

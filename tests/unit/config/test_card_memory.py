@@ -1,15 +1,15 @@
-"""What a run holds of a card: sums done by hand, and the peaks that were measured on an H200."""
+"""What a run holds of a card: sums done by hand, and peaks that were measured."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
+import card_peaks
 import pytest
 
 from solrl_ray.cli.outline import facts_of
-from solrl_ray.config import fitting, named
+from solrl_ray.config import named
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe
 from solrl_ray.config.card_memory import (
     CONTEXT,
@@ -20,17 +20,13 @@ from solrl_ray.config.card_memory import (
     PUBLISH,
     REGENERATE,
     ROLL_OUT,
-    CardMemory,
     cards,
 )
 from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.shapes import shipped
 
-RESULTS = Path(__file__).parents[3] / "benchmarks/results"
 PROMPTS = "prompts={train: train.txt, heldout: heldout.txt}"
-WATCHER = 500_000_000
-"""Bytes of the benchmark that read the peaks: a context without kernels."""
 FACTS = ModelFacts(
     latent_shape=(1, 10, 10),
     parameters=10**9,
@@ -78,7 +74,7 @@ PROCESS = CONTEXT / 1e9
 EXPLORER = 1.5 + 0.2 + DECODER + REWARD + PROCESS
 REGENERATOR = 2.0 + 0.4 + DECODER + REWARD + PROCESS
 POLICIES = 7 * 4 * 1e6 / 1e9  # default, old, EMA, gradient; AdamW's copy and two moments
-RESTING = 0.5  # NCCL, DeepSpeed
+RESTING = 0.5
 LEARNER = 2.0 + PROCESS + RESTING + POLICIES
 IMAGE = 2 * 3 * 100 * 100 * 4 / 1e9
 EXPLORES = 1.1 * (8 * (0.01 + IMAGE) + 4 * 0.1)
@@ -180,91 +176,16 @@ def test_nothing_is_on_a_card_where_everybody_computes_on_cpus() -> None:
     assert cards(planned("flux1_dev", "two_stage", "diffusion_nft", "clipscore", facts=FACTS)) == ()
 
 
-@pytest.mark.parametrize(
-    ("model", "result", "activation_memory"),
-    [("flux1_dev", "flux", 0), ("sd35_large", "sd3", 1), ("sana_1600m", "sana", 1)],
-)
-def test_measured_peaks_are_foretold_within_a_twentieth(model: str, result: str, activation_memory: int) -> None:
-    measured = json.loads((RESULTS / f"full_iteration_{result}.json").read_text())["peak_memory_gb"]
-    third = "{count: 1, num_gpus: 0.33}"
-    arithmetic = planned(  # as benchmarks/full_iteration.py ran then, when learners were not compiled
-        model,
-        "two_stage",
-        "diffusion_nft",
-        "clipscore",
-        "rollout.explore.precision=fp8",
-        f"fleet={{explorers: {third}, regenerators: {third}, learners: {{num_gpus: 0.33}}}}",
-        "evaluation={prompts: 1, samples: 1}",
-        "compile.learner=false",
-        f"learner.activation_memory={activation_memory}",
-    )
-    (card,) = cards(arithmetic)
-    # SANA was measured before workers freed their caches for one another.
-    peak = freed_late(card) if model != "sana_1600m" else without_turns(card)
-    assert (peak + WATCHER) / 1e9 == pytest.approx(measured, rel=0.05)
+ALLOWED = {"limited card": 0.07, "H100": 0.03, "assumed": 0.16, "whole loop": 0.05}
 
 
-@pytest.mark.parametrize(
-    ("result", "model", "cluster", "then"),
-    [
-        ("flux_76", "flux1_dev", "one_gpu_80gb", "learner.activation_memory=0"),
-        ("flux_45", "flux1_dev", "one_gpu_48gb", "learner.activation_memory=0"),
-        ("sana_76", "sana_1600m", "one_gpu_80gb", "learner.micro_batch=16"),
-        ("sana_45", "sana_1600m", "one_gpu_48gb", "learner.micro_batch=4"),
-        ("sana_22", "sana_1600m", "one_gpu_24gb", "learner.micro_batch=2"),
-        ("sd3_45", "sd35_large", "one_gpu_48gb", "learner.micro_batch=1"),
-        ("sd3_medium_22", "sd35_medium", "one_gpu_24gb", "learner.micro_batch=9"),
-    ],
-)
-def test_peaks_on_limited_cards_are_foretold_within_seven_percent(
-    result: str, model: str, cluster: str, then: str
-) -> None:
-    """`then`: what the part had, or the card decided, at the time of the run."""
-    measured = json.loads((RESULTS / f"memory_limit_{result}.json").read_text())
-    changes = (f"{key}={value}" for key, value in measured["changes"].items())
-    (card,) = cards(limited(model, cluster, "rollout.preview.prune=null", then, *changes))
-    assert card.peak(measured["changes"]["fleet.sharing"]) / 1e9 == pytest.approx(measured["peak_gb"], rel=0.07)
-
-
-@pytest.mark.parametrize(
-    ("variant", "model"),
-    [("flux_1-gpus", "flux1_dev"), ("sd3_1-gpus", "sd35_large"), ("sana_1-gpus", "sana_1600m")],
-)
-def test_peaks_on_an_h100_are_foretold_within_three_percent(variant: str, model: str) -> None:
-    rows = json.loads((RESULTS / "many_gpus.json").read_text())
-    measured = [row for row in rows if row["variant"].startswith(variant)]
-    config = limited(model, "one_gpu_80gb")
-    assert config.facts is not None
-    settled = fitting.settled(config.config, config.facts, fitting.Card(name="an H100", memory=85e9))
-    (card,) = cards(describe(settled, config.facts))
-    for row in measured:
-        assert settled.learner.activation_memory == row["activation_memory"]
-        assert settled.fleet.sharing == row["planned"]["sharing"]
-        assert card.peak(settled.fleet.sharing) / 1e9 == pytest.approx(max(row["peak_gb"]), rel=0.03)
-
-
-def limited(model: str, cluster: str, *settings: str) -> Arithmetic:
-    """As benchmarks/memory_limit.py and many_gpus.py run."""
-    third = "num_gpus: 0.33"
-    return planned(
-        *(model, "two_stage", "diffusion_nft", "clipscore", cluster, "rollout.explore.precision=fp8"),
-        "evaluation={prompts: 1, samples: 1}",
-        f"fleet={{explorers: {{{third}}}, regenerators: {{{third}}}, learners: {{{third}}}}}",
-        *settings,
-    )
+@pytest.mark.parametrize("row", card_peaks.compared(), ids=lambda row: f"{row.kind} {row.run}")
+def test_measured_peaks_are_foretold(row: card_peaks.Compared) -> None:
+    assert abs(row.off) <= ALLOWED[row.kind]
 
 
 def test_a_run_that_ran_out_of_memory_in_19_gb_is_not_said_to_fit_it() -> None:
     # On an H100 its explorer had no room to load its first revision beside the others.
-    medium = limited("sd35_medium", "one_gpu_24gb", "learner={activation_memory: 0.5, micro_batch: 9}")
+    learner = "learner={activation_memory: 0.5, micro_batch: 9}"
+    medium = card_peaks.planned("sd35_medium", "one_gpu_24gb", "rollout.preview.prune=null", learner)
     assert cards(medium)[0].peak("lay_down") > 19e9
-
-
-def freed_late(card: CardMemory) -> int:
-    """Explorers kept what they had quantised until the first update then."""
-    return max(card.turn(ROLL_OUT, "keep") + sum(w.taken(LOAD) for w in card.occupants), card.peak("keep"))
-
-
-def without_turns(card: CardMemory) -> int:
-    held = sum(worker.laid_down + worker.staying for worker in card.occupants)
-    return held + sum(worker.taken(LOAD, EXPLORE, REGENERATE, LEARN) for worker in card.occupants)

@@ -242,7 +242,7 @@ def test_a_peak_close_to_the_limit_is_said_to_be_with_what_takes_less() -> None:
     arithmetic = made_up()
     (found,) = cards(arithmetic)
     keep, one_at_a_time = (found.peak(way) / 1e9 for way in ("keep", "one_at_a_time"))
-    advice = f"; this is close, and --set fleet.sharing=one_at_a_time takes {one_at_a_time:.3g} GB and more time"
+    advice = f"; close to the limit: --set fleet.sharing=one_at_a_time takes {one_at_a_time:.3g} GB, and more time"
     assert fitting.sentence(arithmetic, card(keep + 0.01)).endswith(advice)
     assert "close" not in fitting.sentence(made_up("compile.cudagraphs=true"), card(keep + 0.01))
     assert "close" not in fitting.sentence(arithmetic, card(keep / 0.96))
