@@ -93,6 +93,7 @@ def composed(model: str, folder: Path, small_decoder: bool) -> dict[str, Any]:
         "question": "seconds of one prompt's rollout and update on one card",
         "model": model,
         "gpu": measured["gpu"],
+        "learner_gpu": learner["device"],
         "torch": measured["torch"],
         "tier": measured["tier"],
         "from": names,

@@ -31,6 +31,8 @@ LOOPS = {"z_image": "Z-Image, 512 px", "qwen_image": "Qwen-Image, 512 px"}
 """End of the name of a whole loop's results file → model. Older files are not of the present code."""
 SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
 """Ends of the results files' names, as words."""
+PAGES_CARD = "H200"
+"""On which rollouts are, if their row says nothing else."""
 SCHEDULES = {
     ("overlap.json", "colocated/0"): "all on both GPUs, in turns",
     ("overlap.json", "split/0"): "samplers on one GPU, learner on the other",
@@ -94,6 +96,7 @@ def rollouts(results: Path) -> str:
             paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
             said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
             said += [] if "decoder_compiled" in found else ["decoding not compiled"]
+            said += [f"on an {card(found)}"] if card(found) != PAGES_CARD else []
             cells = f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper
             rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
             for name, one in found.get("pruned", {}).items():
@@ -104,6 +107,11 @@ def rollouts(results: Path) -> str:
                 rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
     sides = ["24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"]
     return table(["rollout of one prompt, s", *sides, "a step in bfloat16, ms", "in FP8, ms"], rows)
+
+
+def card(found: dict[str, Any]) -> str:
+    """As the page calls it, of `NVIDIA H100 80GB HBM3 (sm_90)`: H100."""
+    return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
 
 
 def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> str:
@@ -133,7 +141,8 @@ def iterations(results: Path) -> str:
             for name in ("fair", "ours"):
                 cells = stages_of(small["seconds"][name], small["total"], name)[:-1]
                 times = f"{small['total'][name] / found['total']['ours']:.2f} ×"
-                rows.append([f"{title}: {name}, in the run with a small decoder", *cells, times])
+                other = f", its rollout on an {card(small)}" if card(small) != PAGES_CARD else ""
+                rows.append([f"{title}: {name}, in the run with a small decoder{other}", *cells, times])
     made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
     return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
 

@@ -179,7 +179,7 @@ def test_nothing_is_on_a_card_where_everybody_computes_on_cpus() -> None:
 ALLOWED = {"limited card": 0.07, "H100": 0.03, "assumed": 0.16, "whole loop": 0.05}
 
 
-@pytest.mark.parametrize("row", card_peaks.compared(), ids=lambda row: f"{row.kind} {row.run}")
+@pytest.mark.parametrize("row", list(card_peaks.compared()), ids=lambda row: f"{row.kind} {row.run}")
 def test_measured_peaks_are_foretold(row: card_peaks.Compared) -> None:
     assert abs(row.off) <= ALLOWED[row.kind]
 
