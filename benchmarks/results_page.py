@@ -364,17 +364,20 @@ def equal_time(results: Path) -> str:
 
 def headline(results: Path) -> str:
     """How many times sooner two stages, or few seeds alone, have a share of the gain of the published one-stage
-    strategies, in charged time.
+    strategies, in charged time. Longer runs of a variant are taken if there are as many: more of them have come so far.
     """
-    content = read(results, "convergence.json")
+    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
     runs = {} if content is None else whole_runs(content)
+    long_runs = {} if longer is None else whole_runs(longer)
     rows = []
     for name in (name for name in HEADLINE if {name, "direct", "scaled"} <= runs.keys()):
+        long = len(long_runs.get(name, {})) >= len(runs[name])
+        mine, called = (long_runs[name], f"{name}, {longer['iterations']} iterations") if long else (runs[name], name)
         for model, title in CHARGED.items():
-            cells, place = [name, title], SHARES.index(HEADLINE_SHARE)
+            cells, place = [called, title], SHARES.index(HEADLINE_SHARE)
             for other, prices in (("scaled", None), ("direct", "released"), ("direct", None)):
                 price = content[prices][model] if prices else content["charged"][other][model]
-                ratios = times_sooner(runs[name], runs[other], price / content["charged"][name][model])
+                ratios = times_sooner(mine, runs[other], price / content["charged"][name][model])
                 cells.append(f"{times(ratios[place])} ×")
             rows.append(cells)
     if not rows:

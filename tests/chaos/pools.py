@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +87,19 @@ class Worker(Callee):
 
     def explore(self, unit: WorkUnit) -> Explored:
         return Explored(unit, self._name)
+
+
+class Slow(Worker):
+    """Is at its unit until the file appears."""
+
+    def explore(self, unit: WorkUnit, gate: Path) -> Explored:  # type: ignore[override]
+        while not gate.exists():
+            time.sleep(0.05)
+        return super().explore(unit)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
 
 
 def spawn(
