@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -72,7 +70,3 @@ async def opened(
         fleet = Fleet(config, there, tasks, telemetry, explores=explores)
         fleet.open()
         yield Scene(fleet, telemetry, there, config)
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())

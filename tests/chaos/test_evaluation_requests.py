@@ -23,8 +23,8 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError, RewardNonsense, RunError
 from solrl_ray.records import Prompt, WorkUnit
 from solrl_ray.storage.run_folder import RunFolder
-from tests.chaos.fleets import Scene, opened, run
-from tests.chaos.pools import Worker, revision, spawn, until
+from tests.chaos.fleets import Scene, opened
+from tests.chaos.pools import Worker, revision, run, spawn, until
 from tests.support.small import small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -22,8 +22,8 @@ from solrl_ray.records import Attestation, Receipt, WorkUnit
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
-from tests.chaos.fleets import Scene, opened, run
-from tests.chaos.pools import Batch, Explored, Worker, revision, spawn, units, until
+from tests.chaos.fleets import Scene, opened
+from tests.chaos.pools import Batch, Explored, Worker, revision, run, spawn, units, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -8,24 +8,19 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray.util.placement_group import remove_placement_group
 
-from actors.fleet.actor_factory import Actor, ActorClasses, ActorFactory
-from actors.ray_world import RayWorld
-from actors.training.learner_group import LearnerGroup
 from actors.workers.learner_rank import LearnerRank
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import InputGone, RunError
+from solrl_ray.errors import InputGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.policy.digest import lora_digest
-from solrl_ray.scheduling.replacements import Replacements
+from tests.chaos.learner_ranks import Light, group
 from tests.support.learning import config, embeddings, groups
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -81,72 +76,6 @@ class KilledWhilePublishing(LearnerRank):
         return super().shard(*arguments)
 
 
-async def group(
-    settings: Config,
-    folder: Path,
-    role: type,
-    said: list[str],
-    supply: Callable[[int], Any] | None = None,
-) -> LearnerGroup:
-    """Ranks that need no place of their own, and begin again with the last state in `folder`."""
-
-    class Anywhere(ActorFactory):
-        def learner(self, rank: int, rebuilt: int = 0) -> Actor:
-            name = f"{folder.name}-learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
-            make: Any = ray.remote(role).options(name=name, num_cpus=0)
-            return Actor(make.remote(settings, rank), "learner", takes_lists=True)
-
-        def seat_learners(self, seconds: float) -> bool:
-            return True
-
-    async def last_state() -> LearnerState | None:
-        there = sorted(folder.glob("state-*"))
-        return LearnerState.load(there[-1]) if there else None
-
-    async def nothing(iteration: int) -> list[Any]:
-        raise AssertionError(f"groups of iteration {iteration} were asked for again")
-
-    learners = LearnerGroup(
-        settings,
-        RayWorld(Anywhere(settings, folder, ActorClasses())),
-        last_state=last_state,
-        replacements=Replacements(2),
-        tell=said.append,
-        supply=supply or nothing,
-    )
-    await learners.spawn()
-    return learners
-
-
-class Light:
-    """A rank that only knows where it is and what it was told to load."""
-
-    def __init__(self, config: Config, rank: int) -> None:
-        self._loaded: object = None
-
-    def start(self) -> str:
-        return "here"
-
-    def node(self) -> str:
-        node: str = ray.get_runtime_context().get_node_id()
-        return node
-
-    def address(self) -> tuple[str, int]:
-        return "here", 1
-
-    def join(self, address: str, port: int, one_host: bool) -> None:
-        pass
-
-    def load(self, state: object) -> None:
-        self._loaded = state
-
-    def state(self) -> tuple[str, object, int]:
-        context = ray.get_runtime_context()
-        place = ray.util.get_current_placement_group()
-        assert place is not None
-        return context.get_actor_name(), self._loaded, place.bundle_count
-
-
 class Late(Light):
     """The first rank 1 never ends its update."""
 
@@ -177,198 +106,6 @@ def test_a_group_of_which_a_rank_hangs_is_rebuilt_when_its_update_is_late(tmp_pa
     asyncio.run(scenario())
     late = "update of the learner group failed: no answer within its deadline of 1 s"
     assert said == [f"the learner group is rebuilt from the checkpoint after 3 updates ({late})"]
-
-
-def light_group(settings: Config, factory: ActorFactory, said: list[str]) -> LearnerGroup:
-    async def last_state() -> Any:
-        return "the checkpoint"
-
-    async def supply(iteration: int) -> list[Any]:
-        return []
-
-    return LearnerGroup(
-        settings,
-        RayWorld(factory),
-        last_state=last_state,
-        replacements=Replacements(0),
-        tell=said.append,
-        supply=supply,
-    )
-
-
-@pytest.mark.parametrize(("share", "room"), [(0.5, True), pytest.param(0.75, False, marks=pytest.mark.faults)])
-def test_ranks_have_places_together_and_leave_a_node_that_is_about_to_go_if_there_is_room(
-    tmp_path: Path, share: float, room: bool
-) -> None:
-    fleet = {"learners": {"threads": 1, "num_cpus": share}, "deadlines": {"start": 60.0}}
-    settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
-    factory = ActorFactory(settings, tmp_path, ActorClasses(learner=Light))
-    said: list[str] = []
-
-    async def scenario() -> None:
-        learners = light_group(settings, factory, said)
-        await learners.spawn()
-        await learners.start(None)
-        await learners.leave({"another node"})
-        assert (await learners.state(), said) == (("learner-0", None, 2), [])
-        learners.saved()
-        await learners.leave({ray.get_runtime_context().get_node_id()})
-        (sentence,) = said
-        if room:
-            assert await learners.state() == ("learner-0.1", "the checkpoint", 2)
-            assert sentence == (
-                "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
-            )
-        else:
-            assert await learners.state() == ("learner-0", None, 2)
-            wanted = "2 learner ranks (0.75 CPU each, fleet.learners.placement PACK)"
-            assert f"{wanted} find no room elsewhere yet" in sentence
-        for rank in learners._ranks:
-            ray.kill(rank.handle)
-
-    asyncio.run(scenario())
-    remove_placement_group(factory._seats)
-
-
-class SlowToMeet(Light):
-    """Takes no sample before it has met the others, for which the second group takes a while."""
-
-    def __init__(self, config: Config, rank: int) -> None:
-        super().__init__(config, rank)
-        self._met = False
-
-    def join(self, address: str, port: int, one_host: bool) -> None:
-        if ".1" in ray.get_runtime_context().get_actor_name():
-            time.sleep(1.0)
-        self._met = True
-
-    def offer(self, *arguments: Any) -> None:
-        if not self._met:
-            raise RunError("was offered samples before it joined its group")
-
-    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        pass
-
-    def update(self, iteration: int) -> str:
-        return ray.get_runtime_context().get_actor_name() or ""
-
-
-def test_samples_that_come_while_the_ranks_move_are_fed_later(tmp_path: Path) -> None:
-    fleet = {"learners": {"threads": 1, "num_cpus": 0.1}, "deadlines": {"start": 60.0}}
-    settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
-    factory = ActorFactory(settings, tmp_path, ActorClasses(learner=SlowToMeet))
-
-    async def scenario() -> None:
-        learners = light_group(settings, factory, [])
-        await learners.spawn()
-        await learners.start(None)
-        learners.saved()
-        moved = asyncio.ensure_future(learners.leave({ray.get_runtime_context().get_node_id()}))
-        first = 0
-        while not moved.done():
-            learners.offer(0, [2] * 1000, first, [], [])
-            first += 1
-            await asyncio.sleep(0.05)
-        learners.offer(0, [2] * 1000, first, [], [])
-        assert await learners.update(0, [], []) == "learner-0.1"  # type: ignore[comparison-overlap]
-        for rank in learners._ranks:
-            ray.kill(rank.handle)
-
-    asyncio.run(scenario())
-    remove_placement_group(factory._seats)
-
-
-def test_ranks_without_room_together_end_the_run_with_what_they_asked_for(tmp_path: Path) -> None:
-    fleet = {"learners": {"num_cpus": 1.5}, "deadlines": {"resources": 0.5, "start": 0.5}}  # there are two CPUs
-    settings = config(tmp_path, learner={"world_size": 2}, fleet=fleet)
-    factory = ActorFactory(settings, tmp_path, ActorClasses(learner=Light))
-    wanted = r"2 learner ranks \(1\.5 CPU each, fleet\.learners\.placement PACK\)"
-    with pytest.raises(RunError, match=rf"^{wanted} found no room together within 1 s \(fleet\.deadlines\.resources"):
-        asyncio.run(light_group(settings, factory, []).spawn())
-    assert factory._seats is None
-
-
-class Fed(Light):
-    """Answers to an update with what it was fed for it."""
-
-    def __init__(self, config: Config, rank: int) -> None:
-        super().__init__(config, rank)
-        self._config = config
-
-    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        self._fed, _ = LearnerRank._fetch(self, iteration, groups, embeddings)  # type: ignore[arg-type]
-
-    def update(self, iteration: int) -> list[Any]:
-        return self._fed
-
-
-def test_samples_that_are_lost_with_a_node_are_supplied_once_more(tmp_path: Path) -> None:
-    settings = config(tmp_path, learner={"world_size": 2})
-    said, asked = list[str](), list[int]()
-
-    class Gone:
-        def make(self) -> None: ...
-
-    async def supply(iteration: int) -> list[Any]:
-        asked.append(iteration)
-        return [ray.put("first, stored"), ray.put("second, stored")]
-
-    async def scenario() -> None:
-        learners = await group(settings, tmp_path, Fed, said, supply)
-        await learners.start(None)
-        maker: Any = ray.remote(Gone).options(num_cpus=0).remote()
-        ray.kill(maker)
-        found = await learners.update(3, [ray.put("first"), maker.make.remote()], [])
-        assert found == ["first, stored", "second, stored"]  # type: ignore[comparison-overlap]
-
-    asyncio.run(scenario())
-    assert asked == [3]
-    (sentence,) = said
-    assert sentence.startswith("the samples of iteration 3 are taken from the run folder (")
-
-
-class KilledBeforeItsStateIsOut(Fed):
-    """The first rank 0 is killed when its update is done; the samples went down with it."""
-
-    def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        super().feed(iteration, groups, embeddings)
-        if self._replaces() and "first" in self._fed:
-            raise InputGone("fetching the samples", "an object it needs is lost")
-
-    def state(self) -> Any:
-        if not self._replaces():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return State(self._fed)
-
-    def _replaces(self) -> bool:
-        return ".1" in (ray.get_runtime_context().get_actor_name() or "")
-
-
-@dataclass
-class State:
-    learned: list[str]
-
-    def check_finite(self) -> None: ...
-
-
-def test_samples_that_are_lost_when_an_update_was_done_are_supplied_once_more(tmp_path: Path) -> None:
-    settings = config(tmp_path)
-    said: list[str] = []
-
-    async def supply(iteration: int) -> list[Any]:
-        return [ray.put(f"stored, of iteration {iteration}")]
-
-    async def scenario() -> None:
-        learners = await group(settings, tmp_path, KilledBeforeItsStateIsOut, said, supply)
-        await learners.start(None)
-        learned = await learners.learn(3, [ray.put("first")], [])
-        assert (learned.update, learned.state) == (["first"], State(["stored, of iteration 3"]))
-
-    asyncio.run(scenario())
-    assert [sentence.partition(" (")[0] for sentence in said] == [
-        "the learner group is rebuilt from revision 0",
-        "the samples of iteration 3 are taken from the run folder",
-    ]
 
 
 def train(settings: Config, folder: Path, role: type, said: list[str]) -> list[list[bytes]]:
