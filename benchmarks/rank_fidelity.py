@@ -34,7 +34,7 @@ from pruned_previews import figures, print_table
 from small_decoder import distil
 from torch import nn
 
-from actors.workers.sampling_worker import base_to_keep, make_room
+from actors.workers.sampling_worker import add_live_branches, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.config.loading import load
 from solrl_ray.config.previews import Prune
@@ -229,7 +229,7 @@ class Bench:
         revision = Publisher.for_model(copy.deepcopy(transformer), config).build(1, self._policies[-1])
         kept = base_to_keep(transformer, config)
         quantize_(transformer, config.rollout.explore.precision, config.model.quantization)
-        make_room(transformer, config, torch.float32)
+        add_live_branches(transformer, config, torch.float32)
         content = Publications(publish).publish(revision).payload(EXPLORER)
         Receiver(transformer, quantized_base=kept).apply(payload.read(content))
 

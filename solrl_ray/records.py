@@ -100,7 +100,8 @@ class WorkUnit:
     @property
     def id(self) -> str:
         first, last = self.indices[0], self.indices[-1]
-        return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}"
+        policy = "" if self.policy == "old" else f"/{self.policy}"
+        return f"{self.stage}/{self.iteration}/{self.prompt_id}/{first}-{last}{policy}"
 
     @property
     def in_words(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from actors.client import live_run
 from actors.client.connect import joined
 from actors.client.evaluate import Merger, Request, merged, write
-from actors.client.launch import located
+from actors.client.launch import UNANSWERED, located
 from actors.cluster import wait
 from actors.cluster.names import namespace
 from actors.evaluation.requests import EvaluationRequest, Found, RequestProgress
@@ -30,7 +30,7 @@ from actors.ray_world import RayWorld
 from solrl_ray.config.continuation import stored
 from solrl_ray.config.fleet import Learners
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.errors import Late, RunError, WorkerGone
 from solrl_ray.evaluation.request import obstacle
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.prompts.prompt_set import read_prompts
@@ -88,13 +88,13 @@ async def _evaluate(
         updates=state.updates,
         publications=await _merged(controller, config, state, request, name),
     )
-    await _ask(controller.submit_evaluation.remote(asked))
+    await _ask(controller.submit_evaluation, asked)
     tell(f"the run evaluates beside its updates, and for at most {config.evaluation.share:.0%} of its time besides")
     loop = asyncio.get_running_loop()
     shown = loop.time()
     try:
         while True:
-            progress: RequestProgress | None = await _ask(controller.poll_evaluation.remote(name))
+            progress: RequestProgress | None = await _ask(controller.poll_evaluation, name)
             if progress is None:
                 raise RunError(f"the run has forgotten the evaluation {name}")
             if progress.error is not None:
@@ -106,8 +106,8 @@ async def _evaluate(
                 return progress.found
             await asyncio.sleep(POLL)
     finally:
-        with suppress(RunEnded):
-            await _ask(controller.forget_evaluation.remote(name))
+        with suppress(RunEnded, RunError):  # a run forgets by itself what nobody asks for
+            await _ask(controller.forget_evaluation, name)
 
 
 async def _merged(
@@ -122,13 +122,21 @@ async def _merged(
     try:
         return await merged(world, merger, merging, state, request.policies, seconds=config.fleet.deadlines.update)
     except WorkerGone:
-        await _ask(controller.progress.remote())  # a run that has ended takes its cluster down
+        await _ask(controller.progress)  # a run that has ended takes its cluster down
         raise
 
 
-async def _ask(answer: Any) -> Any:
-    """The answer of the run's controller. Raises RunEnded if there is none."""
-    try:
-        return await wait.answer(answer, what="the run's controller", seconds=live_run.ANSWER_SECONDS)
-    except WorkerGone as error:
-        raise RunEnded from error
+async def _ask(method: Any, *arguments: Any) -> Any:
+    """The answer of the run's controller. It is asked again if it is late: each of these calls may come twice.
+
+    Raises RunEnded if it is gone, RunError if it does not answer.
+    """
+    for _ in range(UNANSWERED):
+        try:
+            asked = method.remote(*arguments)
+            return await wait.answer(asked, what="the run's controller", seconds=live_run.ANSWER_SECONDS)
+        except Late as error:
+            late = error
+        except WorkerGone as error:
+            raise RunEnded from error
+    raise RunError(f"{late}, {UNANSWERED} times: its machine is very busy; evaluate again later") from late

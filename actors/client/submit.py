@@ -135,9 +135,9 @@ def _cut_off(client: JobSubmissionClient, job: str, status: JobStatus, again: st
 
 
 def _print_log(client: JobSubmissionClient, job: str, printed: int) -> int:
-    """Print the job's log beyond its first `printed` characters; how many are printed now.
+    """Print the job's log beyond its first `printed` characters; returns how many are printed now.
 
-    Each connection sends the log from its beginning. One may break: whether the job goes on its status says.
+    Each connection sends the log from its beginning. A connection may break; the job's status says whether it goes on.
     """
 
     async def follow() -> None:

@@ -216,7 +216,7 @@ class HandOut:
         owner = self._owners.get(batch)
         if owner is not None and not owner.failed(error):
             return False
-        self._dispatcher.answered(worker.name, unit, now=self._world.now(), seconds=0.0)
+        self._dispatcher.failed(worker.name, unit, now=self._world.now())
         if owner is not None:  # else another owner may want the same unit now
             self.done(unit)
         self.wake()

@@ -186,11 +186,12 @@ class OpenIteration(Owner):
             there = first
             while there < len(order) and order[there] in self.groups:
                 there += 1
-            if there > first:
-                new = order[first:there]
-                yield first, [self.groups[p] for p in new], [self.embeddings[p] for p in new]
-                first = there
-            await self.grown.wait()
+            if there == first:
+                await self.grown.wait()
+                continue
+            new = order[first:there]
+            yield first, [self.groups[p] for p in new], [self.embeddings[p] for p in new]
+            first = there
 
     def result(self) -> RolloutResult:
         """What the update learns from; only when complete."""

@@ -83,8 +83,8 @@ class Evaluation(Owner):
             return
         scores = repr(value.rewards) if self._reproducible else "rewards that may differ"
         outcome = self.ledger.finish(unit.id, scores, answer.worker)
-        self._hand_out.done(unit)
         if outcome is Outcome.ACCEPTED:
+            self._hand_out.done(unit)
             self.answers[unit.prompt_id] = value
         elif outcome is Outcome.VIOLATION:
             said = f"{answer.worker} has other rewards for {unit.in_words} than {self.ledger.finisher(unit.id)}"

@@ -146,7 +146,7 @@ class ActorFactory:
         return self._pack
 
     def _actor(self, name: str, handle: Any, role: str, **properties: Any) -> Actor:
-        """It is told first whom it tells what it does; nobody waits for that."""
+        """Its first call says where to send progress notes; the answer is not awaited."""
         if hasattr(handle, "send_notes"):  # other players may be plain actors
             handle.send_notes.options(name=f"{role}.send_notes").remote(name, self._controller, self._namespace)
         return Actor(handle, role, **properties)
@@ -164,7 +164,7 @@ def vacate(namespace: str) -> None:
     what = f"giving back what learners of {namespace} had reserved"
     try:
         in_time(lambda: _vacate(namespace), what=what, seconds=VACATE_SECONDS, silent="Ray")
-    except RayError:  # the cluster is gone, which whoever waited for the run has been told
+    except RayError:  # the cluster is gone; the caller has already reported that
         pass
     except RunError as error:
         print(f"note: {error}")

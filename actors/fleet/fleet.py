@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from solrl_ray.config.pools import REGENERATORS, explorer_pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
+from solrl_ray.metrics.records import added
 from solrl_ray.records import Attestation, Receipt
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.scaling import Targets, option
@@ -250,18 +251,10 @@ class Fleet:
         workers = [worker for pool in self._pools.values() for worker in pool.workers.values()]
         self._telemetry.workers(
             {worker.name: worker.words() for worker in workers},
-            census={role: _sum(pool.census() for pool in its) for role, its in roles.items()},
-            tiers={role: _sum(pool.tiers() for pool in its) for role, its in roles.items()},
+            census={role: added(pool.census() for pool in its) for role, its in roles.items()},
+            tiers={role: added(pool.tiers() for pool in its) for role, its in roles.items()},
             replacements_left=self.replacements.left,
         )
         done, shapes = (sum(counts) for counts in zip(*(p.warmed() for p in self._pools.values()), strict=True))
         if shapes:
             self._telemetry.stage("warm up", done, shapes)
-
-
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for each in counts:
-        for name, count in each.items():
-            total[name] = total.get(name, 0) + count
-    return total

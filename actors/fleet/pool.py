@@ -157,9 +157,10 @@ class Pool:
         """Whether its workers do nothing on their GPUs and no unit waits for them."""
         return not self.wants_turn and not any(worker.is_busy for worker in self.workers.values())
 
-    def has_proved(self, but: str) -> bool:
-        """Whether a staying worker other than `but` has held a revision."""
-        return any(w.proved and w.state is not State.DRAINING for name, w in self.workers.items() if name != but)
+    @property
+    def has_proved(self) -> bool:
+        """Whether a staying worker has held a revision."""
+        return any(w.proved and w.state is not State.DRAINING for w in self.workers.values())
 
     def census(self) -> dict[str, int]:
         """State → number of workers, for every state but dead."""
@@ -265,7 +266,7 @@ class Pool:
         hopeless = starting and (own or (isinstance(error, Gone) and name in self._second_tries))
         if leaving:
             self._observer.lost(name, reason, "", loss.requeued)
-        elif hopeless and self.has_proved(name):
+        elif hopeless and self.has_proved:
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
             if isinstance(error, Gone) and loss.charged:

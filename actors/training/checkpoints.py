@@ -73,8 +73,8 @@ class CheckpointWriter:
         )
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints and the report")
-            close, seconds = self._uploader.close, deadlines.upload
-            await self._world.blocking(lambda: close(seconds=seconds), "the last copies", 2 * seconds)
+            close, limit = self._uploader.close, deadlines.upload
+            await self._world.blocking(lambda: close(seconds=limit), "the last copies", 2 * limit)
         await self._telemetry.close()
 
     def _complete(self) -> LearnerState:

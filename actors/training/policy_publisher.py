@@ -127,8 +127,8 @@ class PolicyPublisher:
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:
-        """A block in which regenerators hold a policy that is only evaluated. Call `regenerate` before they
-        continue.
+        """A block in which regenerators hold a policy that is only evaluated. `regenerating` sends them the
+        newest revision again.
         """
         async with self._turn:
             self._regenerated = None

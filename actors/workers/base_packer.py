@@ -41,5 +41,5 @@ class BasePacker(Callee):
         with doing("making the base pack"):
             made = base_pack.write(transformer, config, threads=threads)
         with doing("writing the base pack"):
-            replace_file(file, made, synced=False)  # whoever reads it verifies it
+            replace_file(file, made, synced=False)  # each reader verifies it
         return np.frombuffer(made, np.uint8)

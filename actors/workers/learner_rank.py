@@ -43,7 +43,7 @@ class LearnerRank(Callee):
 
     @noted
     def start(self) -> str:
-        """Build the model; returns this node's name. Not in the constructor: see `Explorer.start`."""
+        """Build the model; returns this node's name. Not in the constructor: see `SamplingWorker`."""
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
         self._model = models.load(model, self._device, components={"transformer"})

@@ -75,7 +75,7 @@ class SamplingWorker(Callee):
         config = self._config
         with doing(f"testing what it computes with in {sampling.tier}"):
             checks = attestation.attest(model.transformer, sampling.tier, report)
-        make_room(model.transformer, config, model.dtype)
+        add_live_branches(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
         compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
@@ -200,7 +200,7 @@ def base_to_keep(transformer: nn.Module, config: Config) -> dict[str, torch.Tens
     return quantized_bases(transformer, config.model.lora.targets, tiers)
 
 
-def make_room(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
+def add_live_branches(transformer: nn.Module, config: Config, dtype: torch.dtype) -> None:
     """Put live branches beside an explorer's quantised layers, if revisions come that way."""
     if config.publish.mode == "branch":
         add_branches(transformer, config.model.lora.targets, config.model.lora.rank, dtype)

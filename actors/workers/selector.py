@@ -139,8 +139,8 @@ class Selector(Callee):
         regenerated.
 
         Args:
-            asked: whether workers have the plan's pools already, so that tens of thousands of units need not be sent
-                again.
+            asked: whether the caller has queued the plan's pools already, so that tens of thousands of units need not
+                be sent again.
 
         Raises:
             RunError: the journal was begun with another plan.

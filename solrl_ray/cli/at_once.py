@@ -26,7 +26,7 @@ from solrl_ray.errors import RunError, UserError
 
 KNOCK_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
-"""A busy head takes its time; whoever is no head and answers is told within KNOCK_SECONDS."""
+"""A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
 NOT_UPLOADED = ("runs", ".venv", ".git")
 
 
@@ -115,7 +115,7 @@ def _folder(loaded: LoadedConfig, named: str, resumes: bool) -> None:
     config = loaded.config
     root = Path(config.run.root).expanduser().absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    reason = refuses_files(existing) if existing.is_dir() else "is a file"
+    reason = refuses_files(existing)
     if reason:
         raise UserError(f"{named}, but {existing} {reason}.")
     if lacking := lacks_space(root, config.checkpoints.min_free_gb):

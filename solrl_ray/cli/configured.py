@@ -59,10 +59,9 @@ def _configuration_of(init: Path) -> Path:
 
 def begun(arguments: argparse.Namespace) -> bool:
     """Whether the configuration's folder holds a run."""
-    run = fresh(arguments).config.run
     from solrl_ray.storage.run_folder import RunFolder
 
-    folder = RunFolder(Path(run.root).expanduser() / run.name)
+    folder = RunFolder.of(fresh(arguments).config)
     return in_time(lambda: folder.begun, what=f"looking at {folder.path}", seconds=READ_SECONDS)
 
 

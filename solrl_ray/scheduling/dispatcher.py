@@ -14,16 +14,16 @@ it holds, and at most `max_inflight` at a time; a unit that returns keeps its id
 first. A worker gets no second unit if another worker without any is about to be ready and could take it: one of the
 last units would wait behind another, beside an idle worker.
 
->>> unit = WorkUnit(stage="preview", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
+>>> unit = WorkUnit(stage="explore", iteration=0, revision=0, prompt_id="p", indices=(0, 1))
 >>> dispatcher = Dispatcher(max_inflight=2, hedge=0.0, strikes=3)
 >>> dispatcher.add([unit], batch="iteration 0", pool="explorers")
 >>> dispatcher.assign(now=0.0)
 []
 >>> dispatcher.ready("explorer-0", "explorers", holds=("old", 0))
 >>> [(each.worker, each.unit.id) for each in dispatcher.assign(now=1.0)]
-[('explorer-0', 'preview/0/p/0-1')]
+[('explorer-0', 'explore/0/p/0-1')]
 >>> [each.id for each in dispatcher.lost("explorer-0")]
-['preview/0/p/0-1']
+['explore/0/p/0-1']
 >>> dispatcher.waiting("iteration 0")
 1
 """
@@ -225,6 +225,12 @@ class Dispatcher:
         if self._hedge and worker in self._workers:  # else it would be remembered for ever
             self._hedging[self._workers[worker].pool].answered(unit, seconds)
 
+    def failed(self, worker: str, unit: WorkUnit, *, now: float) -> None:
+        """A worker has no answer to a unit: it raised an error. That says neither how long a unit takes nor that the
+        worker is right.
+        """
+        self._free_slot(worker, unit, now)
+
     def refuse(self, worker: str, unit: WorkUnit, reason: str, *, now: float, alone: bool) -> int:
         """An answer that cannot be right: a strike against its worker, and the unit is repeated.
 
@@ -341,14 +347,14 @@ class Dispatcher:
             mine = self._workers.get(worker)
             is_true = mine is not None and (mine.pool, mine.holds) == place and len(mine.units) == units
             if is_true and units and self._is_kept_for_others(place):
-                return None  # it gets one when it is free, if nobody comes
+                return None  # it gets the unit once it is free, if no other worker has taken it
             heapq.heappop(free)
             if is_true:
                 return worker
         return None
 
     def _is_kept_for_others(self, place: tuple[str, Held]) -> bool:
-        """Whether as many workers as units wait: those without units, who get none while they load weights."""
+        """Whether as many workers as units wait: workers without units that still load weights."""
         waiting = self._waiting[place]
         if waiting > len(self._workers):  # counting takes time
             return False

@@ -282,10 +282,10 @@ class Simulation:
     def _lose(self) -> None:
         self._lost += 1
         scenario = self._scenario
-        everybody = scenario.explorers + scenario.regenerators + scenario.learners
-        if self._lost - self._lost_before > LOSSES * everybody:
+        workers = scenario.explorers + scenario.regenerators + scenario.learners
+        if self._lost - self._lost_before > LOSSES * workers:
             raise RunError(
-                f"iteration {self._iteration} does not end: {everybody} workers with a mean of "
+                f"iteration {self._iteration} does not end: {workers} workers with a mean of "
                 f"{scenario.disturbances.mtbf:g} s between failures are lost faster than they finish"
             )
 

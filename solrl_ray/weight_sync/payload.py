@@ -183,9 +183,12 @@ def check(manifest: Manifest, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def deltas_between(new: Revision, old: Revision) -> dict[str, torch.Tensor]:
-    """Deltas of those packed tensors of `new` for which they are smaller."""
-    names = [name for name in new.packed if name in old.tensors]
-    frames = in_threads(lambda name: xor_frame(new.packed[name], old.tensors[name]), names)
+    """Deltas of those packed tensors of `new` for which they are smaller. zstd and the exclusive or release Python's
+    lock.
+    """
+    names = [name for name in new.packed_names if name in old.tensors]
+    with thread_pool() as threads:
+        frames = list(threads.map(lambda name: xor_frame(new.tensors[name], old.tensors[name]), names))
     return {name: frame for name, frame in zip(names, frames, strict=True) if frame is not None}
 
 
@@ -243,12 +246,6 @@ def _in_order(work: Callable[[str], T], names: Iterable[str]) -> Iterator[tuple[
             yield name, done.result()
 
 
-def in_threads(work: Callable[[str], T], names: Iterable[str]) -> list[T]:
-    """`work` for each name, in order. zstd and the exclusive or release Python's lock."""
-    with thread_pool() as threads:
-        return list(threads.map(work, names))
-
-
 def thread_pool() -> Executor:
     """For work on single tensors."""
     return ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1))
@@ -275,16 +272,6 @@ def _scratch(size: int) -> np.ndarray:
 
 
 _THREAD = threading.local()
-
-
-def from_xor_frame(frame: torch.Tensor, old: torch.Tensor, name: str, stated: Stamp) -> torch.Tensor:
-    """The new tensor, on the device of `old`.
-
-    Raises:
-        Unusable: the frame is damaged, or was made against another tensor than `old`, so that the result does not have
-            the stamp `stated`.
-    """
-    return moved(content_of(frame, old, name), old, name, stated)
 
 
 def content_of(frame: torch.Tensor, old: torch.Tensor, name: str) -> torch.Tensor:

@@ -33,17 +33,17 @@ class ReceiptBook:
 
     def check(self, receipt: Receipt) -> None:
         """Raises `RunError` with the receipt's value and the right one."""
-        who = f"{receipt.worker} ({receipt.role})"
+        worker = f"{receipt.worker} ({receipt.role})"
         name = (receipt.policy, receipt.revision)
         expected = self._expected.get(name, {}).get(receipt.role)
         if expected is None:
-            raise RunError(f"{who} says it holds {_shown(name)}, which was not published for its role")
+            raise RunError(f"{worker} says it holds {_shown(name)}, which was not published for its role")
         if receipt.bound_modules < 1:
-            raise RunError(f"{who} bound no module of {_shown(name)}")
+            raise RunError(f"{worker} bound no module of {_shown(name)}")
         held = Expected(modules=receipt.bound_modules, digest=receipt.buffer_digest)
         if held != expected:
             raise RunError(
-                f"{who} does not hold {_shown(name)}: its receipt states {held.modules} modules, "
+                f"{worker} does not hold {_shown(name)}: its receipt states {held.modules} modules, "
                 f"{held.digest[:12]}; published were {expected.modules} modules, {expected.digest[:12]}"
             )
         if not receipt.reproducible:  # compilers choose reductions by timing them: equal weights, other roundings
@@ -52,7 +52,7 @@ class ReceiptBook:
         first, probe = self._probes.setdefault(key, (receipt.worker, receipt.probe_digest))
         if probe != receipt.probe_digest:
             raise RunError(
-                f"{who} and {first} both hold {_shown(name)} and are of one score class, "
+                f"{worker} and {first} both hold {_shown(name)} and are of one score class, "
                 f"but their probe forwards differ: {receipt.probe_digest[:12]} and {probe[:12]}"
             )
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import ray
 
+from actors.client import evaluate_live, live_run
+from actors.client.launch import UNANSWERED
 from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequest, EvaluationRequests, RequestProgress
@@ -210,6 +212,34 @@ def test_where_there_is_no_time_that_nobody_needs_all_of_it_is_a_debt(tmp_path: 
             assert this.poll("yours").done == 1
 
     run(test)
+
+
+class Busy:
+    """Answers the first questions too late."""
+
+    def __init__(self, late: int) -> None:
+        self._late = late
+
+    async def poll(self, name: str) -> str:
+        self._late -= 1
+        await asyncio.sleep(60.0 if self._late >= 0 else 0.0)
+        return f"progress of {name}"
+
+
+@pytest.mark.parametrize("late", [2, 3])
+def test_a_run_that_answers_late_is_asked_again_and_is_not_taken_for_one_that_ended(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = ray.remote(Busy).options(num_cpus=0).remote(late)  # type: ignore[attr-defined]
+    ray.get(controller.__ray_ready__.remote(), timeout=60.0)
+    monkeypatch.setattr(live_run, "ANSWER_SECONDS", 2.0)
+    asking = evaluate_live._ask(controller.poll, "mine")
+    if late < UNANSWERED:
+        assert asyncio.run(asking) == "progress of mine"
+    else:
+        with pytest.raises(RunError, match=r"^the run's controller.* of 2 s, 3 times: its machine is very busy"):
+            asyncio.run(asking)
+    ray.kill(controller)
 
 
 def test_a_command_that_asks_no_more_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,13 @@ def test_every_variant_is_a_valid_run(name: str) -> None:
         assert config.rollout.keep % config.rollout.regenerate.micro_batch == 0  # nothing padded is charged
 
 
+@pytest.mark.parametrize("name", ["direct", "quantized", "two_stage_pruned", "lean_48_keep_8", "two_updates"])
+def test_the_results_files_prices_are_those_of_the_present_code(name: str) -> None:
+    """Else `convergence.py` would put new prices beside old ones: with `--seconds 0` it makes them again."""
+    stored = json.loads(convergence.RESULTS.read_text())["charged"][name]
+    assert convergence.charged(name, arguments()) == pytest.approx(stored)
+
+
 def test_prompts_that_are_not_trained_on_are_charged_as_explored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(convergence.MODELS, "sd35_large")
     all_of_12, of_24 = (

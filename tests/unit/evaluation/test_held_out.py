@@ -23,7 +23,8 @@ PROMPTS = [Prompt(id="aa", text="a red circle"), Prompt(id="bb", text="two green
 
 def test_a_late_answer_of_one_evaluation_is_none_of_the_next() -> None:
     """Real pictures, the base and, after a warm start, the average are scored one after the other at 0 updates."""
-    made = [set(evaluation_units(made_runs.config(), PROMPTS, updates=0, policy=UNIT_POLICY[p])) for p in UNIT_POLICY]
+    config, policies = made_runs.config(), UNIT_POLICY.values()
+    made = [{u.id for u in evaluation_units(config, PROMPTS, updates=0, policy=policy)} for policy in policies]
     assert all(len(units) == 2 for units in made)
     assert all(one.isdisjoint(other) for one, other in combinations(made, 2))
     assert len(set(EVAL_POLICIES)) == len(EVAL_POLICIES)
@@ -71,6 +72,35 @@ class Said(list[str]):
 class Clock:
     def now(self) -> float:
         return 0.0
+
+
+def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting() -> None:
+    given: list[tuple[WorkUnit, str]] = []
+
+    class Keeps(Regenerator):
+        def give(self, unit: WorkUnit, batch: str, *arguments: Any) -> None:
+            given.append((unit, batch))
+
+    async def scenario() -> None:
+        hand_out, worker = HandOut(Clock(), made_runs.config().fleet, Said(), lambda worker, why: None), None  # type: ignore[arg-type]
+        worker = Keeps(hand_out)
+        first, second = (
+            Evaluation(name, UNITS[:1], lambda unit: ("evaluate", (unit,)), hand_out, strict=False, tell=Said().message)
+            for name in ("first", "second")
+        )
+        hand_out.ready(worker, ("old", 0))
+        first.begin()
+        await asyncio.sleep(0)
+        ((unit, batch),) = given
+        value = Evaluated(unit=unit, rewards=(0.5,), images=None, seconds=0.1, started=0.0)
+        hand_out.answered(worker, unit, batch, value, None)
+        hand_out.not_ready(worker)
+        second.begin()
+        hand_out.answered(worker, unit, batch, value, None)  # of a worker that repeated it
+        assert first.ledger.duplicates == 1
+        assert hand_out.waits("regenerators", ("old", 0))
+
+    asyncio.run(scenario())
 
 
 async def evaluated(*, strict: bool = False, reproducible: bool = True) -> tuple[Evaluation, Said]:

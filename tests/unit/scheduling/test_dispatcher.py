@@ -196,6 +196,21 @@ def test_a_second_answer_of_a_hedged_unit_frees_its_slot() -> None:
     assert given(it) == [("explorer-0", "p008")]
 
 
+def test_an_error_in_a_unit_frees_its_slot_and_is_neither_a_time_nor_a_right_answer() -> None:
+    it = dispatcher(max_inflight=1, hedge=3.0)
+    it.add([unit(n) for n in range(ENOUGH + 1)], batch="i", pool="explorers")
+    for n in range(2):
+        it.ready(f"explorer-{n}", "explorers", OLD)
+    assert given(it) == [("explorer-0", "p000"), ("explorer-1", "p001")]
+    for n in range(ENOUGH):
+        it.failed("explorer-1", unit(n + 1), now=0.0)
+        it.done(unit(n + 1))
+        given(it)
+    assert it.assign(FLOOR + HEDGE_LOOK) == []  # nothing says how long a unit takes
+    with pytest.raises(RunError, match="which is alone and was never right"):
+        it.refuse("explorer-1", unit(1), "NaN", now=1.0, alone=True)
+
+
 def test_refused_answers_are_strikes_and_the_unit_goes_to_another_worker() -> None:
     it = dispatcher(max_inflight=1)
     it.add([unit(0), unit(1)], batch="i", pool="explorers")
