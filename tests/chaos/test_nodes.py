@@ -22,7 +22,7 @@ from actors.cluster.capacity import draining
 from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
-from tests.chaos.test_learners import Light, light_group
+from tests.chaos.learner_ranks import Light, light_group
 from tests.support import gated, tiny
 from tests.support.forkserver import calling
 from tests.support.heads import BIN, end
