@@ -32,7 +32,7 @@ H100 = fitting.Card(name="an H100", memory=85e9)
 WATCHER = 500_000_000
 """Bytes of the process that read the peaks of whole loops: a context without kernels."""
 LIMITED = (
-    ("flux_76", "flux1_dev", "one_gpu_80gb", "learner.activation_memory=0"),
+    ("flux_76", "flux1_dev", "one_gpu_80gb", "learner.micro_batch=6"),
     ("flux_45", "flux1_dev", "one_gpu_48gb", "learner.activation_memory=0"),
     ("sana_76", "sana_1600m", "one_gpu_80gb", "learner.micro_batch=16"),
     ("sana_45", "sana_1600m", "one_gpu_48gb", "learner.micro_batch=4"),
