@@ -7,12 +7,27 @@ A cell is how the workers share the card, and the minutes of an iteration; all o
 
 from __future__ import annotations
 
-from solrl_ray.cli.models_on_cards import Verdict, published, seconds, verdicts
+from solrl_ray.cli.models_on_cards import Verdict, published, verdicts
+from solrl_ray.errors import UserError
+from solrl_ray.simulator.forecast import moving_weights
 from solrl_ray.simulator.price_list import PriceList
-from solrl_ray.simulator.prices import price_list
+from solrl_ray.simulator.prices import Cluster, price_list, priced
 
 CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 """Columns: what `solrl plan --gpu` takes."""
+
+
+def seconds(verdict: Verdict, prices: PriceList) -> float | None:
+    """Estimated seconds of an iteration: its stages in sequence, and moving weights that are laid down. None if no
+    similar model was priced.
+    """
+    arithmetic = verdict.arithmetic
+    try:
+        stages = priced(arithmetic.config, arithmetic, prices, Cluster(gpu=prices.gpu)).stages
+    except UserError:
+        return None
+    work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
+    return work + stages.update + stages.publication + stages.load + moving_weights(arithmetic, prices)
 
 
 def cell(verdict: Verdict, prices: PriceList) -> str:

@@ -22,8 +22,9 @@ import objectives
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
-from results_page import PARTS as STAGES
-from results_page import PUBLISHED, SCHEDULES, whole_iterations
+from page_speed import PARTS as STAGES
+from page_speed import SCHEDULES, whole_iterations
+from page_tables import PUBLISHED
 from time_to_target import mean_with_interval, together, whole_runs
 from variants import DIRECTS, TABLES, VARIANTS
 

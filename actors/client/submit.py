@@ -19,8 +19,6 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 from actors.cluster import wait
 from solrl_ray.errors import RunError
 
-KEPT_HOME = (".venv", "runs", ".git")
-"""Never uploaded, whatever ``.gitignore`` and ``.rayignore`` say."""
 STREAM_RETRY_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
 """Seconds after which this command gives up on a silent Job server; the job goes on."""
@@ -34,12 +32,22 @@ PENDING_SECONDS = 1800.0
 """Seconds that a job may wait for resources before this command says what is missing. The job stays submitted."""
 
 
-def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, follow: bool, again: str) -> int:
+def submit(
+    run: str,
+    arguments: Sequence[str],
+    *,
+    address: str,
+    folder: Path,
+    without: Sequence[str],
+    follow: bool,
+    again: str,
+) -> int:
     """Submit ``python -m solrl_ray train ARGUMENTS`` with `folder` as its working directory.
 
     Args:
         run: the run's name; its attempts are the jobs ``<run>-1``, ``<run>-2``, ….
         address: of the dashboard, such as ``http://head:8265``.
+        without: names in `folder` that are not uploaded, whatever ``.gitignore`` and ``.rayignore`` say.
         follow: stream the log and wait for the end.
         again: the command that continues the run if the job is stopped or killed.
 
@@ -55,7 +63,7 @@ def submit(run: str, arguments: Sequence[str], *, address: str, folder: Path, fo
             client,
             entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
             submission_id=job,
-            runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in KEPT_HOME]},
+            runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in without]},
             metadata={"job_name": run},
         )
     except (RuntimeError, ValueError, OSError, RayError) as error:

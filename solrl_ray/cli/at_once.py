@@ -28,6 +28,7 @@ KNOCK_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
 """A busy head may answer late. `KNOCK_SECONDS` limits only the connection."""
 NOT_UPLOADED = ("runs", ".venv", ".git")
+"""What a submitted job does not get of the present folder."""
 
 
 def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which of the shipped models train on one card that all workers share, and their seconds an iteration."""
+"""Which of the shipped models train on one card that all workers share."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from solrl_ray.cli.configured import on_card
 from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import checks, fitting, named
 from solrl_ray.config.arithmetic import Arithmetic, describe
-from solrl_ray.config.card_memory import Sharing, cards
+from solrl_ray.config.card_memory import Sharing
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
-from solrl_ray.errors import UserError
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
-from solrl_ray.simulator.price_list import PriceList
-from solrl_ray.simulator.prices import Cluster, priced
 
 PARTS = ("two_stage", "diffusion_nft", "pickscore")
 """The other parts of the run."""
@@ -76,20 +73,3 @@ def _configured(model: str, cluster: str, fastest: str) -> Config:
     config = on_card(load(named.resolve([Path(part) for part in (model, *PARTS, cluster)]), settings), fastest)
     checks.check(config)
     return config
-
-
-def seconds(verdict: Verdict, prices: PriceList) -> float | None:
-    """Estimated seconds of an iteration: its stages in sequence, and moving weights that are laid down. None if no
-    similar model was priced.
-    """
-    arithmetic = verdict.arithmetic
-    try:
-        stages = priced(arithmetic.config, arithmetic, prices, Cluster(gpu=prices.gpu)).stages
-    except UserError:
-        return None
-    work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
-    work += stages.update + stages.publication + stages.load
-    card = prices.card
-    if verdict.sharing == "keep" or card is None:
-        return work
-    return work + sum(fitting.seconds(one, card.host_link) for one in cards(arithmetic))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config import compiled_learner, reward_kinds
 from solrl_ray.config.arithmetic import DTYPE_BYTES, ModelFacts
 from solrl_ray.config.contradictions import Problem, value_of
@@ -153,9 +154,9 @@ def facts_of(config: Config, sources: Sources, shapes: ModelShapes, tier: str) -
     Raises `UserError` if an entry of ``model.lora.targets`` matches nothing, or the tier would quantise nothing.
     """
     model, linears = config.model, shapes.linears
-    adapted = {path for path in linears if _is_target(path, model.lora.targets)}
+    adapted = {path for path in linears if ends_in(path, model.lora.targets)}
     for target in model.lora.targets:
-        if not any(_is_target(path, [target]) for path in adapted):
+        if not any(ends_in(path, [target]) for path in adapted):
             raise UserError(
                 f"model.lora.targets ({sources.of('model.lora.targets')}) names {target!r}, but no linear of "
                 f"{model.path} ends with it."
@@ -244,8 +245,3 @@ def _quantized(config: Config, linears: Mapping[str, Linear], tier: str) -> dict
             f"{config.model.quantization.min_features}."
         )
     return quantized
-
-
-def _is_target(path: str, targets: list[str]) -> bool:
-    """PEFT's rule for a list of `target_modules`: the whole path or its end after a dot."""
-    return any(path == target or path.endswith(f".{target}") for target in targets)

@@ -252,7 +252,15 @@ def submit(arguments: argparse.Namespace) -> int:
     from actors.client import submit
 
     again = shlex.join(["solrl", "submit", "--resume", resume or str(Path(root) / name), "--address", address])
-    return submit.submit(name, passed, address=address, folder=here, follow=not arguments.no_wait, again=again)
+    return submit.submit(
+        name,
+        passed,
+        address=address,
+        folder=here,
+        without=at_once.NOT_UPLOADED,
+        follow=not arguments.no_wait,
+        again=again,
+    )
 
 
 def status(arguments: argparse.Namespace) -> int:

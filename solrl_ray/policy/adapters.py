@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
 from solrl_ray.records import Address
@@ -193,7 +194,7 @@ def _check_targets(transformer: nn.Module, targets: list[str]) -> None:
     """Every target must match as in PEFT: a module's whole path, or its end after a dot."""
     linears = [path for path, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
-        if not any(path == target or path.endswith(f".{target}") for path in linears):
+        if not any(ends_in(path, [target]) for path in linears):
             names = sorted({path.rsplit(".", 1)[-1] for path in linears if not path[-1].isdigit()})
             raise UserError(
                 f"model.lora.targets has {target!r}, which ends the path of no linear layer of the "

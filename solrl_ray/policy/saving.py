@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from solrl_ray.common.files import replace_file
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.config.schema import Lora
 from solrl_ray.errors import UserError
 
@@ -35,7 +36,7 @@ def save_lora(folder: Path, factors: Mapping[str, Tensor], lora: Lora, convoluti
     for name in sorted(factors):
         factor = factors[name].detach().cpu().contiguous()
         module = name.rpartition(".")[0]
-        is_convolution = any(module == end or module.endswith(f".{end}") for end in convolutions)
+        is_convolution = ends_in(module, convolutions)
         tensors[f"{PREFIX}{name}.weight"] = factor[:, :, None, None] if is_convolution else factor
     adapter = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": sorted(lora.targets)}
     header = {PREFIX + name: value for name, value in adapter.items()}

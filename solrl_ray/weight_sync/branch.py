@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.quantization.layers import QuantizedLinear
 
 
@@ -53,7 +54,7 @@ def add_branches(model: nn.Module, targets: Iterable[str], rank: int, dtype: tor
     chosen: Mapping[str, QuantizedLinear] = {
         path: module
         for path, module in model.named_modules()
-        if isinstance(module, QuantizedLinear) and any(path == s or path.endswith(f".{s}") for s in suffixes)
+        if isinstance(module, QuantizedLinear) and ends_in(path, suffixes)
     }
     for path, layer in chosen.items():
         device = next(iter(layer.tensors().values())).device

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from solrl_ray.common.finite import first_not_finite, is_finite
+from solrl_ray.common.module_paths import ends_in
 from solrl_ray.common.tensor_serialization import Portable, to_host
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.strategies import pool_sampling
@@ -295,8 +296,7 @@ def touched_linears(transformer: nn.Module, targets: Collection[str]) -> dict[st
     found: dict[str, nn.Linear] = {}
     for name, module in transformer.named_modules():
         path = name.removesuffix(".base_layer")
-        matches = any(path == target or path.endswith(f".{target}") for target in targets)
-        if matches and isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and ends_in(path, targets):
             found[path] = module
     if not found:
         raise RunError(f"model.lora.targets {sorted(targets)} match no linear of the transformer")

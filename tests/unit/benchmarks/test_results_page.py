@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from results_page import BLOCK, BLOCKS, PAGE, RESULTS, a_step, render
+from page_speed import a_step
+from page_tables import RESULTS
+from results_page import BLOCK, BLOCKS, PAGE, render
 from time_to_target import comparisons
 from variants import TABLES
 

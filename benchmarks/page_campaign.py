@@ -1,0 +1,143 @@
+"""Tables of the results page: held-out reward of the campaign's runs, over iterations and charged time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from convergence import plus_minus, times
+from page_tables import PUBLISHED, read, table, unmeasured
+from time_to_target import mean_with_interval, times_sooner, together, whole_runs
+from variants import TABLES
+
+from solrl_ray.report.curve import SHARES
+
+MAIN = ("convergence", "quantized")
+"""Tables that have their baselines as results of their own."""
+FILES = {"quantized": "convergence_200.json", "equal_time": "convergence_88.json"}
+"""Tables whose runs are longer; the others are in convergence.json."""
+EQUAL_TIME = (
+    *("direct", "direct_12", "direct_8", "direct_8_two_updates"),
+    *("two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8", "lean_48_keep_8_two_updates"),
+)
+DIRECT_ITERATIONS = (10, 15, 20, 30, 37)
+"""Columns: the charged time of so many iterations of `direct`."""
+HEADLINE = ("direct_8", "lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
+CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
+HEADLINE_SHARE = 0.9
+
+
+def campaign(name: str) -> Callable[[Path], str]:
+    """The block of a table of `variants.py`: what is measured of it, and the paper's HPSv2 if it has such a table."""
+
+    def block(results: Path) -> str:
+        content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
+        found = {} if content is None else content["comparisons"]
+        own = found.keys() & set(TABLES[name])
+        if name not in MAIN and own <= set(TABLES["convergence"]):  # nothing but its baselines
+            found = {}
+        rows = []
+        for variant in TABLES[name]:
+            if variant in found:
+                rows.append(
+                    [variant, *_measured(content, variant), f"{paper[variant]:.4f}" if variant in paper else ""]
+                )
+            elif variant in paper:
+                rows.append([variant, "", "", "", "", "", f"{paper[variant]:.4f}"])
+        shares = " / ".join(f"{share:.0%}" for share in SHARES)
+        header = [
+            "variant",
+            "seeds",
+            "held-out reward",
+            "words that hold",
+            f"iterations to {shares}",
+            f"× sooner, {shares}",
+            "paper, HPSv2",
+        ]
+        kept = [place for place in range(len(header)) if place == 0 or any(row[place] for row in rows)]
+        missing = [variant for variant in TABLES[name] if variant not in found]
+        some = ["Not all measured yet"] if len(missing) < len(TABLES[name]) else []
+        said = [unmeasured(name, *some)] if missing else []
+        shown = [table([header[i] for i in kept], ([row[i] for i in kept] for row in rows))] if rows else []
+        return "\n\n".join(shown + said)
+
+    return block
+
+
+def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
+    found = content["comparisons"][variant]
+    targets = found["targets"].values()
+    steps = " / ".join("–" if t["iterations"] is None else f"{t['iterations']:.1f}" for t in targets)
+    sooner = " / ".join(times(t["times_sooner"]["flux1_dev"]) for t in targets)
+    of_seed = whole_runs(content)[variant].values()
+    words = [run["words"]["ema"] for run in of_seed if run["words"]]
+    held = plus_minus(*mean_with_interval(words)) if words else ""
+    return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
+
+
+def equal_time(results: Path) -> str:
+    """Held-out reward after equal charged time, on a line between evaluations; longer runs have rows of their own."""
+    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
+    if content is None:
+        return unmeasured("convergence")
+    price = {name: charged["flux1_dev"] for name, charged in content["charged"].items()}
+    found = [(name, runs) for name, runs in whole_runs(content).items() if name in EQUAL_TIME]
+    if longer is not None:
+        found += [(f"{name}, {longer['iterations']} iterations", runs) for name, runs in whole_runs(longer).items()]
+    rows = []
+    for title, runs in sorted(found, key=lambda row: EQUAL_TIME.index(row[0].partition(",")[0])):
+        made, reward = together(runs)
+        name, mean = title.partition(",")[0], reward.mean(axis=0)
+        after = [count * price["direct"] / price[name] for count in DIRECT_ITERATIONS]
+        cells = [f"{np.interp(each, made, mean):.3f}" if each <= made[-1] else "" for each in after]
+        rows.append([title, str(len(runs)), f"{price[name]:.0f}", *cells])
+    columns = [f"of {count}" for count in DIRECT_ITERATIONS]
+    shown = table(["reward after the time", "seeds", "s an iteration", *columns], rows)
+    return shown if longer else f"{shown}\n\n{unmeasured('equal_time', 'Longer runs are not measured yet')}"
+
+
+def headline(results: Path) -> str:
+    """How many times sooner two stages, or few seeds alone, have a share of the gain of the published one-stage
+    strategies, in charged time. Longer runs of a variant are taken if there are as many: more of them have come so far.
+    """
+    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
+    runs = {} if content is None else whole_runs(content)
+    long_runs = {} if longer is None else whole_runs(longer)
+    rows = []
+    for name in (name for name in HEADLINE if {name, "direct", "scaled"} <= runs.keys()):
+        long = len(long_runs.get(name, {})) >= len(runs[name])
+        mine, called = (long_runs[name], f"{name}, {longer['iterations']} iterations") if long else (runs[name], name)
+        for model, title in CHARGED.items():
+            cells, place = [called, title], SHARES.index(HEADLINE_SHARE)
+            for other, prices in (("scaled", None), ("direct", "released"), ("direct", None)):
+                price = content[prices][model] if prices else content["charged"][other][model]
+                ratios = times_sooner(mine, runs[other], price / content["charged"][name][model])
+                cells.append(f"{times(ratios[place])} ×")
+            rows.append(cells)
+    if not rows:
+        return unmeasured("convergence")
+    share = f"{HEADLINE_SHARE:.0%}"
+    header = [
+        "× sooner",
+        "charged as",
+        "than 24 of 96, compiled",
+        "than 24 of 24, as released",
+        "than 24 of 24, compiled",
+    ]
+    return f"Time to {share} of the other's gain:\n\n{table(header, rows)}"
+
+
+def sooner(results: Path) -> str:
+    """The paper's, then ours."""
+    models = list(next(iter(PUBLISHED["times_sooner"].values())))
+    rows = [[reward, *(f"{found[m]:.1f} ×" for m in models)] for reward, found in PUBLISHED["times_sooner"].items()]
+    return f"{table(['paper', *models], rows)}\n\n{campaign('convergence')(results)}"
+
+
+def reward_figure(results: Path) -> str:
+    content = read(results, "convergence.json")
+    if content is None or not content["comparisons"]:
+        return f"*Held-out reward against GPU-hours.* {unmeasured('convergence')}"
+    return "![Held-out reward against charged GPU-hours, by variant](images/results_reward.png)"

@@ -1,0 +1,187 @@
+"""Tables of the results page: seconds of rollouts, iterations and whole loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from page_tables import PUBLISHED, TITLES, read, table, unmeasured
+
+LOOPS = {"z_image": "Z-Image, 512 px", "qwen_image": "Qwen-Image, 512 px"}
+"""End of the name of a whole loop's results file → model. Older files are not of the present code."""
+SCOPES = ("", "small decoder", "all blocks", "all blocks small decoder")
+"""Ends of the results files' names, as words."""
+PAGES_CARD = "H200"
+"""On which rollouts are, if their row says nothing else."""
+SCHEDULES = {
+    ("overlap.json", "colocated/0"): "all on both GPUs, in turns",
+    ("overlap.json", "split/0"): "samplers on one GPU, learner on the other",
+    ("overlap_std_group.json", "split/0"): "so, learning group by group",
+    ("overlap.json", "split/1"): "so, exploring one iteration ahead instead",
+}
+"""Results file and variant → what a user would call it."""
+PARTS = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish")
+
+
+def rollouts(results: Path) -> str:
+    rows = []
+    for model, title in TITLES.items():
+        for scope in SCOPES:
+            found = read(results, "_".join(["rollout", model, *scope.split()]) + ".json")
+            if found is None:
+                continue
+            naive, both = found["seconds"]["naive"], found["two_stage"]
+            paper = "" if scope else f"{PUBLISHED['rollout_speed'][model]:.2f} ×"
+            said = [title, *(words for words in ("all blocks", "small decoder") if words in scope)]
+            said += [] if "decoder_compiled" in found else ["decoding not compiled"]
+            said += [f"on an {card(found)}"] if card(found) != PAGES_CARD else []
+            cells = f"{naive:.1f}", f"{both:.1f}", f"{found['ratio']:.2f} ×", paper
+            rows.append([", ".join(said), *cells, a_step(found, "naive"), a_step(found, "previews")])
+            for name, one in found.get("pruned", {}).items():
+                after, keep, micro_batch = map(int, name.split(":"))
+                cells = f"{naive:.1f}", f"{one['seconds']:.1f}", f"{one['ratio']:.2f} ×", ""
+                part = f"previews, pruned after {after} to {keep}, micro-batch {micro_batch}"
+                step = a_step(found, part, after, keep)
+                rows.append([", ".join([*said, f"pruned to {keep}"]), *cells, a_step(found, "naive"), step])
+    sides = ["24 of 96 in bfloat16", "in two stages, FP8", "ratio", "paper's ratio"]
+    return table(["rollout of one prompt, s", *sides, "a step in bfloat16, ms", "in FP8, ms"], rows)
+
+
+def card(found: dict[str, Any]) -> str:
+    """As the page calls it, of `NVIDIA H100 80GB HBM3 (sm_90)`: H100."""
+    return str(found["gpu"]).removeprefix("NVIDIA ").split()[0]
+
+
+def a_step(found: dict[str, Any], part: str, after: int = 0, keep: int = 0) -> str:
+    """Milliseconds of a solver step of one image: `part` of a rollout, less decoding and scoring."""
+    seconds, pool = found["seconds"], 96
+    decoded = seconds.get(f"decode, score: {part.partition(',')[0]}")
+    if decoded is None:
+        return ""
+    steps = pool * (10 if part == "naive" else 6)
+    if keep:
+        steps, decoded = pool * after + keep * (6 - after), decoded * (pool + keep) / pool
+    return f"{1000 * (seconds[part] - decoded) / steps:.1f}"
+
+
+def iterations(results: Path) -> str:
+    """Of one prompt, by schedule, from `iteration.py`."""
+    rows, missing = [], []
+    for model, title in TITLES.items():
+        found = read(results, f"iteration_{model}.json")
+        if found is None:
+            missing.append(f"`python benchmarks/iteration.py {model}`")
+            continue
+        small = read(results, f"iteration_{model}_small_decoder.json")
+        for name, seconds in found["seconds"].items():
+            rows.append([f"{title}: {name}", *stages_of(seconds, found["total"], name)])
+        if small:
+            for name in ("fair", "ours"):
+                cells = stages_of(small["seconds"][name], small["total"], name)[:-1]
+                times = f"{small['total'][name] / found['total']['ours']:.2f} ×"
+                other = f", its rollout on an {card(small)}" if card(small) != PAGES_CARD else ""
+                rows.append([f"{title}: {name}, in the run with a small decoder{other}", *cells, times])
+    made = table(["one prompt, s", "explore", "regenerate", "learn", "together", "times ours"], rows)
+    return made + (f"\n\nNot measured yet: {', '.join(missing)}" if missing else "")
+
+
+def stages_of(seconds: dict[str, float], total: dict[str, float], name: str) -> list[str]:
+    cells = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn")]
+    return [*cells, f"{total[name]:.1f}", f"{total[name] / total['ours']:.2f} ×"]
+
+
+def schedules(results: Path) -> str:
+    rows = []
+    for (file, variant), title in SCHEDULES.items():
+        (row,) = (row for row in read(results, file)["rows"] if row["variant"] == variant)
+        seconds = row["seconds"]
+        rows.append([title, *(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"])
+    return table(["schedule, s", *PARTS, "iteration"], rows)
+
+
+def loops(results: Path) -> str:
+    rows = []
+    for name, title in LOOPS.items():
+        found = read(results, f"full_iteration_{name}.json")
+        seconds = found["iterations"][-1]["seconds"]
+        stages = [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish", "total")]
+        rows.append([title, str(found["prompts"]), *stages, f"{found['peak_memory_gb']:.0f}"])
+    stages = ["explore", "regenerate", "learn", "publish", "whole iteration"]
+    return table(["whole loop, s", "prompts", *stages, "peak memory, GB"], rows)
+
+
+def gpus(results: Path) -> str:
+    """Whole iterations on one host, from `many_gpus.py`: full depth."""
+    found, missing = whole_iterations(results), []
+    if {row["gpus"] for row in found} < {1, 2}:
+        missing = [unmeasured("gpus", "Not all measured yet" if found else "Not measured yet")]
+    rows = []
+    for row in found:
+        seconds, planned = row["seconds"], row["planned"]
+        cells = [TITLES[row["model"]], row["device"].removeprefix("NVIDIA "), str(row["gpus"])]
+        cells += [placed(row), str(row["prompts"])]
+        cells += [f"{seconds[stage]:.1f}" for stage in ("explore", "regenerate", "learn", "publish")]
+        cells += [f"**{seconds['total']:.1f}**", off(planned["seconds"], seconds["total"])]
+        cells += [f"{max(row['peak_gb']):.0f}" if row["peak_gb"] else "", f"{max(planned['peak_gb']):.0f}"]
+        cells.append(" / ".join(f"{share:.0%}" for share in row["busy"]))
+        rows.append([*cells, f"{row['seconds_48_prompts']:.0f}" if row["seconds_48_prompts"] else ""])
+    stages = ["explore", "regenerate", "learn", "publish", "iteration"]
+    memory = ["peak memory, GB", "planned"]
+    header = ["s", "GPU", "GPUs", "placement", "prompts", *stages, "planned", *memory, "busy", "48 prompts, computed"]
+    shown = [table(header, rows)] if rows else []
+    reduced = {(row["model"], row["gpus"]): row for row in found if "all_reduce" in row}
+    return "\n\n".join([*shown, *missing, *map(reduction, reduced.values())])
+
+
+def whole_iterations(results: Path) -> list[dict[str, Any]]:
+    """Rows of many_gpus.json of published depth, of nothing killed, and in which every explorer had work."""
+    rows = read(results, "many_gpus.json") or []
+    taken = [row for row in rows if not row["layers"] and not row["kill"] and not row["idle_explorers"]]
+    return sorted(taken, key=lambda row: (list(TITLES).index(row["model"]), row["gpus"], placed(row), row["prompts"]))
+
+
+def placed(row: dict[str, Any]) -> str:
+    """Its placement, and what else is not as usual."""
+    other = [f"staleness {row['staleness']}"] * (row["staleness"] > 0) + [f"ZeRO-{row['zero']}"] * (row["zero"] > 1)
+    return ", ".join([row["placement"], *other])
+
+
+def reduction(row: dict[str, Any]) -> str:
+    return (
+        f"{TITLES[row['model']]}, {row['gpus']} {row['device'].removeprefix('NVIDIA ')}: NCCL needs "
+        f"{row['all_reduce'] * 1e3:.1f} ms to sum a LoRA gradient over the ranks."
+    )
+
+
+def hosts(results: Path) -> str:
+    """What `solrl plan` says of the published iteration on hosts of several sizes, beside the paper's seconds."""
+    planned, rows = read(results, "many_gpus_planned.json"), []
+    if planned is None:
+        return unmeasured("hosts", "Not planned yet")
+    counts = sorted({row["gpus"] for row in planned})
+    for model, paper in PUBLISHED["iteration_seconds"].items():
+        seconds = {row["gpus"]: row["seconds"] for row in planned if row["model"] == model}
+        rows.append([TITLES[model], *(f"{seconds[count]:.0f}" for count in counts), *map(str, paper)])
+    ours = [f"{count} H100, planned" for count in counts]
+    return table(["48 prompts, s", *ours, "8 B200, one stage (paper)", "two stages (paper)"], rows)
+
+
+def off(planned: float, measured: float) -> str:
+    return f"{planned:.1f} ({planned / measured - 1:+.0%})"
+
+
+def placements(results: Path) -> str:
+    """The same with few layers: placements, staleness and ZeRO stages; and what an explorer's death changes."""
+    rows = []
+    found = [row for row in read(results, "many_gpus.json") or [] if row["layers"]]
+    for row in sorted(found, key=lambda row: (-row["layers"], row["kill"], placed(row))):
+        ways = [row["placement"], f"staleness {row['staleness']}", f"ZeRO-{row['zero']}"]
+        ways += ["an explorer killed"] if row["kill"] else []
+        ways += ["`run.deterministic`"] if "run.deterministic=true" in row["set"] else []
+        seconds = row["seconds"]
+        cells = [", ".join(ways), str(row["layers"]), str(row["prompts"])]
+        cells += [*(f"{seconds[part]:.1f}" for part in PARTS), f"**{seconds['total']:.1f}**"]
+        busy = " / ".join(f"{share:.0%}" for share in row["busy"])
+        rows.append([*cells, busy, *(row["digests"][of][:8] for of in ("selection", "lora"))])
+    header = ["s", "blocks", "prompts", *PARTS, "iteration", "busy", "digest of the selection", "of the LoRA"]
+    return table(header, rows) if rows else unmeasured("placements")

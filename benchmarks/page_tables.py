@@ -1,0 +1,46 @@
+"""What the modules of the results page share: results files, the paper's figures, tables, and who measures what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from variants import TABLES
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PUBLISHED = json.loads((ROOT / "benchmarks" / "published.json").read_text())
+TITLES = {"flux": "FLUX.1-dev, 512 px", "sd3": "SD3.5-Large, 1024 px", "sana": "SANA 1.6B, 1024 px"}
+CAMPAIGN = "python benchmarks/convergence.py"
+ON_GPU = "--gpu --one-process --at-once 16"
+COMMANDS = {
+    "convergence": f"{CAMPAIGN} {ON_GPU} --judge",
+    **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},
+    "quantized": f"{CAMPAIGN} --table quantized --iterations 200 --root runs/convergence_200 "
+    f"--results benchmarks/results/convergence_200.json {ON_GPU} --seeds 3",
+    "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
+    "--device cuda",
+    "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
+    "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 88 --root runs/convergence_88 "
+    f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
+    "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
+    "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
+    "placements": "python benchmarks/many_gpus.py flux --gpus 2 --layers 6 --placement split",
+}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+
+
+def unmeasured(name: str, what: str = "Not measured yet") -> str:
+    return f"{what}: `{COMMANDS[name]}`"
+
+
+def read(results: Path, name: str) -> Any:
+    """Content of a results file; None if it is not there."""
+    file = results / name
+    return json.loads(file.read_text()) if file.is_file() else None
