@@ -115,8 +115,8 @@ class Evaluator:
         *,
         holder: str = "",
         overlaps: bool = False,
-    ) -> EvaluationMetrics:
-        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures.
+    ) -> None:
+        """Evaluate what the regenerators hold as `policy` (``base``, ``ema``), or ``real`` pictures, and save it.
 
         Args:
             updates: updates done so far; also the revision that the regenerators hold.
@@ -163,7 +163,6 @@ class Evaluator:
             reward_costs=added([evaluated.reward_costs for evaluated in found.values()]),
         )
         await self._keep(metrics, images, pictured)
-        return metrics
 
     async def _keep(
         self, metrics: EvaluationMetrics, images: Mapping[str, torch.Tensor], pictured: Sequence[Prompt]
