@@ -23,7 +23,7 @@ COMMANDS = {
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",
     "rewards": "python benchmarks/published_evaluation.py runs/flux1_dev_published",
-    "equal_time": f"{CAMPAIGN} --only direct_8 --iterations 88 --root runs/convergence_88 "
+    "equal_time": f"{CAMPAIGN} --only direct_8 direct_8_two_updates --iterations 88 --root runs/convergence_88 "
     f"--results benchmarks/results/convergence_88.json {ON_GPU} --seeds 3",
     "gpus": "python benchmarks/many_gpus.py flux --gpus 2",
     "hosts": "python benchmarks/many_gpus.py flux --plan h100-80",
