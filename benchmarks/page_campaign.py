@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ EQUAL_TIME = (
     *("direct", "direct_12", "direct_8", "direct_8_two_updates"),
     *("two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8", "lean_48_keep_8_two_updates"),
 )
-DIRECT_ITERATIONS = (10, 15, 20, 30, 37)
+DIRECT_ITERATIONS = (10, 15, 20, 24, 30, 37)
 """Columns: the charged time of so many iterations of `direct`."""
 HEADLINE = ("direct_8", "lean_48_keep_8", "lean_48", "two_stage_pruned", "two_stage_fp8", "two_stage_nvfp4")
 CHARGED = {"flux1_dev": "FLUX.1-dev", "sd35_large": "SD3.5-Large"}
@@ -78,24 +78,34 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
 
 
 def equal_time(results: Path) -> str:
-    """Held-out reward after equal charged time, on a line between evaluations; longer runs have rows of their own."""
+    """Held-out reward after equal charged time, on a line between evaluations, a table for each model whose prices are
+    charged; longer runs have rows of their own.
+    """
     content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
     if content is None:
         return unmeasured("convergence")
-    price = {name: charged["flux1_dev"] for name, charged in content["charged"].items()}
     found = [(name, runs) for name, runs in whole_runs(content).items() if name in EQUAL_TIME]
     if longer is not None:
         found += [(f"{name}, {longer['iterations']} iterations", runs) for name, runs in whole_runs(longer).items()]
+    found.sort(key=lambda row: EQUAL_TIME.index(row[0].partition(",")[0]))
+    shown = "\n\n".join(_after_time(found, content["charged"], model) for model in CHARGED)
+    return shown if longer else f"{shown}\n\n{unmeasured('equal_time', 'Longer runs are not measured yet')}"
+
+
+def _after_time(
+    found: Sequence[tuple[str, Mapping[str, Any]]], charged: Mapping[str, Mapping[str, float]], model: str
+) -> str:
+    """`found`: row's title and runs; `charged`: seconds of an iteration by variant and model."""
+    price = {name: of_model[model] for name, of_model in charged.items()}
     rows = []
-    for title, runs in sorted(found, key=lambda row: EQUAL_TIME.index(row[0].partition(",")[0])):
+    for title, runs in found:
         made, reward = together(runs)
         name, mean = title.partition(",")[0], reward.mean(axis=0)
         after = [count * price["direct"] / price[name] for count in DIRECT_ITERATIONS]
         cells = [f"{np.interp(each, made, mean):.3f}" if each <= made[-1] else "" for each in after]
         rows.append([title, str(len(runs)), f"{price[name]:.0f}", *cells])
     columns = [f"of {count}" for count in DIRECT_ITERATIONS]
-    shown = table(["reward after the time", "seeds", "s an iteration", *columns], rows)
-    return shown if longer else f"{shown}\n\n{unmeasured('equal_time', 'Longer runs are not measured yet')}"
+    return table([f"reward after the time, as {CHARGED[model]}", "seeds", "s an iteration", *columns], rows)
 
 
 def headline(results: Path) -> str:

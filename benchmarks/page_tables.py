@@ -1,4 +1,4 @@
-"""What the modules of the results page share: results files, the paper's figures, tables, and who measures what."""
+"""What the modules of the results page share: results files, the paper's figures, tables, and commands."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def explorers_of(cluster: Cluster) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess, IndexError):
             if process.cmdline()[0].startswith("ray::Explorer"):
                 peers = [connection.raddr for connection in process.net_connections()]
-                found += [process] * any(peer and peer.port == gcs for peer in peers)
+                if any(peer and peer.port == gcs for peer in peers):
+                    found.append(process)
     return found
 
 
@@ -77,9 +78,11 @@ def test_a_run_on_a_cluster_that_loses_a_node_and_gets_another_has_the_same_byte
     for explorer in explorers:
         explorer.suspend()
     [node] = two_nodes.worker_nodes
-    two_nodes.remove_node(node, allow_graceful=False)
-    for explorer in explorers:
-        explorer.kill()
+    try:
+        two_nodes.remove_node(node, allow_graceful=False)
+    finally:
+        for explorer in explorers:
+            explorer.kill()  # a stopped process would stay
     two_nodes.add_node(num_cpus=2)
     said, _ = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, said

@@ -113,15 +113,20 @@ def test_the_readme_quotes_the_headline() -> None:
 
 def test_rewards_after_equal_time_follow_from_prices(tmp_path: Path) -> None:
     content = campaign(("direct", "direct_8"))
-    content["charged"]["direct_8"] = {"flux1_dev": 25.0}
+    content["charged"] = {
+        "direct": {"flux1_dev": 100.0, "sd35_large": 200.0},
+        "direct_8": {"flux1_dev": 25.0, "sd35_large": 100.0},
+    }
     content["iterations"] = 80
     longer = {"iterations": [0, 80], "reward": [0.4, 1.2], "words": None}
     content["runs"] = {"direct": {"42": longer}, "direct_8": {"42": longer}}
     (tmp_path / "convergence.json").write_text(json.dumps(content))
-    direct, few, *_ = BLOCKS["equal-time"](tmp_path).splitlines()[2:]
+    as_flux, as_sd3, *_ = BLOCKS["equal-time"](tmp_path).split("\n\n")
+    direct, few = as_flux.splitlines()[2:]
     assert direct.split(" | ")[3] == "0.500"  # after 10 of 80 iterations
     assert few.split(" | ")[3:5] == ["0.800", "1.000"]  # after 40 and 60
-    assert few.count("1.200") == 1  # after 80; the last two columns are later
+    assert few.count("1.200") == 1  # after 80; the last three columns are later
+    assert as_sd3.splitlines()[3].split(" | ")[3:5] == ["0.600", "0.700"]  # after 20 and 30
 
 
 def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
