@@ -14,10 +14,10 @@ from variants import TABLES
 
 from solrl_ray.report.curve import SHARES
 
-MAIN = ("convergence", "quantized")
-"""Tables that have their baselines as results of their own."""
-FILES = {"quantized": "convergence_200.json", "equal_time": "convergence_88.json"}
-"""Tables whose runs are longer; the others are in convergence.json."""
+EQUAL_TIME_FILE = "convergence_88.json"
+COLLAPSE_FILE = "convergence_200.json"
+COLLAPSE_AFTER = (40, 80, 120, 160)
+"""Columns: iterations."""
 EQUAL_TIME = (
     *("direct", "direct_12", "direct_8", "direct_8_two_updates"),
     *("two_stage_pruned", "lean_96", "lean_48", "lean_48_keep_8", "lean_48_keep_8_two_updates"),
@@ -33,10 +33,10 @@ def campaign(name: str) -> Callable[[Path], str]:
     """The block of a table of `variants.py`: what is measured of it, and the paper's HPSv2 if it has such a table."""
 
     def block(results: Path) -> str:
-        content, paper = read(results, FILES.get(name, "convergence.json")), PUBLISHED.get(name, {})
+        content, paper = read(results, "convergence.json"), PUBLISHED.get(name, {})
         found = {} if content is None else content["comparisons"]
         own = found.keys() & set(TABLES[name])
-        if name not in MAIN and own <= set(TABLES["convergence"]):  # nothing but its baselines
+        if name != "convergence" and own <= set(TABLES["convergence"]):  # nothing but its baselines
             found = {}
         rows = []
         for variant in TABLES[name]:
@@ -77,11 +77,34 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
     return [str(len(of_seed)), plus_minus(*found["final"]), held, steps, sooner]
 
 
+def collapse(results: Path) -> str:
+    """Held-out rewards of each long run on its way, and the most that one fell below the best it had had before.
+
+    Runs that were cut short are shown too: a fall is seen without their end.
+    """
+    content, paper = read(results, COLLAPSE_FILE), PUBLISHED["quantized"]
+    published = table(["paper, HPSv2", *paper], [["", *(f"{value:.4f}" for value in paper.values())]])
+    if content is None:
+        return f"{published}\n\n{unmeasured('quantized')}"
+    rows = []
+    for name in paper:
+        for seed, run in sorted(content["runs"].get(name, {}).items()):
+            made, reward = run["iterations"], np.array(run["reward"])
+            on_the_way = [f"{reward[made.index(count)]:.3f}" if count in made else "" for count in COLLAPSE_AFTER]
+            falls = np.maximum.accumulate(reward) - reward
+            lowest = int(falls.argmax())
+            last = [f"{reward[-1]:.3f}, after {made[-1]}"]
+            rows.append([name, seed, *on_the_way, *last, f"{falls[lowest]:.3f}, after {made[lowest]}"])
+    columns = [f"after {count}" for count in COLLAPSE_AFTER]
+    header = ["held-out reward", "seed", *columns, "last", "largest fall from its best so far"]
+    return f"{published}\n\n{table(header, rows)}"
+
+
 def equal_time(results: Path) -> str:
     """Held-out reward after equal charged time, on a line between evaluations, a table for each model whose prices are
     charged; longer runs have rows of their own.
     """
-    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
+    content, longer = read(results, "convergence.json"), read(results, EQUAL_TIME_FILE)
     if content is None:
         return unmeasured("convergence")
     found = [(name, runs) for name, runs in whole_runs(content).items() if name in EQUAL_TIME]
@@ -112,7 +135,7 @@ def headline(results: Path) -> str:
     """How many times sooner two stages, or few seeds alone, have a share of the gain of the published one-stage
     strategies, in charged time. Longer runs of a variant are taken if there are as many: more of them have come so far.
     """
-    content, longer = read(results, "convergence.json"), read(results, FILES["equal_time"])
+    content, longer = read(results, "convergence.json"), read(results, EQUAL_TIME_FILE)
     runs = {} if content is None else whole_runs(content)
     long_runs = {} if longer is None else whole_runs(longer)
     rows = []

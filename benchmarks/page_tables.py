@@ -18,7 +18,7 @@ ON_GPU = "--gpu --one-process --at-once 16"
 COMMANDS = {
     "convergence": f"{CAMPAIGN} {ON_GPU} --judge",
     **{name: f"{CAMPAIGN} --table {name} {ON_GPU} --seeds 3" for name in TABLES if name != "convergence"},
-    "quantized": f"{CAMPAIGN} --table quantized --iterations 200 --root runs/convergence_200 "
+    "quantized": f"{CAMPAIGN} --only scaled quantized --iterations 200 --root runs/convergence_200 "
     f"--results benchmarks/results/convergence_200.json {ON_GPU} --seeds 3",
     "ranking": "python benchmarks/rank_fidelity.py --only published --prompts 256 --seeds 96 --work FOLDER "
     "--device cuda",

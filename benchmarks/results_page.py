@@ -50,6 +50,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {
     "equal-time": page_campaign.equal_time,
     "rewards": rewards,
     **{name.replace("_", "-"): page_campaign.campaign(name) for name in TABLES if name != "convergence"},
+    "quantized": page_campaign.collapse,
 }
 
 

@@ -129,6 +129,15 @@ def test_rewards_after_equal_time_follow_from_prices(tmp_path: Path) -> None:
     assert as_sd3.splitlines()[3].split(" | ")[3:5] == ["0.600", "0.700"]  # after 20 and 30
 
 
+def test_a_fall_is_from_the_best_reward_so_far_also_in_a_run_that_was_cut_short(tmp_path: Path) -> None:
+    assert "Not measured yet" in BLOCKS["quantized"](tmp_path)
+    run = {"iterations": [0, 40, 80, 120, 124], "reward": [0.4, 0.9, 0.6, 0.8, 0.95]}
+    content = {"iterations": 200, "runs": {"quantized": {"42": run}}}
+    (tmp_path / "convergence_200.json").write_text(json.dumps(content))
+    row = BLOCKS["quantized"](tmp_path).splitlines()[-1]
+    assert row == "| quantized | 42 | 0.900 | 0.600 | 0.800 | | 0.950, after 124 | 0.300, after 80 |"
+
+
 def test_the_curves_are_drawn_once_they_are_there(tmp_path: Path) -> None:
     import plots  # and Matplotlib, which takes seconds
 
