@@ -6,12 +6,11 @@
 
 Every run is `solrl train` on the testbed, or with `--one-process` the same without Ray (`one_process.py`), which leaves
 a GPU less idle: 12 prompts an iteration, and what a variant of `variants.py` sets. `--table` names rows that are
-compared: strategies and methods (`convergence`, the default), training on quantised samples (`quantized`), `pool`,
-`preview_steps`, `selection`, `keep`, `staleness`, `pruning`, `sync`. `--at-once` runs train side by side; after
-`--seconds` what still trains is stopped. A run that is there is gone on with, so the same command completes the
-campaign by (variant, seed), and rows that tables share are trained once. What the results file has needs no folder any
-more. A run that was cut short is in the file, but only whole ones are compared. `--judge` has each finished run
-evaluated by the testbed's own rules, which no policy was trained on.
+compared; `convergence`, the default, has strategies and methods. `--at-once` runs train side by side; after `--seconds`
+what still trains is stopped. A run that is there is gone on with, so the same command completes the campaign by
+(variant, seed), and rows that tables share are trained once. What the results file has needs no folder any more. A run
+that was cut short is in the file, but only whole ones are compared. `--judge` has each finished run evaluated by the
+testbed's own rules, which no policy was trained on.
 
 *Charged* seconds are what an iteration of that shape takes on one H200 with a published model, by the shipped price
 list and `solrl plan`'s simulation; exploring ahead saves nothing there. NVFP4 previews are charged at the price of FP8:

@@ -80,7 +80,7 @@ def _measured(content: Mapping[str, Any], variant: str) -> list[str]:
 def collapse(results: Path) -> str:
     """Held-out rewards of each long run on its way, and the most that one fell below the best it had had before.
 
-    Runs that were cut short are shown too: a fall is seen without their end.
+    Runs that were cut short are shown too: a fall can be seen before a run's end.
     """
     content, paper = read(results, COLLAPSE_FILE), PUBLISHED["quantized"]
     published = table(["paper, HPSv2", *paper], [["", *(f"{value:.4f}" for value in paper.values())]])

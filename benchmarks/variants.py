@@ -103,7 +103,6 @@ TABLES = {
         *("direct", "scaled", "quantized", "two_stage_nvfp4", "two_stage_fp8", "two_stage_pruned"),
         *(name for method in OWN for name in (DIRECTS[method], f"{method}_two_stage")),
     ),
-    "quantized": ("direct", "scaled", "quantized", "two_stage_nvfp4"),
     "pool": ("direct", "pool_48", "two_stage_nvfp4", "pool_192", "pool_384"),
     "preview_steps": ("direct", "steps_2", "steps_4", "two_stage_nvfp4", "steps_8"),
     "selection": (*BASELINE, "select_best", "select_random"),
