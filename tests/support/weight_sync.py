@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -93,3 +96,34 @@ def publication(revision: Revision, mode: str = "packed") -> Publication:
 def sent(revision: Revision, role: str = EXPLORER, mode: str = "packed") -> Payload:
     """What arrives at a worker that is sent the whole."""
     return payload.read(publication(revision, mode).payload(role))
+
+
+def moving(number: int) -> dict[str, torch.Tensor]:
+    """Factors that drift a little with every revision."""
+    steps = {name: value * (0.002 * number) for name, value in factors(seed=70).items()}
+    return {name: value + steps[name] for name, value in factors().items()}
+
+
+def published(numbers: range, *, snapshot_every: int = 4) -> list[Publication]:
+    publications = Publications(Publish(snapshot_every=snapshot_every))
+    return [publications.publish(publisher().build(number, moving(number))) for number in numbers]
+
+
+def header(content: bytes) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Where the data of a safetensors file begins, and its header."""
+    (size,) = struct.unpack("<Q", content[:8])
+    return 8 + size, json.loads(content[8 : 8 + size])
+
+
+def flipped(content: bytes, name: str) -> bytes:
+    """The payload with one bit of a tensor turned."""
+    start, entries = header(content)
+    begin, _ = entries[name]["data_offsets"]
+    damaged = bytearray(content)
+    damaged[start + begin + 3] ^= 0x10
+    return bytes(damaged)
+
+
+def same(one: Revision, other: Revision) -> bool:
+    equal = [torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items()]
+    return one.manifest == other.manifest and one.tensors.keys() == other.tensors.keys() and all(equal)

@@ -1,9 +1,8 @@
-"""Revisions on the wire and on the disk: deltas, refusals of whatever does not verify, and the store."""
+"""Revisions on the wire: deltas, and refusals of whatever does not verify."""
 
 import copy
 import dataclasses
 import json
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,49 +15,28 @@ import zstandard
 
 from solrl_ray.common.safetensors_file import DTYPES
 from solrl_ray.config.schema import Lora, Publish
-from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import container, payload
 from solrl_ray.weight_sync.checksums import Stamp, stamp, stamps_digest, tensors_digest
 from solrl_ray.weight_sync.container import Unusable
 from solrl_ray.weight_sync.manifest import Manifest, canonical, sha256
-from solrl_ray.weight_sync.payload import Revision
-from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication, Publications
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publications
 from solrl_ray.weight_sync.publish import Publisher
 from solrl_ray.weight_sync.receive import Receiver
-from solrl_ray.weight_sync.store import RevisionStore
-from tests.support.weight_sync import OUT, QUERY, addresses, explorer, factors, publication, publisher, randn, sent
-
-
-def moving(number: int) -> dict[str, torch.Tensor]:
-    """Factors that drift a little with every revision."""
-    steps = {name: value * (0.002 * number) for name, value in factors(seed=70).items()}
-    return {name: value + steps[name] for name, value in factors().items()}
-
-
-def published(numbers: range, *, snapshot_every: int = 4) -> list[Publication]:
-    publications = Publications(Publish(snapshot_every=snapshot_every))
-    return [publications.publish(publisher().build(number, moving(number))) for number in numbers]
-
-
-def header(content: bytes) -> tuple[int, dict[str, dict[str, object]]]:
-    """Where the data of a safetensors file begins, and its header."""
-    (size,) = struct.unpack("<Q", content[:8])
-    return 8 + size, json.loads(content[8 : 8 + size])
-
-
-def flipped(content: bytes, name: str) -> bytes:
-    """The payload with one bit of a tensor turned."""
-    start, entries = header(content)
-    begin, _ = entries[name]["data_offsets"]  # type: ignore[misc]
-    damaged = bytearray(content)
-    damaged[start + begin + 3] ^= 0x10
-    return bytes(damaged)
-
-
-def same(one: Revision, other: Revision) -> bool:
-    equal = [torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items()]
-    return one.manifest == other.manifest and one.tensors.keys() == other.tensors.keys() and all(equal)
-
+from tests.support.weight_sync import (
+    OUT,
+    QUERY,
+    addresses,
+    explorer,
+    factors,
+    flipped,
+    header,
+    moving,
+    publication,
+    published,
+    publisher,
+    randn,
+    sent,
+)
 
 # Checksums
 
@@ -163,6 +141,12 @@ def test_a_truncated_payload_is_refused_by_the_first_tensor_that_is_cut() -> Non
         payload.read(content + b"\0")
     with pytest.raises(Unusable, match="header of the revision's payload is unreadable"):
         payload.read(content[:8] + b"x" + content[9:])
+
+
+def test_a_header_of_impossible_length_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xff" * 8 + b"{}")
+    with pytest.raises(Unusable, match="of 10 bytes is cut off inside its header"):
+        container.read_metadata(tmp_path / "file")
 
 
 def test_an_altered_manifest_is_refused() -> None:
@@ -312,143 +296,3 @@ def test_a_delta_is_small_where_weights_change_little() -> None:
     whole = sum(tensor.numel() for tensor in made[1].revision.packed.values() if tensor.dim())
     sent = sum(frame.numel() for frame in made[1].deltas.values())
     assert 0 < sent < 0.1 * whole
-
-
-# The store
-
-
-def test_a_run_that_is_resumed_with_explorers_of_another_tier_stores_its_revision_anew(tmp_path: Path) -> None:
-    store = RevisionStore(tmp_path)
-    store.save(publication(publisher().build(3, factors())))
-    elsewhere = publisher(tier="fp8").build(3, factors())
-    store.save(publication(elsewhere))
-    assert same(store.load(3), elsewhere)
-    with pytest.raises(RunError, match="holds a different revision-000003: a revision never changes"):
-        store.save(publication(publisher().build(3, factors(scale=0.2))))
-
-
-def test_a_header_of_impossible_length_is_cut_off(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"\xff" * 8 + b"{}")
-    with pytest.raises(Unusable, match="of 10 bytes is cut off inside its header"):
-        container.read_metadata(tmp_path / "file")
-
-
-@pytest.mark.parametrize("name", ["manifest.json", "packed.safetensors"])
-def test_a_damaged_revision_is_no_obstacle_to_a_run_that_makes_it_again(tmp_path: Path, name: str) -> None:
-    store, chain = RevisionStore(tmp_path), published(range(4))
-    for one in chain[:3]:
-        store.save(one)
-    for damaged in (tmp_path / "revision-000001", tmp_path / "revision-000002"):
-        (damaged / name).write_bytes((damaged / name).read_bytes()[:50])
-    store.save(publication(chain[2].revision))  # as a resumed run publishes it: whole
-    store.save(chain[3])
-    store.prune(keep=3)
-    assert same(store.load(3), chain[3].revision)
-
-
-def test_a_stored_revision_is_read_back_bit_for_bit(tmp_path: Path) -> None:
-    store, revision = RevisionStore(tmp_path / "revisions"), publisher().build(20, factors())
-    folder = store.save(publication(revision))
-    assert folder.name == "revision-000020"
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "factors.safetensors",
-        "manifest.json",
-        "packed.safetensors",
-    ]
-    assert same(store.load(20), revision)
-    assert store.latest() == 20
-    assert [path.name for path in folder.parent.iterdir()] == ["revision-000020"]
-
-
-def test_stored_deltas_are_read_back_from_their_snapshot_on(tmp_path: Path) -> None:
-    store, chain = RevisionStore(tmp_path), published(range(7))
-    for one in chain:
-        store.save(one)
-    for one in chain:
-        assert same(store.load(one.revision.manifest.revision), one.revision)
-
-
-def test_an_empty_store_has_no_latest_revision(tmp_path: Path) -> None:
-    store = RevisionStore(tmp_path / "nowhere")
-    assert store.latest() is None
-    with pytest.raises(RunError, match=r"revision 3 is not in .*, which holds \[\]"):
-        store.load(3)
-
-
-def test_half_written_folders_are_ignored_and_written_over(tmp_path: Path) -> None:
-    store, revision = RevisionStore(tmp_path), publisher().build(2, factors())
-    store.save(publication(publisher().build(1, factors())))
-    (tmp_path / "revision-000002").mkdir()
-    (tmp_path / "revision-000002" / "factors.safetensors").write_bytes(b"half")
-    (tmp_path / ".revision-000003.partial").mkdir()
-    assert store.revisions() == [1]
-    store.save(publication(revision))
-    assert same(store.load(2), revision)
-
-
-def test_a_stored_revision_never_changes(tmp_path: Path) -> None:
-    store = RevisionStore(tmp_path)
-    store.save(publication(publisher().build(1, factors())))
-    written = (tmp_path / "revision-000001" / "packed.safetensors").stat().st_mtime_ns
-    store.save(publication(publisher().build(1, factors())))
-    assert (tmp_path / "revision-000001" / "packed.safetensors").stat().st_mtime_ns == written
-    with pytest.raises(RunError, match="a revision never changes"):
-        store.save(publication(publisher().build(1, factors(seed=99))))
-
-
-def test_a_damaged_store_is_refused_by_name(tmp_path: Path) -> None:
-    store = RevisionStore(tmp_path)
-    folder = store.save(publication(publisher().build(1, factors())))
-    file = folder / "packed.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[:-5])
-    with pytest.raises(RunError, match=r"packed\.safetensors is damaged"):
-        store.load(1)
-    file.write_bytes(flipped(content, f"{QUERY}.packed"))
-    with pytest.raises(RunError, match=r"tensor 'attn\.to_q\.packed' of the revision's payload does not have the chec"):
-        store.load(1)
-    other = publication(publisher().build(1, factors(seed=9)))
-    file.write_bytes(payload.encode(other.revision.manifest, other.whole()))
-    with pytest.raises(RunError, match="of another revision than the manifest beside it"):
-        store.load(1)
-
-
-def test_a_delta_without_its_parent_is_not_stored_and_not_read(tmp_path: Path) -> None:
-    store, chain = RevisionStore(tmp_path), published(range(3))
-    store.save(chain[0])
-    with pytest.raises(RunError, match=r"revision-000002 is a delta, but .* does not hold revision 1"):
-        store.save(chain[2])
-    store.save(chain[1])
-    store.save(chain[2])
-    (tmp_path / "revision-000001" / "manifest.json").unlink()
-    with pytest.raises(RunError, match=r"revision 1 is not in .*, which holds \[0, 2\]"):
-        store.load(2)
-
-
-def test_the_newest_revisions_are_kept_with_what_their_deltas_need(tmp_path: Path) -> None:
-    store = RevisionStore(tmp_path)
-    kept = []
-    for one in published(range(10)):  # snapshots are 0, 4, 8
-        store.save(one)
-        store.prune(keep=2)
-        kept.append(store.revisions())
-    assert kept[3] == [0, 1, 2, 3]
-    assert kept[4] == [0, 1, 2, 3, 4]
-    assert kept[5] == [4, 5]
-    assert kept[9] == [8, 9]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["revision-000008", "revision-000009"]
-    assert same(store.load(9), published(range(10))[9].revision)
-
-
-def test_what_is_not_finite_is_not_published_and_the_revision_before_stays(tmp_path: Path) -> None:
-    store, maker = RevisionStore(tmp_path), publisher()
-    net = explorer()
-    good = publication(maker.build(1, factors()))
-    store.save(good)
-    Receiver(net).apply(payload.read(good.payload(EXPLORER)))
-    bad = factors()
-    bad[f"{OUT}.lora_A"][1, 1] = torch.inf
-    with pytest.raises(RunError, match=r"factor attn\.to_out\.0\.lora_A has NaN or Inf: the revision is not published"):
-        maker.build(2, bad)
-    assert store.latest() == 1
-    assert torch.equal(net["attn"].to_q.packed, store.load(1).tensors[f"{QUERY}.packed"])
