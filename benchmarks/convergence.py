@@ -7,7 +7,7 @@
 Every run is `solrl train` on the testbed, or with `--one-process` the same without Ray (`one_process.py`), which leaves
 a GPU less idle: 12 prompts an iteration, and what a variant of `variants.py` sets. `--table` names rows that are
 compared; `convergence`, the default, has strategies and methods. `--at-once` runs train side by side; after `--seconds`
-what still trains is stopped. A run that is there is gone on with, so the same command completes the campaign by
+what still trains is stopped. A begun run goes on where it was, so the same command completes the campaign by
 (variant, seed), and rows that tables share are trained once. What the results file has needs no folder any more. A run
 that was cut short is in the file, but only whole ones are compared. `--judge` has each finished run evaluated by the
 testbed's own rules, which no policy was trained on.

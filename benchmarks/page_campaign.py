@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from convergence import plus_minus, times
-from page_tables import PUBLISHED, read, table, unmeasured
+from page_tables import PUBLISHED, measured, read, table, unmeasured
 from time_to_target import mean_with_interval, times_sooner, together, whole_runs
 from variants import TABLES
 
@@ -59,9 +59,9 @@ def campaign(name: str) -> Callable[[Path], str]:
         kept = [place for place in range(len(header)) if place == 0 or any(row[place] for row in rows)]
         missing = [variant for variant in TABLES[name] if variant not in found]
         some = ["Not all measured yet"] if len(missing) < len(TABLES[name]) else []
-        said = [unmeasured(name, *some)] if missing else []
+        said = unmeasured(name, *some) if missing else measured(name)
         shown = [table([header[i] for i in kept], ([row[i] for i in kept] for row in rows))] if rows else []
-        return "\n\n".join(shown + said)
+        return "\n\n".join([*shown, said])
 
     return block
 
@@ -97,7 +97,7 @@ def collapse(results: Path) -> str:
             rows.append([name, seed, *on_the_way, *last, f"{falls[lowest]:.3f}, after {made[lowest]}"])
     columns = [f"after {count}" for count in COLLAPSE_AFTER]
     header = ["held-out reward", "seed", *columns, "last", "largest fall from its best so far"]
-    return f"{published}\n\n{table(header, rows)}"
+    return f"{published}\n\n{table(header, rows)}\n\n{measured('quantized')}"
 
 
 def equal_time(results: Path) -> str:
@@ -112,7 +112,8 @@ def equal_time(results: Path) -> str:
         found += [(f"{name}, {longer['iterations']} iterations", runs) for name, runs in whole_runs(longer).items()]
     found.sort(key=lambda row: EQUAL_TIME.index(row[0].partition(",")[0]))
     shown = "\n\n".join(_after_time(found, content["charged"], model) for model in CHARGED)
-    return shown if longer else f"{shown}\n\n{unmeasured('equal_time', 'Longer runs are not measured yet')}"
+    by = measured("convergence", "lean", "updates", "equal_time")
+    return f"{shown}\n\n{by if longer else unmeasured('equal_time', 'Longer runs are not measured yet')}"
 
 
 def _after_time(
@@ -159,7 +160,8 @@ def headline(results: Path) -> str:
         "than 24 of 24, as released",
         "than 24 of 24, compiled",
     ]
-    return f"Time to {share} of the other's gain:\n\n{table(header, rows)}"
+    by = measured("convergence", "lean", "equal_time")
+    return f"Time to {share} of the other's gain:\n\n{table(header, rows)}\n\n{by}"
 
 
 def sooner(results: Path) -> str:
@@ -173,4 +175,5 @@ def reward_figure(results: Path) -> str:
     content = read(results, "convergence.json")
     if content is None or not content["comparisons"]:
         return f"*Held-out reward against GPU-hours.* {unmeasured('convergence')}"
-    return "![Held-out reward against charged GPU-hours, by variant](images/results_reward.png)"
+    picture = "![Held-out reward against charged GPU-hours, by variant](images/results_reward.png)"
+    return f"{picture}\n\n{measured('convergence')}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from page_tables import PUBLISHED, read, table, unmeasured
+from page_tables import PUBLISHED, measured, read, table, unmeasured
 
 
 def fidelity(results: Path) -> str:
@@ -37,7 +37,8 @@ def ranking(results: Path) -> str:
     ideal = [" / ".join(f"{place(share, 96):.1%}" for share in perfect(k, 96)) for k in (4, 8, 12)]
     rows.append(["if perfect", "", "", "1", "1", *ideal])
     header = ["", "tier", "steps", "Spearman", "Kendall", "of 4", "of 8", "of 12"]
-    return table(header, rows) + ("" if found else f"\n\n{unmeasured('ranking')}")
+    said = measured("ranking") if found else unmeasured("ranking")
+    return f"{table(header, rows)}\n\n{said}"
 
 
 def perfect(side: int, seeds: int) -> tuple[float, float]:

@@ -36,6 +36,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
 
 
+def measured(*names: str) -> str:
+    """Under what is measured: its command, or commands. They go on with what a results file has."""
+    return "Measured by " + ", ".join(f"`{COMMANDS[name]}`" for name in names)
+
+
 def unmeasured(name: str, what: str = "Not measured yet") -> str:
     return f"{what}: `{COMMANDS[name]}`"
 

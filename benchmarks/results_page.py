@@ -16,7 +16,7 @@ from pathlib import Path
 import page_campaign
 import page_ranking
 import page_speed
-from page_tables import PUBLISHED, RESULTS, ROOT, read, table, unmeasured
+from page_tables import PUBLISHED, RESULTS, ROOT, measured, read, table, unmeasured
 from variants import TABLES
 
 PAGE = ROOT / "docs" / "results.md"
@@ -31,7 +31,8 @@ def rewards(results: Path) -> str:
         last = ours["rows"][-1]
         for name, scores in (("base", ours["base"]), (f"after {last['updates']} iterations", last["scores"])):
             rows.append([name, *(f"{scores[key][0]:.4f} ± {scores[key][1]:.4f}" for key in order)])
-    return table(["FLUX.1", *paper["columns"]], rows) + ("" if ours else f"\n\n{unmeasured('rewards')}")
+    said = measured("rewards") if ours else unmeasured("rewards")
+    return f"{table(['FLUX.1', *paper['columns']], rows)}\n\n{said}"
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {

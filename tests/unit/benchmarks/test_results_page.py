@@ -60,13 +60,21 @@ def campaign(rows: tuple[str, ...]) -> dict[str, Any]:
     return {"iterations": 8, "runs": runs, "charged": charged, "comparisons": comparisons(runs, charged)}
 
 
-def test_a_measured_table_replaces_its_command(tmp_path: Path) -> None:
+def test_each_table_has_its_command() -> None:
+    before = 0
+    for block in BLOCK.finditer(PAGE.read_text()):
+        with_its_prose = PAGE.read_text()[before : block.end()]
+        assert "`python benchmarks/" in with_its_prose, block[1]
+        before = block.end()
+
+
+def test_a_table_says_what_is_not_measured_yet(tmp_path: Path) -> None:
     unmeasured = BLOCKS["pool"](tmp_path)
     assert unmeasured.endswith(
         "Not measured yet: `python benchmarks/convergence.py --table pool --gpu --one-process --at-once 16 --seeds 3`"
     )
     (tmp_path / "convergence.json").write_text(json.dumps(campaign(TABLES["pool"])))
-    assert "Not measured" not in BLOCKS["pool"](tmp_path)
+    assert BLOCKS["pool"](tmp_path).endswith(unmeasured.replace("Not measured yet:", "Measured by").splitlines()[-1])
     (row,) = [line for line in BLOCKS["pool"](tmp_path).splitlines() if line.startswith("| pool_48")]
     assert row.startswith("| pool_48 | 2 | 0.850 ± 0.635 | 4.0 / 6.0 / 7.2 / 8.0 | 2.00 (")
     assert row.endswith("| 0.3622 |")
@@ -82,7 +90,7 @@ def test_the_headline_compares_with_both_baselines_and_with_the_released_schedul
         content["charged"][name] = {"flux1_dev": seconds, "sd35_large": 2 * seconds}
     content["released"] = {"flux1_dev": 120.0, "sd35_large": 100.0}
     (tmp_path / "convergence.json").write_text(json.dumps(content))
-    rows = BLOCKS["headline"](tmp_path).splitlines()[-2:]
+    rows = BLOCKS["headline"](tmp_path).splitlines()[-4:-2]
     told = [[cell.split()[0] for cell in row.split(" | ")[2:]] for row in rows]
     assert told == [["1.50", "1.20", "0.80"], ["1.50", "0.50", "0.80"]]  # curves are equal, so prices decide
 
@@ -98,7 +106,7 @@ def test_the_headline_takes_longer_runs_where_there_are_as_many(tmp_path: Path) 
     assert "16 iterations" not in BLOCKS["headline"](tmp_path)
     longer["runs"]["two_stage_fp8"]["43"] = slow
     (tmp_path / "convergence_88.json").write_text(json.dumps(longer))
-    rows = BLOCKS["headline"](tmp_path).splitlines()[-2:]
+    rows = BLOCKS["headline"](tmp_path).splitlines()[-4:-2]
     assert all(row.startswith("| two_stage_fp8, 16 iterations | ") for row in rows)
     assert "0.00–" not in rows[0]  # each draw comes to its target
 
@@ -134,7 +142,7 @@ def test_a_fall_is_from_the_best_reward_so_far_also_in_a_run_that_was_cut_short(
     run = {"iterations": [0, 40, 80, 120, 124], "reward": [0.4, 0.9, 0.6, 0.8, 0.95]}
     content = {"iterations": 200, "runs": {"quantized": {"42": run}}}
     (tmp_path / "convergence_200.json").write_text(json.dumps(content))
-    row = BLOCKS["quantized"](tmp_path).splitlines()[-1]
+    row = BLOCKS["quantized"](tmp_path).splitlines()[-3]
     assert row == "| quantized | 42 | 0.900 | 0.600 | 0.800 | | 0.950, after 124 | 0.300, after 80 |"
 
 
