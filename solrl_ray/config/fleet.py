@@ -82,6 +82,15 @@ class FleetConfig(Section):
     """Network interface of the learner group, such as ``eth0``; empty: the node's `NCCL_SOCKET_IFNAME` and
     `GLOO_SOCKET_IFNAME` decide.
     """
+    placement: Literal["colocated", "split"] = "split"
+    """``colocated``: explorer, regenerator and learner rank of one number are roles of one process, with one copy of the
+    model; `learners` has its resources. Explorers and regenerators beyond the number of ranks have processes of their
+    own. ``split``: each has its own process and copy.
+    """
+    offload: bool | None = None
+    """In a process with several roles: whether frozen layers leave the card while their quantised copies explore. null:
+    where the card is too small for both.
+    """
     sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
     """What workers that share a GPU with learners do with their weights outside their turn. ``keep``: leave them there.
     ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the other.

@@ -70,6 +70,11 @@ def shares(worker: Worker) -> bool:
     return 0 < worker.num_gpus < 1
 
 
+def is_colocated(fleet: FleetConfig) -> bool:
+    """Whether a card's roles share one process and one copy of the model."""
+    return fleet.placement == "colocated"
+
+
 def takes_turns(fleet: FleetConfig) -> bool:
     """Whether learners share GPUs with explorers or regenerators, so that they must free memory for each other."""
     return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
