@@ -23,7 +23,7 @@ from actors.run_parts import RunParts
 from actors.training.iteration_clock import IterationClock
 from actors.training.learner_group import UpdateResult
 from actors.world import Tasks, World
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.errors import RunError
@@ -40,7 +40,7 @@ class Controller:
         self.note = self._parts.telemetry.note
         self._opened, self._scaling = False, asyncio.Lock()
         self._checkpoint: asyncio.Task[float] | None = None
-        self._turns = takes_turns(config.fleet)
+        self._colocated = is_colocated(config.fleet)
         self._staleness, self._last = config.rollout.max_staleness, config.run.iterations
 
     async def run(self) -> None:
@@ -128,7 +128,7 @@ class Controller:
 
     async def _offer(self, iteration: int) -> None:
         """Offer samples to the learners as they arrive, in prompt order."""
-        if self._turns:  # ranks that share GPUs by turns must not start in another's turn
+        if self._colocated:  # samplers would wait for what a learner does early, and the other way round
             return
         this = self._parts.rollouts[iteration]
         async for first, groups, embeddings in this.in_order():
@@ -139,8 +139,6 @@ class Controller:
         parts = self._parts
         parts.telemetry.state("learning", stage="learn")
         self._clock.learn()
-        if self._turns:
-            await parts.fleet.turns.take()
         ended = asyncio.Event()
         beside = self._tasks.start(self._beside_update(iteration, ended), f"what goes on beside update {iteration + 1}")
         learned = await parts.learners.learn(iteration, rollout.groups, rollout.embeddings)
@@ -154,7 +152,7 @@ class Controller:
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         parts = self._parts
         summary = await parts.rollouts.close(
-            iteration, lambda: parts.publisher.regenerating(after=learned if self._turns else None)
+            iteration, lambda: parts.publisher.regenerating(after=learned if self._colocated else None)
         )
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
@@ -162,7 +160,7 @@ class Controller:
             if not self._staleness and not self._evaluates_before(unexplored):
                 self._tasks.start(parts.ask_ahead(unexplored), f"asking for the pools of iteration {unexplored}")
         await parts.evaluations.beside_update()
-        if not self._turns:
+        if not self._colocated:
             await parts.requests.window(learned, free=True)
         return summary
 
@@ -188,16 +186,14 @@ class Controller:
             self._checkpoint = None
 
     def _evaluates_before(self, iteration: int) -> bool:
-        """Whether an iteration begins after evaluations. Explorers with their own turn would keep it until they are
-        idle, and requested evaluations get part of that time.
-        """
+        """Whether an iteration begins after evaluations: on cards, explorers would be in their way."""
         parts = self._parts
-        return parts.evaluations.holds_up(iteration) or (parts.fleet.turns.alternate and parts.requests.wait)
+        return parts.evaluations.holds_up(iteration) or (self._colocated and parts.requests.wait)
 
     async def _evaluate_on_the_way(self, updates: int) -> None:
         if await self._parts.evaluations.before_iteration(updates):
             self._clock.restart()  # an evaluation has its own record
-        if self._turns:  # requested evaluations get part of the time between iterations
+        if self._colocated:  # requested evaluations get part of the time between iterations
             ended = asyncio.Event()
             seconds = self._config.evaluation.share * self._clock.last
             asyncio.get_running_loop().call_later(seconds, ended.set)

@@ -13,7 +13,7 @@ import ray
 from actors.cluster import capacity, rpc, wait
 from actors.fleet.actor_factory import ActorFactory
 from actors.monitoring.prometheus import PrometheusExporter
-from actors.world import MetricsWriter, Sent
+from actors.world import MetricsWriter, Process, Sent
 from solrl_ray.common.deadlines import in_thread
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
@@ -41,23 +41,34 @@ class RayWorld:
     def now(self) -> float:
         return time.monotonic()
 
+    def process(self, actor: Any) -> Process:
+        process: Process = actor.process
+        return process
+
     def kill(self, actor: Any) -> None:
+        actor.process.lost = True
         ray.kill(actor.handle, no_restart=True)
 
+    def dismiss(self, actor: Any) -> None:
+        self._factory.dismiss(actor)
+
     def send(self, actor: Any, method: str, *arguments: Any, parts: int = 1) -> Sent:
-        name = f"{actor.role}.{method}"
+        name, role = f"{actor.role}.{method}", actor.name
         if actor.takes_lists:
-            return Sent(getattr(actor.handle, method).options(name=name).remote(*arguments))
-        references = rpc.send(actor.handle, name, method, *arguments, parts=parts)
-        return Sent(*references) if parts == 2 else Sent(references)
+            called, given = (actor.handle.call_as, (role, method)) if role else (getattr(actor.handle, method), ())
+            return Sent(called.options(name=name).remote(*given, *arguments), process=actor.process)
+        references = rpc.send(actor.handle, name, method, *arguments, parts=parts, role=role)
+        answer, large = references if parts == 2 else (references, None)
+        return Sent(answer, large, actor.process)
 
     def send_each(self, actor: Any, method: str, arguments: Sequence[Any]) -> tuple[Sent, list[Any]]:
         name = f"{actor.role}.{method}"
         all_done, *each = rpc.send(actor.handle, name, "do_each", method, list(arguments), parts=1 + len(arguments))
-        return Sent(all_done), each
+        return Sent(all_done, process=actor.process), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
-        return await wait.answer(sent.answer, what=what, seconds=seconds)
+        with sent.process.waited_for(seconds) as deadline:
+            return await wait.answer(sent.answer, what=what, seconds=deadline)
 
     def put(self, value: Any) -> Any:
         return ray.put(value)

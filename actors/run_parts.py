@@ -20,7 +20,7 @@ from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
-from solrl_ray.config.pools import kinds_of_prompts, takes_turns
+from solrl_ray.config.pools import is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
 from solrl_ray.learning.state import LearnerState
@@ -118,8 +118,8 @@ class RunParts:
         self.telemetry.waits_for("the learners")
         await self._first_revision()
         over = self.point.updates == config.run.iterations
-        # Learners that share GPUs by turns compile in their own turn, before their first update.
-        if self.learners.compiles and not takes_turns(config.fleet) and not over:
+        # Learners on cards compile before their first update: explorers begin sooner.
+        if self.learners.compiles and not is_colocated(config.fleet) and not over:
             tasks.start(self.learners.warm_up(probe), "compiling the learners' passes")
 
     async def open_iteration(self, iteration: int) -> None:
@@ -222,7 +222,4 @@ class RunParts:
 
     async def _supply(self, iteration: int) -> list[Any]:
         """An iteration's groups, once more."""
-        groups = await self.rollouts[iteration].stored(self.publisher.regenerating)
-        if self.fleet.turns.lays_down:
-            await self.fleet.turns.take()
-        return groups
+        return await self.rollouts[iteration].stored(self.publisher.regenerating)

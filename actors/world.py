@@ -7,8 +7,9 @@ this interface, so that another world can replace Ray.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -26,6 +27,37 @@ earlier.
 """
 
 
+@dataclass(eq=False, slots=True)
+class Process:
+    """Does calls one after another: for an actor of its own, or for all roles of a card, which are lost together."""
+
+    name: str = ""
+    """``card-0``; empty for a process with one role."""
+    roles: list[str] = field(default_factory=list)
+    """Names of a card's living roles."""
+    lost: bool = False
+    """Whether it has ended, or is to end."""
+    counted: bool = False
+    """Whether its loss has used up a replacement, or need not."""
+    told: bool = False
+    """Whether the user knows of its loss."""
+    _ahead: dict[object, float] = field(default_factory=dict)
+    """Calls that are waited for → their deadlines in seconds."""
+
+    @contextmanager
+    def waited_for(self, seconds: float | None) -> Iterator[float | None]:
+        """A block that waits for a call which may take `seconds`; yields its deadline, which also counts the calls
+        ahead of it.
+        """
+        call = object()
+        deadline = None if seconds is None else seconds + sum(self._ahead.values())
+        self._ahead[call] = seconds or 0.0
+        try:
+            yield deadline
+        finally:
+            del self._ahead[call]
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """A call on its way."""
@@ -34,6 +66,8 @@ class Sent:
     """What `World.answer` waits for."""
     large: Any = None
     """Reference of the second of two parts, which stays where it was made."""
+    process: Process = field(default_factory=Process)
+    """Which does it."""
 
 
 class Exporter(Protocol):
@@ -79,13 +113,20 @@ class World(Protocol):
     def learner(self, rank: int, rebuilt: int) -> Any:
         """`rebuilt`: how often the group was rebuilt, as part of the name."""
 
+    def process(self, actor: Any) -> Process:
+        """In which an actor lives."""
+
     def explore_with(self, config: Config) -> None:
         """Use this configuration for explorers made from now on."""
 
     def seat_learners(self, seconds: float) -> bool:
         """Reserve places for all ranks at once; whether there was room within `seconds`. Blocks."""
 
-    def kill(self, actor: Any) -> None: ...
+    def kill(self, actor: Any) -> None:
+        """End an actor's process, and with it all roles of a card."""
+
+    def dismiss(self, actor: Any) -> None:
+        """End an actor; the other roles of its card stay."""
 
     # Calls
 
@@ -108,7 +149,7 @@ class World(Protocol):
 
         Args:
             what: the wait's name, as the subject of a sentence.
-            seconds: the deadline; None: the caller has one.
+            seconds: the deadline, from when the process has done what is ahead; None: the caller has one.
 
         Raises:
             WorkerGone: the deadline passed, or the actor died.
@@ -206,7 +247,7 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
     """The answers to interdependent calls: if one is lost, the others fail or hang.
 
     Raises as `World.answer`, preferring a loss over the failures that it caused: a failed call is held back for `GRACE`
-    seconds.
+    seconds. Processes that are lost then, and those that hang because of it, are marked as lost.
     """
     waits = [asyncio.ensure_future(world.answer(call, what=what, seconds=seconds)) for call in calls]
     pending, failure = set(waits), None
@@ -216,6 +257,7 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             errors = [error for each in done if (error := each.exception()) is not None]
             if lost := [error for error in errors if isinstance(error, WorkerGone)]:
+                await _mark_lost(calls, waits)
                 raise lost[0]
             failure = failure or next(iter(errors), None)
             if not done:
@@ -226,3 +268,15 @@ async def all_answers(world: World, calls: Sequence[Sent], *, what: str, seconds
     if failure is not None:
         raise failure
     return [each.result() for each in waits]
+
+
+async def _mark_lost(calls: Sequence[Sent], waits: Sequence[asyncio.Future[Any]]) -> None:
+    """Mark the processes that are gone, or do not answer within `GRACE` seconds after another one was lost. A process
+    with a card's other roles lives on if it answers, with whatever error.
+    """
+    pending = [each for each, call in zip(waits, calls, strict=True) if not each.done() and call.process.name]
+    if pending:
+        await asyncio.wait(pending, timeout=GRACE)
+    for each, call in zip(waits, calls, strict=True):
+        gone = each.done() and not each.cancelled() and isinstance(each.exception(), WorkerGone)
+        call.process.lost = call.process.lost or gone or not each.done()

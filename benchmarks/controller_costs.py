@@ -243,7 +243,6 @@ async def _controller(root: Path) -> dict[str, float]:
                 unit_seconds=600.0,
                 weights=lambda: None,
                 alone=lambda: False,
-                turn=fleet.turns.turn_of("explorers"),
                 unplaced=lambda worker, seconds, since: None,
                 observer=fleet,
                 hand_out=fleet.hand_out,

@@ -31,7 +31,7 @@ from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
-from actors.world import Sent
+from actors.world import Process, Sent
 from solrl_ray.config import compiled_learner, continuation
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import Sources, load
@@ -130,8 +130,13 @@ class OneProcessWorld:
     def seat_learners(self, seconds: float) -> bool:
         return True
 
+    def process(self, actor: Any) -> Process:
+        return Process()
+
     def kill(self, actor: Any) -> None:
         """It is forgotten by whoever holds it."""
+
+    dismiss = kill
 
     # Calls
 

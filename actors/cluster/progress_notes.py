@@ -35,6 +35,13 @@ def send_to(receiver: str, namespace: str, *, name: str) -> None:
     _receiver = name, receiver, namespace
 
 
+def speak_as(name: str) -> None:
+    """Send notes under another name: that of the role that is called."""
+    global _receiver
+    if _receiver is not None:
+        _receiver = name, *_receiver[1:]
+
+
 def noted(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Decorate an actor's method so that its progress is sent while it runs."""
 

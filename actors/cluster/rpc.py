@@ -19,9 +19,7 @@ class Callee:
 
     def do(self, packed: bytes, *references: Any) -> Any:
         """The result of the called handler; `references`: its arguments by reference, in order."""
-        method, arguments = pickle.loads(packed)
-        given = iter(references)
-        return getattr(self, method)(*(next(given) if argument is ... else argument for argument in arguments))
+        return done(self, packed, *references)
 
     def do_each(self, method: str, arguments: list[Any]) -> tuple[Any, ...]:
         """None, then the handler's result for each argument: one part more than there are arguments."""
@@ -40,15 +38,25 @@ class Callee:
         termination.check(name)
 
 
-def send(actor: Any, name: str, method: str, *arguments: Any, parts: int = 1) -> Any:
+def done(callee: Any, packed: bytes, *references: Any) -> Any:
+    """The result of a handler of `callee`."""
+    method, arguments = pickle.loads(packed)
+    given = iter(references)
+    return getattr(callee, method)(*(next(given) if argument is ... else argument for argument in arguments))
+
+
+def send(actor: Any, name: str, method: str, *arguments: Any, parts: int = 1, role: str = "") -> Any:
     """Call a handler as ``actor.method.remote(*arguments)`` does, but faster.
 
     Args:
         actor: handle of a `Callee`.
         name: shown in process titles and Ray's lists of tasks.
         parts: number of parts of the result, each with its own reference.
+        role: the role of a card that does the call; by default the actor itself does.
     """
     references = [argument for argument in arguments if isinstance(argument, ray.ObjectRef)]
     values = [... if isinstance(argument, ray.ObjectRef) else argument for argument in arguments]
-    do = actor.do.options(num_returns=parts, name=name)
-    return do.remote(pickle.dumps((method, values), pickle.HIGHEST_PROTOCOL), *references)
+    packed = pickle.dumps((method, values), pickle.HIGHEST_PROTOCOL)
+    if role:
+        return actor.do_as.options(num_returns=parts, name=name).remote(role, packed, *references)
+    return actor.do.options(num_returns=parts, name=name).remote(packed, *references)

@@ -96,17 +96,11 @@ class HandOut:
         fleet: FleetConfig,
         watcher: Watcher,
         retire: Callable[[str, str], None],
-        *,
-        given_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """
-        Args:
-            retire: replaces an untrustworthy worker: its name, and the reason.
-            given_out: called after each attempt to hand out units.
-        """
+        """`retire` replaces an untrustworthy worker: its name, and the reason."""
         self._world = world
         self._watcher = watcher
-        self._retire, self._given_out = retire, given_out
+        self._retire = retire
         self._dispatcher = Dispatcher(max_inflight=fleet.max_inflight, hedge=fleet.hedge, strikes=fleet.strikes)
         self._workers: dict[str, Recipient] = {}
         """Workers that may get units, by name."""
@@ -184,10 +178,6 @@ class HandOut:
         """A worker gets no unit until it is ready again."""
         self._dispatcher.not_ready(worker.name)
 
-    def waits(self, pool: str, holds: Held) -> bool:
-        """Whether a unit waits for a worker of a pool that holds this."""
-        return self._dispatcher.waits(pool, holds)
-
     def lost(self, worker: str) -> Loss:
         """A worker is gone."""
         self._workers.pop(worker, None)
@@ -244,7 +234,6 @@ class HandOut:
             if each.hedge:
                 self._watcher.message(f"{each.unit.in_words} is late; {each.worker} repeats it")
         self._look_again(now)
-        self._given_out()
 
     def _look_again(self, now: float) -> None:
         """Check for late units when that is due, even if nothing happens until then."""

@@ -6,8 +6,7 @@
                                           └► evaluate what t updates made
 
 Between iterations, regenerators evaluate beside the next update, when they are idle. The iteration takes longer only if
-the evaluation outlasts the update. Learners that share GPUs by turns would have to wait for it. There it comes before
-the iteration, and all workers wait.
+the evaluation outlasts the update. On cards, where a learner would have to wait for it, it comes before the iteration.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from actors.dispatch.prompt_embeddings import PromptEmbeddings
 from actors.evaluation.evaluator import Evaluator
 from actors.monitoring.telemetry import Telemetry
 from actors.training.policy_publisher import PolicyPublisher
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
 from solrl_ray.records import Prompt
 from solrl_ray.weight_sync.publication import Publication
@@ -36,7 +35,7 @@ class EvaluationSchedule:
     ) -> None:
         self._config, self._prompts, self._embeddings = config, prompts, embeddings
         self._publisher, self._evaluator, self._telemetry = publisher, evaluator, telemetry
-        self._turns = takes_turns(config.fleet)
+        self._colocated = is_colocated(config.fleet)
         self._prepared: tuple[int, Publication] | None = None
 
     async def before_training(self) -> None:
@@ -63,15 +62,15 @@ class EvaluationSchedule:
         """
         if not self._is_due(updates):
             return False
-        if self._turns:
+        if self._colocated:
             await self.of_ema(updates)
         else:
             self._prepared = updates, await self._publisher.policy("ema")
-        return self._turns
+        return self._colocated
 
     def holds_up(self, updates: int) -> bool:
         """Whether the iteration after `updates` waits for an evaluation."""
-        return self._turns and self._is_due(updates)
+        return self._colocated and self._is_due(updates)
 
     async def beside_update(self) -> None:
         """Evaluate what `before_iteration` prepared, if anything."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from actors.cluster.names import CONTROLLER, namespace
 from actors.workers.base_packer import BasePacker
+from actors.workers.card import Card
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
+from actors.world import Process
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import pools
+from solrl_ray.config.pools import is_colocated, is_on_a_card, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
-from solrl_ray.scheduling.worker_state import pool_of
+from solrl_ray.scheduling.worker_state import pool_of, slot_of
 
 VACATE_SECONDS = 30.0
 """How long Ray may take to give back the learners' places."""
@@ -48,6 +50,9 @@ class Actor:
     handle: Any
     role: str
     """For the name that process titles and Ray's lists of tasks have."""
+    name: str = ""
+    """Its own among the roles of a card; empty for a process of its own."""
+    process: Process = field(default_factory=Process)
     takes_lists: bool = False
     """Whether it is given references inside of lists, which only Ray's own pickling passes on."""
 
@@ -75,6 +80,9 @@ class ActorFactory:
         self._pack: tuple[list[Any], ...] = ()
         self._packs = 0
         self._seats: PlacementGroup | None = None
+        self._cards: dict[int, tuple[Any, Process]] = {}
+        """Handles and processes of the cards, by number."""
+        self._made_cards = 0
 
     def text_encoder(self) -> Actor:
         make = self._here(self._classes.text_encoder, "text_encoder")
@@ -85,6 +93,8 @@ class ActorFactory:
         return Actor(make.remote(self._folder, self._config.fleet.strict), "selector")
 
     def explorer(self, name: str) -> Actor:
+        if is_on_a_card(self._config, pool_of(name), slot_of(name)):
+            return self._on_card(slot_of(name), name, "explorer", self._classes.explorer, name, self._exploring)
         make = self._anywhere(self._classes.explorer, name, pools(self._config.fleet)[pool_of(name)])
         return self._actor(name, make.remote(name, self._exploring, *self._base_pack()), "explorer")
 
@@ -94,18 +104,49 @@ class ActorFactory:
         self._pack = ()
 
     def regenerator(self, name: str) -> Actor:
+        if is_on_a_card(self._config, pool_of(name), slot_of(name)):
+            return self._on_card(slot_of(name), name, "regenerator", self._classes.regenerator, name, self._config)
         make = self._anywhere(self._classes.regenerator, name, self._config.fleet.regenerators)
         return self._actor(name, make.remote(name, self._config), "regenerator")
 
     def learner(self, rank: int, rebuilt: int = 0) -> Actor:
         """On its place of `seat_learners`, if there is one. `rebuilt`: how often the group was, as part of the name."""
-        worker, name = self._config.fleet.learners, f"learner-{rank}" + (f".{rebuilt}" if rebuilt else "")
+        name, made = f"learner-{rank}" + (f".{rebuilt}" if rebuilt else ""), self._classes.learner
+        if is_colocated(self._config.fleet):
+            return self._on_card(rank, name, "learner", made, self._config, rank, takes_lists=True)
+        make = self._seated(made, name, rank)
+        return self._actor(name, make.remote(self._config, rank), "learner", takes_lists=True)
+
+    def dismiss(self, actor: Actor) -> None:
+        """End a role of a card, or an actor with a process of its own."""
+        process = actor.process
+        if actor.name in process.roles:
+            process.roles.remove(actor.name)
+        if process.roles and not process.lost:
+            actor.handle.dismiss.remote(actor.name)
+        else:
+            process.lost = True
+            ray.kill(actor.handle, no_restart=True)
+
+    def _on_card(self, number: int, name: str, role: str, made: type, *arguments: Any, **properties: Any) -> Actor:
+        """A role of a card, whose process is made if there is none."""
+        if number not in self._cards or self._cards[number][1].lost:
+            process = Process(f"card-{number}" + (f".{self._made_cards}" if number in self._cards else ""))
+            handle = self._seated(Card, process.name, number).remote(process.name, self._config)
+            self._cards[number] = self._actor(process.name, handle, "card").handle, process
+            self._made_cards += 1
+        handle, process = self._cards[number]
+        handle.host.options(name=f"{role}.host").remote(name, made, *arguments)
+        process.roles.append(name)
+        return Actor(handle, role, name, process, **properties)
+
+    def _seated(self, role: type, name: str, rank: int) -> Any:
+        """An actor with the resources of a learner rank, on its place."""
         seat: dict[str, Any] = {}
         if self._seats is not None:
             strategy = PlacementGroupSchedulingStrategy(self._seats, placement_group_bundle_index=rank)
             seat = {"scheduling_strategy": strategy, "label_selector": None}  # its bundle has the labels
-        make = self._anywhere(self._classes.learner, name, worker, **seat)
-        return self._actor(name, make.remote(self._config, rank), "learner", takes_lists=True)
+        return self._anywhere(role, name, self._config.fleet.learners, **seat)
 
     def seat_learners(self, seconds: float) -> bool:
         """Reserve places for all ranks at once, as `fleet.learners.placement` says, instead of those reserved before.

@@ -9,11 +9,11 @@ from typing import Any
 
 from actors.dispatch.hand_out import HandOut
 from actors.fleet.pool import Pool
-from actors.fleet.turns import Turns
 from actors.fleet.worker import PayloadRefs, Weights, Worker
 from actors.monitoring.telemetry import Telemetry
-from actors.world import Tasks, World
-from solrl_ray.config.pools import REGENERATORS, explorer_pools
+from actors.world import Process, Tasks, World
+from solrl_ray.config.pools import REGENERATORS, explorer_pools, needs_packed
+from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, pool_sampling, pool_unit_seconds
 from solrl_ray.errors import RunError
@@ -53,8 +53,9 @@ class Fleet:
         self.replacements = Replacements(config.fleet.max_replacements)
         handed_out_by = config.fleet.model_copy(update={"hedge": hedge(config)})
         self._pools: dict[str, Pool] = {}
-        self.turns = Turns(config.fleet, self._pools)
-        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire, given_out=self.turns.look)
+        self._factors: tuple[Publication, PayloadRefs] | None = None
+        """The last publication, and its factors alone."""
+        self.hand_out = HandOut(world, handed_out_by, telemetry, self._retire)
         deadlines = config.fleet.deadlines
         unit_seconds = pool_unit_seconds(config)
         make = partial(
@@ -67,19 +68,15 @@ class Fleet:
             observer=self,
         )
         self.explorers = {
-            name: make(name, world.explorer, unit_seconds=unit_seconds, turn=self.turns.turn_of(name))
-            for name in explorer_pools(config.fleet)
+            name: make(name, world.explorer, unit_seconds=unit_seconds) for name in explorer_pools(config.fleet)
         }
         """By name, as in `config.pools`: the workers of a pool answer with the same bits."""
         self.regenerators = make(
             REGENERATORS,
             world.regenerator,
             unit_seconds=deadlines.regenerate,
-            turn=self.turns.turn_of(REGENERATORS),
         )
         self._pools |= {**self.explorers, REGENERATORS: self.regenerators}
-        if self.turns.alternate:
-            tasks.start(self.turns.keep_passing_on(), "the turns of explorers and regenerators")
         tasks.start(self._watch_nodes(), "the watch of leaving nodes")
 
     # Called by the controller
@@ -112,14 +109,18 @@ class Fleet:
             role: ``explorer`` or ``regenerator``.
             probe: reference of the prompt embedding of the probe forward.
         """
-        payloads = PayloadRefs(publication, role, self._world, self._config.fleet.deadlines.publish)
+        seconds = self._config.fleet.deadlines.publish
+        if self._factors is None or self._factors[0] is not publication:
+            self._factors = publication, PayloadRefs(publication, REGENERATOR, self._world, seconds)
+        payloads = factors = self._factors[1]
+        if role == EXPLORER and (publication.kind != "factors" or publication.has_whole(role)):
+            payloads = PayloadRefs(publication, role, self._world, seconds)
         size = await payloads.size()
         if role == EXPLORER:
             snapshot, bumped = publication.kind == "snapshot", len(publication.revision.manifest.bumped)
             counts = {"bytes": float(size), "snapshot": float(snapshot), "bumped": float(bumped)}
             self._counts = _NO_COUNTS | counts
-        await self.turns.open()  # the learners have finished what they publish, and rest
-        weights = Weights(publication, payloads, probe)
+        weights = Weights(publication, payloads, factors, probe)
         for pool in self.explorers.values() if role == EXPLORER else [self.regenerators]:
             pool.publish(weights)
 
@@ -137,6 +138,11 @@ class Fleet:
             self._first.pop(name, None)
             self._attested.clear()
             pool.renew()
+
+    @property
+    def needs_packed(self) -> bool:
+        """Whether explorers need packed weights."""
+        return needs_packed(self._config, self._targets.wanted("explorers"))
 
     async def score_class(self) -> str:
         """What fixes the bits of all pools' answers; waits until a worker of each has started."""
@@ -191,10 +197,16 @@ class Fleet:
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
         self._telemetry.message(f"{worker} has found no place for {seconds:g} s, and waits; at work: {at_work}")
 
-    def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
         self._telemetry.lost(worker)
         after = f"{replacement} takes its place" if replacement else "it was leaving"
-        self._telemetry.message(f"{worker} was lost ({reason}); {after}")
+        if not process.name:
+            self._telemetry.message(f"{worker} was lost ({reason}); {after}")
+        elif not process.told:
+            process.told = True
+            self._telemetry.message(
+                f"{process.name} was lost ({reason}), and with it {listed(process.roles)}: a new process takes its place"
+            )
         if requeued:
             self._telemetry.message(f"{requeued} units of {worker} go to others")
         self.changed()
@@ -213,8 +225,7 @@ class Fleet:
         self.changed()
 
     def changed(self) -> None:
-        """Soon show the workers' states, and check whose turn it is."""
-        self.turns.look()
+        """Soon show the workers' states."""
         if not self._shows:
             self._shows = True
             asyncio.get_running_loop().call_later(SHOW_SECONDS, self._show)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from actors.dispatch.hand_out import HandOut, Loss
 from actors.fleet.worker import Observer, Weights, Worker
-from actors.world import Tasks, World, first_error
+from actors.world import Process, Tasks, World, first_error
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import Gone, Late, Leaving, RunError, UserError, WorkerGone
 from solrl_ray.scheduling.replacements import Replacements
@@ -34,7 +34,7 @@ class PoolObserver(Observer, Protocol):
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
         """It has waited so long for a place while others of its pool are at work; called once."""
 
-    def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
         """`replacement`: empty if the worker was leaving."""
 
     def unfit(self, worker: str, reason: str) -> None:
@@ -55,7 +55,6 @@ class Pool:
         hand_out: HandOut,
         deadlines: Deadlines,
         replacements: Replacements,
-        turn: asyncio.Event,
         observer: PoolObserver,
     ) -> None:
         """
@@ -63,7 +62,6 @@ class Pool:
             name: as in `config.pools`.
             spawn: makes the actor of a given name, without waiting for it.
             unit_seconds: deadline of one unit.
-            turn: set while workers may load their models.
         """
         self.name = name
         self.workers: dict[str, Worker] = {}
@@ -71,7 +69,7 @@ class Pool:
         self.weights: Weights | None = None
         self._spawn, self._unit_seconds = spawn, unit_seconds
         self._world, self._tasks, self._hand_out, self._deadlines = world, tasks, hand_out, deadlines
-        self._replacements, self._turn, self._observer = replacements, turn, observer
+        self._replacements, self._observer = replacements, observer
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._ended: dict[str, BaseException | None] = {}
         """Workers that were ended from here, and the reason; None: without a message."""
@@ -98,7 +96,8 @@ class Pool:
 
     def leave_nodes(self, nodes: Collection[str]) -> list[tuple[str, str]]:
         """Have workers leave nodes that are going; returns their names and those of their replacements."""
-        leaving = [worker for worker in self._staying() if worker.node in nodes]
+        # Roles of a card leave with the learner rank.
+        leaving = [worker for worker in self._staying() if worker.node in nodes and not worker.process.name]
         for worker in leaving:
             self._drain(worker)
             self._open(replacement_name(worker.name))
@@ -123,15 +122,6 @@ class Pool:
         for worker in self.workers.values():
             worker.outdated()
 
-    async def release_gpu_memory(self) -> None:
-        """Return once every worker has given back GPU memory, or is gone."""
-        await asyncio.gather(*[worker.release_gpu_memory() for worker in self.workers.values()])
-
-    def wake(self) -> None:
-        """It is the turn of its workers on shared GPUs."""
-        for worker in self.workers.values():
-            worker.wake()
-
     def _staying(self) -> list[Worker]:
         """Workers that do not leave; of one that is renewed, only its successor."""
         there = self.workers.values()
@@ -143,19 +133,6 @@ class Pool:
     def at_work(self) -> int:
         """Workers that have a place and are not leaving."""
         return sum(worker.state not in (State.WAITING, State.DRAINING) for worker in self.workers.values())
-
-    @property
-    def wants_turn(self) -> bool:
-        """Whether a worker waits to start, or a unit waits that its workers could do in their turn. Loading weights is
-        no reason: that happens when units come.
-        """
-        units = self.weights is not None and self._hand_out.waits(self.name, self.weights.holds)
-        return any(w.is_to_start or (units and w.state is not State.WAITING) for w in self._staying())
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether its workers do nothing on their GPUs and no unit waits for them."""
-        return not self.wants_turn and not any(worker.is_busy for worker in self.workers.values())
 
     @property
     def has_proved(self) -> bool:
@@ -193,7 +170,6 @@ class Pool:
             unit_seconds=self._unit_seconds,
             weights=lambda: self.weights,
             alone=lambda: self.at_work <= 1,
-            turn=self._turn,
             unplaced=self._unplaced,
             observer=self._observer,
             hand_out=self._hand_out,
@@ -205,7 +181,7 @@ class Pool:
     def _clear_away(self, worker: Worker) -> None:
         """For a life that is cancelled before it began and so cannot clean up, for example when the run ends then."""
         if self.workers.pop(worker.name, None) is not None:
-            self._world.kill(worker.actor)
+            self._world.dismiss(worker.actor)
 
     def _drain(self, worker: Worker) -> None:
         worker.leave()
@@ -230,7 +206,8 @@ class Pool:
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            self._world.kill(worker.actor)
+            end = self._world.kill if isinstance(error, Gone | Leaving) else self._world.dismiss
+            end(worker.actor)
             self._lives.pop(worker.name, None)
             self.workers.pop(worker.name, None)
             self._homeless.discard(worker.name)
@@ -262,19 +239,21 @@ class Pool:
                 self._observer.left(name)
             return
         reason, replacement = _reason(error, name), replacement_name(name)
+        process = worker.process
         own = isinstance(error, RunError | UserError) and not isinstance(error, Gone | Leaving)
         hopeless = starting and (own or (isinstance(error, Gone) and name in self._second_tries))
         if leaving:
-            self._observer.lost(name, reason, "", loss.requeued)
+            self._observer.lost(name, reason, "", loss.requeued, process)
         elif hopeless and self.has_proved:
             self._observer.unfit(name, reason)
         elif isinstance(error, Gone | Leaving):
-            if isinstance(error, Gone) and loss.charged:
-                self._replacements.spend(name, reason)
+            counted, process.counted = process.counted, bool(process.name)
+            if isinstance(error, Gone) and loss.charged and not counted:
+                self._replacements.spend(process.name or name, reason)
             if starting:
                 self._second_tries.add(replacement)
             self._open(replacement)
-            self._observer.lost(name, reason, replacement, loss.requeued)
+            self._observer.lost(name, reason, replacement, loss.requeued, process)
         else:
             raise error
 

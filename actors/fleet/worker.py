@@ -13,14 +13,14 @@ Each wait has a deadline. The first wait that fails ends the life, and the pool 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from actors.dispatch.hand_out import HandOut
-from actors.world import Sent, World
+from actors.world import Process, Sent, World
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.errors import Gone, Leaving, NonsenseError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
@@ -33,7 +33,6 @@ PING_SECONDS = 2.0
 
 PLACE_SECONDS = 60.0
 """Seconds without a place after which the user is told, if other workers of the pool are at work."""
-WAITS_FOR_TURN = "waiting for its turn on the GPU"
 
 
 class PayloadRefs:
@@ -75,6 +74,8 @@ class Weights:
 
     publication: Publication
     payloads: PayloadRefs
+    factors: PayloadRefs
+    """For an explorer on the card of a learner rank, which quantises what they make of the base itself."""
     probe: Any
     """Reference of the prompt embedding of the probe forward."""
 
@@ -111,7 +112,6 @@ class Worker:
         unit_seconds: float,
         weights: Callable[[], Weights | None],
         alone: Callable[[], bool],
-        turn: asyncio.Event,
         unplaced: Callable[[Worker, float, float | None], None],
         observer: Observer,
         hand_out: HandOut,
@@ -122,7 +122,6 @@ class Worker:
             unit_seconds: deadline of one unit.
             weights: what it should hold now.
             alone: whether no other worker of its pool is placed and stays.
-            turn: set while it may load its model and weights; not set while others on the same GPU need the memory.
             unplaced: called repeatedly while this worker has no place, with the seconds that it has waited; once these
                 are the deadline, also with the time when they began. Raises RunError if there is no place to wait for.
         """
@@ -139,19 +138,20 @@ class Worker:
         self.warm_ups = self.warmed = 0
         """Shapes of its forward to compile before anything else, and those done."""
         self._world, self._deadlines, self._unit_seconds = world, deadlines, unit_seconds
-        self._weights, self._alone, self._turn, self._unplaced = weights, alone, turn, unplaced
+        self._weights, self._alone, self._unplaced = weights, alone, unplaced
         self._observer, self._hand_out = observer, hand_out
         self._step = "waiting for a place"
         """What it does or waits for, where its state does not say it."""
         self._loaded: Weights | None = None
-        self._began = False
-        self._attested = False
-        self._rests = False
-        """Whether it gets no units because it is another's turn."""
         self._changed = asyncio.Event()
         self._answers = asyncio.TaskGroup()
-        self._releases: list[asyncio.Future[None]] = []
         self._idle_since = world.now()
+        self._has_base = role_of(name) != EXPLORER or bool(self.process.name)
+        """Whether it makes its weights of factors."""
+
+    @property
+    def process(self) -> Process:
+        return self._world.process(self.actor)
 
     @property
     def is_alone(self) -> bool:
@@ -162,22 +162,10 @@ class Worker:
         """Its units, in the order in which it does them."""
         return self._hand_out.units_of(self.name)
 
-    @property
-    def is_to_start(self) -> bool:
-        """Whether it has a place but has not built its model."""
-        return self.state is State.STARTING and not self._attested
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it has units, starts, compiles, or must load weights."""
-        weights = self._weights()
-        loads = self._attested and weights is not None and weights is not self._loaded
-        return bool(self.units) or self.is_to_start or (loads and self.state is not State.DRAINING)
-
     def words(self) -> str:
         """What it does, for the user."""
         if not self.units:
-            return self._step or (WAITS_FOR_TURN if self._rests else self.state.value)
+            return self._step or self.state.value
         words = f"{self.units[0].stage} {self.units[0].prompt_id[:6]}"
         return f"{words}, then leaves" if self.state is State.DRAINING else words
 
@@ -197,47 +185,25 @@ class Worker:
         self._hand_out.not_ready(self)
         self._changed.set()
 
-    def wake(self) -> None:
-        """It is its turn."""
-        self._changed.set()
-
-    def release_gpu_memory(self) -> asyncio.Future[None]:
-        """Give back GPU memory after its units; the future is done then, or when its life ends. A worker that is
-        starting is waited for only where models may not be loaded outside its turn.
-        """
-        done = asyncio.get_running_loop().create_future()
-        starts = self.state in (State.WAITING, State.STARTING)
-        if starts and (self._turn.is_set() or not self._began):
-            done.set_result(None)
-        else:
-            self._releases.append(done)
-            self._changed.set()
-        return done
-
     def give(self, unit: WorkUnit, batch: str, method: str, arguments: tuple[Any, ...], parts: int) -> None:
         """Send a unit: call `method`, which answers in `parts` parts."""
         sent = self._world.send(self.actor, method, *arguments, parts=parts)
-        up_to_it = len(self.units) - self.units[::-1].index(unit)  # it may have several
-        seconds = self._unit_seconds * up_to_it
-        self._answers.create_task(self._unit(unit, batch, sent, seconds), name=f"{unit.id} on {self.name}")
+        self._answers.create_task(self._unit(unit, batch, sent), name=f"{unit.id} on {self.name}")
         self._observer.changed()
 
     # Its life
 
     async def live(self) -> None:
         """Run until it has left. Raises what ends it earlier: WorkerGone, Leaving, or an error of its own."""
-        try:
-            await self._take_place()
-            await self._start()
-            async with self._answers:
-                try:
-                    while self.state is not State.DRAINING:
-                        self._changed.clear()
-                        await self._next_step()
-                finally:
-                    self._hand_out.not_ready(self)
-        finally:
-            _tell(self._releases)
+        await self._take_place()
+        await self._start()
+        async with self._answers:
+            try:
+                while self.state is not State.DRAINING:
+                    self._changed.clear()
+                    await self._next_step()
+            finally:
+                self._hand_out.not_ready(self)
 
     async def _take_place(self) -> None:
         """Wait for room in the cluster, without a limit."""
@@ -263,22 +229,13 @@ class Worker:
 
     async def _start(self) -> None:
         """Have it build its model and attest its arithmetic; then compile, and wait for weights to load."""
-        if not self._turn.is_set():
-            self._now(WAITS_FOR_TURN)
-        while not self._turn.is_set():  # everything in another's turn has deadlines
-            await self._wait_for_change()
-        self._began = True
         attestation: Attestation = await self._call("start", what="start", seconds=self._deadlines.start)
         self.tier, self.warm_ups = attestation.tier, attestation.warm_ups
-        self._attested = True
         self._observer.started(self, attestation)
         self._now("waiting for a revision")
-        await self._await_turn()
         while (weights := self._weights()) is None:
             await self._wait_for_change()
-            await self._await_turn()
         for shape in range(self.warm_ups):
-            await self._await_turn()
             self._now(f"warming up {shape + 1} of {self.warm_ups} shapes")
             seconds = self._deadlines.warm_up
             await self._call("warm_up", shape, weights.probe, what="warm-up", seconds=seconds)
@@ -289,54 +246,34 @@ class Worker:
 
     async def _next_step(self) -> None:
         weights = self._weights()
-        if self._releases or not self._turn.is_set():
-            await self._await_turn()
-        elif weights is not None and weights is not self._loaded:
+        if weights is not None and weights is not self._loaded and self._can_load(weights):
             await self._load(weights)
-        elif self._rests and weights is not None:
-            self._ready(weights)
         else:
             await self._wait_for_change()
 
-    async def _await_turn(self) -> None:
-        """Give back GPU memory whenever asked, until it may be taken again."""
-        while self._releases or not self._turn.is_set():
-            if not self._turn.is_set():
-                self._rests = True
-                self._hand_out.not_ready(self)
-            if not self._releases:
-                await self._wait_for_change()
-                continue
-            releases, self._releases = self._releases, []
-            try:
-                seconds = self._deadlines.release_gpu_memory + self._unit_seconds * len(self.units)
-                await self._call("release_gpu_memory", what="giving back GPU memory", seconds=seconds)
-            finally:
-                _tell(releases)
-
-    def _ready(self, weights: Weights) -> None:
-        """From now on it gets units, unless it leaves."""
-        self._rests = False
-        if self.state is State.READY:
-            self._hand_out.ready(self, weights.holds)
+    def _can_load(self, weights: Weights) -> bool:
+        """Whether a publication has what it needs. An explorer that joins the first without a card waits for the next
+        one, which is packed for it.
+        """
+        return self._has_base or weights.publication.is_packed
 
     async def _load(self, weights: Weights) -> None:
+        payloads = weights.factors if self._has_base else weights.payloads
         # A delta needs the revision before; a worker that never held one gets a snapshot.
         full = role_of(self.name) == EXPLORER and weights.publication.kind == "delta" and not self.proved
         while True:
             self._now(f"waiting for {weights.publication.name}")
-            payload = await weights.payloads.ref(full=full)
+            payload = await payloads.ref(full=full)
             if weights is not self._weights():
                 return
             self._now(f"loading {weights.publication.name}")
-            seconds = self._deadlines.publish + self._unit_seconds * len(self.units)
             answer: Receipt | Refusal = await self._call(
                 "load_revision",
                 payload,
                 weights.probe,
                 full,
                 what=f"loading {weights.publication.name}",
-                seconds=seconds,
+                seconds=self._deadlines.publish,
             )
             if isinstance(answer, Receipt):
                 break
@@ -347,11 +284,12 @@ class Worker:
         self.proved, self._loaded = True, weights
         if weights is self._weights() and self.state is State.STALE:
             self._advance("proved")
-            self._ready(weights)
+            self._hand_out.ready(self, weights.holds)
 
-    async def _unit(self, unit: WorkUnit, batch: str, sent: Sent, seconds: float) -> None:
+    async def _unit(self, unit: WorkUnit, batch: str, sent: Sent) -> None:
         try:
-            value = await self._world.answer(sent, what=f"{unit.in_words} on {self.name}", seconds=seconds)
+            what = f"{unit.in_words} on {self.name}"
+            value = await self._world.answer(sent, what=what, seconds=self._unit_seconds)
         except NonsenseError as error:
             self._hand_out.nonsense(self, unit, batch, error)
         except BaseException as error:
@@ -386,10 +324,3 @@ class Worker:
     def _advance(self, event: str) -> None:
         self.state = advance(self.state, event)
         self._observer.changed()
-
-
-def _tell(releases: Iterable[asyncio.Future[None]]) -> None:
-    """Tell the waiting tasks that the memory is free. Cancelled ones, as at the end of the run, no longer wait."""
-    for release in releases:
-        if not release.done():
-            release.set_result(None)

@@ -7,7 +7,8 @@
            ├──── rebuild ◄────────┴─────────┘   a rank died or hung: new ranks, fed the same samples again
            └──── leave   ◄──────────────────────────────────────┘   the node of a rank is leaving
 
-An update is a function of state and samples, so a rebuilt group arrives at the same bytes.
+An update is a function of state and samples, so a rebuilt group arrives at the same bytes. On cards, whose processes
+have other roles as well, only those that are lost or hang are replaced; in the others a new rank joins the new group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 
 from actors.world import Sent, World, all_answers
 from solrl_ray.config import compiled_learner
-from solrl_ray.config.pools import lays_down, takes_turns
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
@@ -83,6 +83,8 @@ class LearnerGroup:
         self._replacements, self._tell, self._supply = replacements, tell, supply
         self.tier = pool_sampling(config).tier
         """The tier of the explorers that the next revision is for."""
+        self.packs = True
+        """Whether revisions need packed weights."""
         self._rebuilt = 0
         self._nodes: frozenset[str] = frozenset()
         """Ids of the ranks' nodes."""
@@ -207,8 +209,8 @@ class LearnerGroup:
 
         Call after `saved`: new ranks start from that state. It costs no replacement.
         """
-        if not self._nodes & set(nodes) or lays_down(self._config.fleet):
-            return  # new ranks would load outside their turn: lost ones are replaced in it
+        if not self._nodes & set(nodes):
+            return
         async with self._turn:
             if not await self._seat(MOVE_SECONDS):
                 self._tell(f"a node of the learner group is leaving, and {self._wanted()} find no room elsewhere yet")
@@ -216,43 +218,27 @@ class LearnerGroup:
             self._tell(
                 "a node of the learner group is leaving: the group continues elsewhere, from the last checkpoint"
             )
+            for process in map(self._world.process, self._ranks):  # they have lost their places
+                process.lost = process.counted = True
             self._renew()
             try:
                 await self._join(await self._beginning())
-                await self._release_gpu_memory()
             except WorkerGone as error:
                 await self._rebuild(error)
-
-    async def rest(self) -> None:
-        """Give up the turn on shared GPUs."""
-        async with self._turn:
-            while True:
-                try:
-                    await self._release_gpu_memory()
-                    return
-                except WorkerGone as error:  # new ranks have their weights on the GPU again
-                    await self._rebuild(error)
 
     # Called for publishing
 
     async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        """The present policy, ready to be published; the ranks share the work, and rest afterwards.
+        """The present policy, ready to be published; the ranks share the work.
 
         Args:
             parent: the revision before, if its unchanged parts need not come here.
         """
         seconds = self._config.fleet.deadlines.publish
         number = None if parent is None else parent.manifest.revision
-        shards = await self._all("shard", policy, self.tier, number, seconds=seconds)
-        resting = asyncio.ensure_future(self.rest())
+        shards = await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds)
         what, lora = "putting the revision together", self._config.model.lora
-        try:
-            revision = await self._world.blocking(lambda: assemble(shards, lora, parent), what, seconds)
-            await resting
-        finally:
-            resting.cancel()
-            await asyncio.wait([resting])
-        return revision
+        return await self._world.blocking(lambda: assemble(shards, lora, parent), what, seconds)
 
     # Internals
 
@@ -260,8 +246,9 @@ class LearnerGroup:
         seconds = self._config.fleet.deadlines.start
         hosts = await self._ask("start", seconds=seconds)
         self._nodes = frozenset(await self._ask("node", seconds=seconds))
-        sent = self._world.send(self._ranks[0], "address")
-        address, port = await self._world.answer(sent, what="the address of learner 0", seconds=seconds)
+        sent = [self._world.send(self._ranks[0], "address")]
+        what = "the address of learner 0"
+        ((address, port),) = await all_answers(self._world, sent, what=what, seconds=seconds)
         await self._ask("join", address, port, len(set(hosts)) == 1, seconds=seconds)
         if state is not None:
             await self._ask("load", await self._put(state), seconds=seconds)
@@ -276,7 +263,6 @@ class LearnerGroup:
             await self._feed(inputs)
         except InputGone as error:
             self._tell(f"the samples of iteration {inputs.iteration} are taken from the run folder ({error.reason})")
-            await self._release_gpu_memory()  # regenerators may have to make some again
             inputs = self._inputs = replace(inputs, groups=await self._supply(inputs.iteration))
             await self._feed(inputs)
         metrics: UpdateMetrics = (await self._ask("update", inputs.iteration, seconds=deadlines.update))[0]
@@ -311,7 +297,7 @@ class LearnerGroup:
         Raises RunError if no replacement is left.
         """
         while True:
-            self._replacements.spend("the learner group", str(error))
+            self._count(error)
             self._tell(f"the learner group is rebuilt from {self._origin} ({error})")
             self._renew()
             try:
@@ -328,15 +314,19 @@ class LearnerGroup:
 
     def _renew(self) -> None:
         for rank in self._ranks:
-            self._world.kill(rank)
+            process = self._world.process(rank)
+            (self._world.dismiss if process.name and not process.lost else self._world.kill)(rank)
         self._rebuilt += 1
         self._offers, self._warm = [], False
         self._ranks = self._spawn_all()
 
-    async def _release_gpu_memory(self) -> None:
-        """Free memory on shared GPUs."""
-        if takes_turns(self._config.fleet):
-            await self._ask("release_gpu_memory", seconds=self._config.fleet.deadlines.release_gpu_memory)
+    def _count(self, error: WorkerGone) -> None:
+        """Use up a replacement, unless the loss of the same card was counted already."""
+        lost = [process for process in map(self._world.process, self._ranks) if process.lost and process.name]
+        if not any(process.counted for process in lost):
+            self._replacements.spend("the learner group", str(error))
+        for process in lost:
+            process.counted = True
 
     async def _seat(self, seconds: float) -> bool:
         what = f"the search for places of {self._wanted()}"

@@ -100,14 +100,11 @@ class PolicyPublisher:
         """A block in which regenerators hold the newest revision and nothing is evaluated.
 
         Args:
-            after: awaited first, such as the turn of learners on a shared GPU.
+            after: awaited first.
         """
         if after is not None:
             await after.wait()
-            if self._fleet.turns.lays_down:
-                await self._learners.rest()
         async with self._turn:
-            await self._fleet.turns.open()
             if self._regenerated is not self.newest:
                 self._regenerated = self.newest
                 await self._fleet.publish(REGENERATOR, self.newest.publication, self._probe)
@@ -121,8 +118,7 @@ class PolicyPublisher:
         )
 
     async def _merged(self, policy: Policy, parent: Revision | None = None) -> Revision:
-        if self._fleet.turns.lays_down:  # learners load their weights to merge
-            await self._fleet.turns.take()
+        self._learners.packs = self._fleet.needs_packed
         return await self._learners.revision(policy, parent)
 
     @asynccontextmanager

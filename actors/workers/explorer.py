@@ -15,14 +15,14 @@ import torch
 from actors.cluster import wait
 from actors.cluster.progress_notes import noted
 from actors.workers.devices import free_cache, prepare
-from actors.workers.sampling_worker import SamplingWorker, base_to_keep
+from actors.workers.sampling_worker import SamplingWorker, add_live_branches, base_to_keep
 from solrl_ray import models, rewards
 from solrl_ray.common.doing import doing
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.pools import pools
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards
-from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.base import Component, DiffusionModel
 from solrl_ray.quantization.scope import QuantizationReport, quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.sampler import group_of
@@ -30,6 +30,7 @@ from solrl_ray.scheduling.iteration_state import group_digest
 from solrl_ray.scheduling.worker_state import pool_of
 from solrl_ray.weight_sync import base_pack
 from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.receive import Receiver
 
 
 class Explorer(SamplingWorker):
@@ -65,23 +66,28 @@ class Explorer(SamplingWorker):
         config = self._config
         worker = pools(config.fleet)[pool_of(self._name)]
         device = prepare(worker, deterministic=config.run.deterministic)
-        model, report, kept = self._build(device)
+        model, report, receiver = self._build(device)
+        add_live_branches(model.transformer, config, model.dtype)
+        reward = rewards.load(config.rewards, device) if self._shared is None else self._shared.reward(device)
         return self._attest(
             model,
             report,
-            rewards.load(config.rewards, device),
+            reward,
             pool_sampling(config),
             threads=worker.threads,
             record=is_one_stage(config) and needs_trajectory(config),
-            quantized_base=kept,
+            receiver=receiver,
         )
 
-    def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, dict[str, torch.Tensor]]:
-        """The quantised model, what was quantised, and what `Receiver` must keep of the base."""
+    def _build(self, device: torch.device) -> tuple[DiffusionModel, QuantizationReport, Receiver]:
+        """The quantised model, what was quantised, and its receiver."""
         config = self._config
         self._fetch_pack()
         # Samples that are learned from are decoded in full.
-        decoder = "vae" if is_one_stage(config) else "preview_decoder"
+        decoder: Component = "vae" if is_one_stage(config) else "preview_decoder"
+        if self._shared is not None:
+            model = self._shared.load(device, {"transformer", decoder})
+            return model, *self._shared.quantized(model.transformer, config)
         if self._pack is None:
             model = models.load(config.model, device, components={"transformer", decoder})
             tier = pool_sampling(config).tier
@@ -89,14 +95,14 @@ class Explorer(SamplingWorker):
                 kept = base_to_keep(model.transformer, config)
                 report = quantize_(model.transformer, tier, config.model.quantization)
             free_cache()  # frees what was quantised, for other workers on the GPU
-            return model, report, kept
+            return model, report, Receiver(model.transformer, quantized_base=kept)
         transformer = models.family(config.model).skeleton(config.model)
         with doing("building the transformer from the base pack"):
             report = base_pack.build(transformer, base_pack.read(self._pack, config), config, device)
         self._pack = None  # frees its memory
         model = models.load(config.model, device, components={decoder})
         model.take(transformer)
-        return model, report, {}
+        return model, report, Receiver(transformer)
 
     def _fetch_pack(self) -> None:
         """Raises what ended its packer, and Late."""

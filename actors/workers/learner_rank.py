@@ -7,27 +7,29 @@ import socket
 from typing import Any
 
 import ray
+import torch
 
 from actors.cluster import wait
 from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
-from actors.workers.devices import free_cache, prepare
+from actors.workers.devices import prepare
 from solrl_ray import models
 from solrl_ray.common.doing import doing
-from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.config.update import passes
 from solrl_ray.errors import InputGone, RunError, WorkerGone
-from solrl_ray.learning.engine import free_port, process_group
+from solrl_ray.learning.engine import free_port, leave_process_group, process_group
 from solrl_ray.learning.learner import Learner
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
-from solrl_ray.models.resting import RestingWeights
+from solrl_ray.models import attention
+from solrl_ray.models.base import Component
 from solrl_ray.policy import adapters
 from solrl_ray.records import PromptEmbedding, SampleGroup
 from solrl_ray.weight_sync.manifest import Policy
 from solrl_ray.weight_sync.publish import Publisher, RevisionShard
+from solrl_ray.weight_sync.shared_model import SharedModel
 
 
 class LearnerRank(Callee):
@@ -35,18 +37,33 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
-        self._resting = RestingWeights()
+        self._shared: SharedModel | None = None
+        """The model of the card whose role this is; None: it has a process and a model of its own."""
 
     def __repr__(self) -> str:
         """Shown in Ray's dashboard and before each line that this process logs."""
         return f"learner-{self._rank} of {self._config.learner.world_size}"
+
+    def share(self, model: SharedModel) -> None:
+        """Be a role of a card, with this model. Call before `start`."""
+        self._shared = model
+
+    def leave(self) -> None:
+        """The role ends; the card's others stay."""
+        if self._learner is not None:
+            self._learner.close()
+            leave_process_group()
 
     @noted
     def start(self) -> str:
         """Build the model; returns this node's name. Not in the constructor: see `SamplingWorker`."""
         self._device = prepare(self._config.fleet.learners, deterministic=self._config.run.deterministic)
         model = self._config.model
-        self._model = models.load(model, self._device, components={"transformer"})
+        components: set[Component] = {"transformer"}
+        if self._shared is None:
+            self._model = models.load(model, self._device, components=components)
+        else:
+            self._model = self._shared.load(self._device, components)
         self._tier = pool_sampling(self._config).tier
         with doing("finding what it publishes"):
             self._publisher = Publisher.for_model(self._model.transformer, self._config)
@@ -73,6 +90,8 @@ class LearnerRank(Callee):
             )
         with doing("building its adapters and optimizer"):
             self._learner = Learner(self._config, self._model, self._rank, world_size)
+        if self._shared is not None:
+            self._shared.kernels["learner"] = attention.kernels()
 
     @noted
     def load(self, state: LearnerState) -> None:
@@ -135,22 +154,11 @@ class LearnerRank(Callee):
         state = self._joined.state()
         return state if self._rank == 0 else None
 
-    def release_gpu_memory(self) -> int:
-        """Free GPU memory until the next call that computes; returns the bytes freed.
-
-        LoRA factors and the optimizer's moments stay: they are small, and the state may be asked for at any time.
+    def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool = True) -> RevisionShard:
+        """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; with `pack` also the
+        packed weights, as deltas against revision `parent` where it has made that.
         """
-        laid_down = 0
-        if lays_down(self._config.fleet):
-            frozen = adapters.base_tensors(self._model.transformer)
-            laid_down = self._resting.lay_down(frozen, self._model.device, changing=())
-        return max(laid_down, free_cache())  # on a GPU the second counts the first as well
-
-    def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
-        """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; as deltas against
-        revision `parent` where it has made that.
-        """
-        self._resting.take_up()
+        self._enter()
         if tier != self._tier:  # explorers have changed level of the fallback ladder
             self._tier = tier
             self._publisher = Publisher.for_model(self._model.transformer, self._config, tier=tier)
@@ -162,12 +170,19 @@ class LearnerRank(Callee):
             world_size=self._config.learner.world_size,
             parent=parent,
             keep=True,
+            pack=pack,
         )
+
+    def _enter(self) -> None:
+        """Begin to compute: on a card, other roles may have done so before."""
+        if self._shared is not None:
+            self._shared.enter("learner")
+            torch.set_num_threads(self._config.fleet.learners.threads)
 
     @property
     def _awake(self) -> Learner:
-        """The learner, with its weights on the GPU."""
-        self._resting.take_up()
+        """The learner, about to compute."""
+        self._enter()
         return self._joined
 
     @property

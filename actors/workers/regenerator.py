@@ -17,13 +17,14 @@ from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, full_tier
 from solrl_ray.evaluation.held_out import reference_pictures
-from solrl_ray.models.base import DiffusionModel
+from solrl_ray.models.base import Component, DiffusionModel
 from solrl_ray.quantization.scope import quantize_
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rewards.base import Reward
 from solrl_ray.rewards.mixture import Columns
 from solrl_ray.rollout.sampler import Sampler, group_of
 from solrl_ray.weight_sync.container import Buffer
+from solrl_ray.weight_sync.receive import Receiver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,14 @@ class Regenerator(SamplingWorker):
         config, tier = self._config, full_tier(self._config.model)
         worker, stage = config.fleet.regenerators, config.rollout.regenerate
         self._device = prepare(worker, deterministic=config.run.deterministic)
-        self._model = models.load(config.model, self._device, components={"transformer", "vae"})
+        components: set[Component] = {"transformer", "vae"}
+        shared = self._shared
+        if shared is None:
+            self._model = models.load(config.model, self._device, components=components)
+            receiver = Receiver(self._model.transformer)
+        else:
+            self._model = shared.load(self._device, components)
+            receiver = shared.merged(self._model.transformer)
         self._reward = self._load_reward()
         self._evaluate = evaluating(config, self._model, self._reward)
         return self._attest(
@@ -65,12 +73,15 @@ class Regenerator(SamplingWorker):
             Sampling(tier=tier, steps=stage.steps, micro_batch=stage.micro_batch),
             threads=worker.threads,
             record=needs_trajectory(config),
+            receiver=receiver,
         )
 
     def _shapes(self) -> tuple[Callable[[PromptEmbedding], object], ...]:
         return *super()._shapes(), self._evaluate.warm_up
 
     def _load_reward(self) -> Reward:
+        if self._shared is not None:
+            return self._shared.reward(self._device)
         return rewards.load(self._config.rewards, self._device)
 
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
@@ -111,7 +122,6 @@ class Regenerator(SamplingWorker):
     def score_reference(self, unit: WorkUnit, prompt: Prompt, pictures: bool) -> Evaluated:
         """Score real pictures of a prompt, drawn by the callable of `evaluation.reference`."""
         began, started = time.time(), time.perf_counter()
-        self._resting.take_up()
         images = reference_pictures(self._config, unit, prompt)
         scores = self._reward.score(images.to(self._device), [prompt.text] * len(images))
         return Evaluated(
@@ -130,7 +140,7 @@ class Regenerator(SamplingWorker):
 
         They are kept until the next revision of the sampling policy is loaded.
         """
-        self._resting.take_up()
+        self._enter()
         try:
             if self._outside is None or self._outside.config != config:
                 self._outside = None

@@ -14,15 +14,12 @@ from torch import nn
 
 from actors.cluster import termination
 from actors.cluster.rpc import Callee
-from actors.workers.devices import free_cache
 from solrl_ray.common.doing import doing
-from solrl_ray.config.pools import lays_down
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import Sampling, pool_sampling
 from solrl_ray.errors import NonsenseError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.models.compilation import compile_, compile_decoder, what_compiles
-from solrl_ray.models.resting import RestingWeights, tensors_of
 from solrl_ray.quantization import attestation
 from solrl_ray.quantization.planning import plan
 from solrl_ray.quantization.scope import QuantizationReport
@@ -36,6 +33,7 @@ from solrl_ray.weight_sync.checksums import tensors_digest
 from solrl_ray.weight_sync.container import Buffer, Unusable
 from solrl_ray.weight_sync.publish import touched_linears
 from solrl_ray.weight_sync.receive import Receiver, quantized_bases
+from solrl_ray.weight_sync.shared_model import Role, SharedModel
 
 PROBE_SIGMA = 0.5
 S = TypeVar("S", Sampled, Previewed)
@@ -47,13 +45,23 @@ class SamplingWorker(Callee):
     Ray reports an error in a constructor as the actor's death, without its cause.
     """
 
-    role: ClassVar[str]
+    role: ClassVar[Role]
+    _shared: SharedModel | None = None
+    """The model of the card whose role this is; None: it has a process and a model of its own."""
 
     def __init__(self, name: str, config: Config) -> None:
         self._name = name
         self._config = config
         self._holds: tuple[str, int] | None = None
-        self._resting = RestingWeights()
+
+    def share(self, model: SharedModel) -> None:
+        """Be a role of a card, with this model. Call before `start`."""
+        self._shared = model
+
+    def leave(self) -> None:
+        """The role ends; the card's others stay."""
+        if self._shared is not None:
+            self._shared.leave(self.role)
 
     def _attest(
         self,
@@ -64,18 +72,16 @@ class SamplingWorker(Callee):
         *,
         threads: int,
         record: bool,
-        quantized_base: dict[str, torch.Tensor] | None = None,
+        receiver: Receiver,
     ) -> Attestation:
         """Take over the loaded model and attest what really runs (design law 5): the end of `start`.
 
         Args:
             record: keep the transitions that can be trained on.
-            quantized_base: as for `Receiver`.
         """
         config = self._config
         with doing(f"testing what it computes with in {sampling.tier}"):
             checks = attestation.attest(model.transformer, sampling.tier, report)
-        add_live_branches(model.transformer, config, model.dtype)
         checks["compiled"] = compile_(model.transformer, config.compile, model.device, sampling.tier)
         checks["decoder compiled"] = compile_decoder(model.decoder, config.compile, model.device)
         compiled = what_compiles(checks["compiled"], checks["decoder compiled"])
@@ -84,8 +90,8 @@ class SamplingWorker(Callee):
         )
         termination.listen()
         self._model = model
-        self._scoring = reward
-        self._receiver = Receiver(model.transformer, quantized_base=quantized_base)
+        self._threads = threads
+        self._receiver = receiver
         self._sampler = Sampler(
             config, model, reward, steps=sampling.steps, micro_batch=sampling.micro_batch, record=record
         )
@@ -106,17 +112,14 @@ class SamplingWorker(Callee):
 
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """Compile one shape of the forward, in a separate call so that progress shows."""
-        self._resting.take_up()
+        self._enter()
         self._shapes()[shape](embedding)
 
-    def release_gpu_memory(self) -> int:
-        """Free GPU memory until the next call that computes; returns the bytes freed."""
-        laid_down = 0
-        if lays_down(self._config.fleet):
-            scoring = [tensor for module in self._scoring.modules() for tensor in tensors_of(module)]
-            everything = [*self._model.tensors(), *self._receiver.tensors(), *scoring]
-            laid_down = self._resting.lay_down(everything, self._model.device, self._receiver.changing())
-        return max(laid_down, free_cache())  # on a GPU the second counts the first as well
+    def _enter(self) -> None:
+        """Begin to compute: on a card, other roles may have done so before."""
+        if self._shared is not None:
+            self._shared.enter(self.role)
+            torch.set_num_threads(self._threads)
 
     def load_revision(self, content: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         """Verify a payload, swap it in, and run one forward on fixed inputs.
@@ -129,15 +132,16 @@ class SamplingWorker(Callee):
         """
         termination.check(self._name)
         started = time.perf_counter()
-        self._resting.take_up()
         self._holds = None  # until the proof, this worker holds nothing usable
         try:
             received = payload.read(content)
-            bound, digest = self._receiver.apply(received)
+            applied = self._shared.apply if self._shared is not None else Receiver.apply
+            bound, digest = applied(self._receiver, received)
         except Unusable as error:
             if full:
                 raise
             return Refusal(worker=self._name, reason=str(error))
+        self._enter()
         manifest = received.manifest
         self._holds = (manifest.policy, manifest.revision)
         return Receipt(
@@ -176,7 +180,7 @@ class SamplingWorker(Callee):
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but {unit.in_words} wants {wanted}")
-        self._resting.take_up()
+        self._enter()
         began, started = time.time(), time.perf_counter()
         sampled = sampler(unit, prompt, embedding)
         result = UnitResult(

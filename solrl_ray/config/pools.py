@@ -75,6 +75,17 @@ def is_colocated(fleet: FleetConfig) -> bool:
     return fleet.placement == "colocated"
 
 
+def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
+    """Whether this worker of a pool is a role of a learner rank's card."""
+    return is_colocated(config.fleet) and pool in ("explorers", REGENERATORS) and slot < config.learner.world_size
+
+
+def needs_packed(config: Config, explorers: int) -> bool:
+    """Whether one of so many `explorers`, or of others, is no role of a learner rank's card."""
+    others = bool(config.fleet.other_explorers)
+    return others or not is_colocated(config.fleet) or explorers > config.learner.world_size
+
+
 def takes_turns(fleet: FleetConfig) -> bool:
     """Whether learners share GPUs with explorers or regenerators, so that they must free memory for each other."""
     return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))

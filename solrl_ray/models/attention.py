@@ -25,6 +25,11 @@ def choose_for_training(*, cudnn: bool = False) -> None:
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
 
 
+def use(kernels: str) -> None:
+    """Let attention from now on use the kernels of this name, one that `kernels` returned."""
+    torch.backends.cuda.enable_cudnn_sdp(kernels == "cudnn")
+
+
 def kernels() -> str:
     """The fastest kernels that attention may use now: ``cudnn`` or ``flash``. Compiled code keeps its own."""
     return "cudnn" if torch.backends.cuda.cudnn_sdp_enabled() else "flash"

@@ -6,6 +6,7 @@ transformer is called, and how its latents go into the autoencoder. The rest is 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from solrl_ray.errors import UserError
 from solrl_ray.models import decoders
 from solrl_ray.models.blocks import blocks
 from solrl_ray.models.checkpoint import KEY, Checkpoint, fingerprint, freeze
-from solrl_ray.models.resting import tensors_of
 from solrl_ray.models.sizes import FamilySizes
 from solrl_ray.records import PromptEmbedding
 
@@ -182,6 +182,24 @@ class DiffusionModel(ABC):
     def decoder(self) -> nn.Module:
         """The autoencoder that `decode` uses."""
         return self._module("preview_decoder" if "preview_decoder" in self._modules else "vae")
+
+    def joined(self, other: Self) -> Self:
+        """This model with the components of another as well, which has the same configuration."""
+        return self._with({**self._modules, **other._modules})
+
+    def view(self, components: Collection[Component]) -> Self:
+        """This model with some of its components; its transformer is a tree of modules over the same tensors, which may
+        be changed without changing this one's.
+        """
+        modules = {name: self._modules[name] for name in components}
+        if "transformer" in modules:
+            modules["transformer"] = same_tensors(modules["transformer"])
+        return self._with(modules)
+
+    def _with(self, modules: dict[Component, nn.Module]) -> Self:
+        made = copy.copy(self)
+        made._modules = modules
+        return made
 
     def take(self, transformer: nn.Module) -> None:
         """Use a transformer that was made from this family's `skeleton` and is already on the device."""
@@ -349,6 +367,18 @@ class DiffusionModel(ABC):
 def _tokenizer_of(encoder: str) -> str:
     """The checkpoint part of an encoder's tokenizer: ``text_encoder_2`` has ``tokenizer_2``."""
     return "tokenizer" + encoder.removeprefix("text_encoder")
+
+
+def same_tensors(module: nn.Module) -> nn.Module:
+    """A copy of a module whose parameters and buffers are the same objects."""
+    kept: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(module)}
+    return copy.deepcopy(module, kept)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Its weights and buffers."""
+    yield from module.parameters()
+    yield from module.buffers()
 
 
 def check_components(components: Collection[str]) -> frozenset[Component]:

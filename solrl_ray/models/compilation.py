@@ -58,7 +58,7 @@ def compile_(transformer: nn.Module, settings: Compile, device: torch.device, ti
     found = blocks(transformer)
     if not found:
         raise UserError(f"compile.enabled is true, but {type(transformer).__name__} has no list of blocks to compile")
-    mode = _prepare(settings)
+    mode = prepare(settings)
     if tier not in UNQUANTIZED_TIERS:
         use_sigmoid_gelu_(transformer)
     for block in found:
@@ -87,7 +87,7 @@ def compile_learner(transformer: nn.Module, settings: Compile, device: torch.dev
     if lacking:
         chosen = "true" if settings.learner else "null, which on a GPU is true"
         raise UserError(f"compile.learner is {chosen}, but nothing can be compiled: {lacking}; set it to false")
-    mode = _prepare(settings)
+    mode = prepare(settings)
     torch._functorch.config.activation_memory_budget = activation_memory
     for block in found:
         block.compile(fullgraph=True, dynamic=False, mode=mode)
@@ -121,7 +121,7 @@ def compile_decoder(autoencoder: nn.Module, settings: Compile, device: torch.dev
     if not compiles(settings, device, ""):
         return _not_enabled(settings)
     decoder = autoencoder.get_submodule("decoder")
-    decoder.compile(fullgraph=True, dynamic=False, mode=_prepare(settings))
+    decoder.compile(fullgraph=True, dynamic=False, mode=prepare(settings))
     return f"{type(decoder).__name__}, mode {settings.mode}"
 
 
@@ -141,8 +141,8 @@ def _not_enabled(settings: Compile) -> str:
     return f"no: compile.enabled is {'false' if settings.enabled is False else 'not true, and this is no GPU'}"
 
 
-def _prepare(settings: Compile) -> str | None:
-    """Set the compiler up; returns the mode as `torch.compile` takes it."""
+def prepare(settings: Compile) -> str | None:
+    """Set the compiler up for the attention kernels that are in use; returns the mode as `torch.compile` takes it."""
     _use_cache(settings.cache, f"{attention.kernels()}-attention")
     torch._dynamo.config.recompile_limit = SHAPES
     return None if settings.mode == "default" else settings.mode

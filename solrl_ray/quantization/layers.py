@@ -14,12 +14,26 @@ from solrl_ray.quantization.formats import TENSORS, frozen_amax, pack
 from solrl_ray.quantization.planning import Format
 
 
+def allocate_(tensor: Tensor) -> None:
+    """Give a freed tensor memory again, with any content; does nothing if it has memory."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        storage.resize_(tensor.numel() * tensor.element_size())
+
+
+def free_(tensor: Tensor) -> None:
+    """Give a tensor's memory back, unless another library uses it as well (on a CPU, NumPy)."""
+    storage = tensor.untyped_storage()
+    if storage.resizable():
+        storage.resize_(0)
+
+
 class QuantizedLinear(nn.Module, ABC):
     """Computes ``quantize(x) @ quantize(W).T + bias``; for sampling only, it has no gradient.
 
     What it stores is a function of the weight alone, so layers of equal `format` can exchange it whatever their tier.
-    `load` writes into the same buffers, whose addresses never change: compiled code and captured CUDA graphs stay
-    valid.
+    `load` writes into the same buffers, whose addresses never change unless they were freed: compiled code stays valid,
+    and captured CUDA graphs over layers that are never freed.
     """
 
     tier: ClassVar[str]
@@ -77,7 +91,18 @@ class QuantizedLinear(nn.Module, ABC):
             given, own = (tuple(tensor.shape), tensor.dtype), (tuple(held[name].shape), held[name].dtype)
             if given != own:
                 raise ValueError(f"{name} is {given[1]} {list(given[0])}, this layer's is {own[1]} {list(own[0])}")
+        for buffer in self._weight_buffers():
+            allocate_(buffer)
         self._write(tensors)
+
+    def free(self) -> None:
+        """Give the memory of the weight back. Before the next forward, `load` must follow."""
+        for buffer in self._weight_buffers():
+            free_(buffer)
+
+    def _weight_buffers(self) -> list[Tensor]:
+        """What `free` frees, and `load` fills again."""
+        return [buffer for name, buffer in self.named_buffers() if name != "bias"]
 
     def _write(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrites the buffers with checked tensors."""

@@ -102,6 +102,10 @@ class EngineNVFP4Linear(QuantizedLinear):
         amax = self._weight._amax_rowwise.reshape(())
         return {"packed": self._weight._rowwise_data, "scales": scales.view(torch.uint8), "amax": amax}
 
+    def _weight_buffers(self) -> list[Tensor]:
+        """None: the weight is a tensor of Transformer Engine's own kind."""
+        return []
+
     def forward(self, x: Tensor) -> Tensor:
         out = self.engine(x.reshape(-1, self.in_features).to(torch.bfloat16))
         return out.view(*x.shape[:-1], self.out_features).to(x.dtype)

@@ -175,10 +175,6 @@ class Dispatcher:
         """How many units of a batch wait for a worker."""
         return sum(entry.waits for entry in self._batches.get(batch, {}).values())
 
-    def waits(self, pool: str, holds: Held) -> bool:
-        """Whether a unit waits for a worker of a pool that holds this."""
-        return self._next_unit(self._queues.get((pool, holds), [])) is not None
-
     # Workers
 
     def ready(self, worker: str, pool: str, holds: Held) -> None:

@@ -55,7 +55,9 @@ class Revision:
 
     manifest: Manifest
     tensors: Mapping[str, torch.Tensor]
-    """Exactly those of the manifest. For a revision that came as deltas, `FollowingTensors`."""
+    """Those of the manifest, or its factors alone if no explorer needs more. For a revision that came as deltas,
+    `FollowingTensors`.
+    """
     deltas: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """Tensor name → zstd frame: its form as it came from the learners, against the revision before."""
 

@@ -38,6 +38,11 @@ class Publication:
         return self.revision.name
 
     @property
+    def is_packed(self) -> bool:
+        """Whether an explorer without a base can use it: it has the packed weights, if there are any."""
+        return self.mode != "packed" or bool(self.revision.packed_names) or not self.revision.manifest.formats
+
+    @property
     def kind(self) -> str:
         """How explorers get it: ``snapshot``, ``delta`` or ``factors``."""
         if self.mode != "packed" or not self.revision.packed_names:
@@ -52,11 +57,12 @@ class Publication:
         """The payload for workers of a role; `full` does not depend on what they hold.
 
         Regenerators merge the factors themselves. Explorers get packed weights, and factors only for the modules that
-        they do not quantise; with mode ``lora`` or ``branch`` they get factors, and packed weights only if their own
-        came out differently.
+        they do not quantise; with mode ``lora`` or ``branch``, and where nothing was packed, they get factors, and
+        packed weights only if their own came out differently.
         """
         revision = self.revision
-        if role == REGENERATOR or self.mode == "branch" or (self.mode == "lora" and not full):
+        in_factors = self.mode == "branch" or (self.mode == "lora" and not full) or not revision.packed_names
+        if role == REGENERATOR or in_factors:
             return encode(revision.manifest, revision.factors)
         merged = {n: t for n, t in revision.factors.items() if module_of(n) not in revision.manifest.formats}
         if full:

@@ -43,13 +43,13 @@ class RevisionShard(Portable, read_only=True):
     amax: dict[str, float]
     bumped: tuple[str, ...]
     packed: dict[str, torch.Tensor]
-    """Quantised weights on the CPU, except those in `deltas`."""
+    """Quantised weights on the CPU, except those in `deltas`; none of them if no explorer needs them."""
     deltas: dict[str, torch.Tensor]
     """Tensor name → zstd frame against the revision before: mostly unchanged quantised weights."""
     factors: dict[str, torch.Tensor]
     """Factors of this shard's modules, float32 on the CPU."""
     stamps: dict[str, Stamp]
-    """Of `packed` and `factors`, computed on the tensors' device."""
+    """Of factors and all quantised weights, computed on the tensors' device."""
     held: dict[str, dict[str, Stamp]]
     """Role → what its workers hold of these modules afterwards."""
 
@@ -109,6 +109,7 @@ class Publisher:
         world_size: int = 1,
         parent: int | None = None,
         keep: bool = False,
+        pack: bool = True,
     ) -> RevisionShard:
         """The share of `rank` in a revision of `policy` after `revision` updates, from its float32 factors.
 
@@ -120,15 +121,16 @@ class Publisher:
                 are made.
             keep: keep this share's packed weights for the next one's deltas. From a GPU, the next call with `keep`
                 overwrites the tensors of `RevisionShard.packed`.
+            pack: whether there are explorers that do not quantise the weights themselves.
 
         Raises:
             RunError: a factor or merged weight with NaN or Inf, naming it, or factors of other modules than the base's.
         """
         self._check(factors)
         modules = list(self._base)[rank::world_size]
-        copies = self._copies if keep and policy == "old" else HostCopies()
+        copies = self._copies if keep and pack and policy == "old" else HostCopies()
         with copies.of(revision, parent=parent) as taking:
-            return self._shard(revision, factors, policy, modules, taking)
+            return self._shard(revision, factors, policy, modules, taking, pack)
 
     def _shard(
         self,
@@ -137,6 +139,7 @@ class Publisher:
         policy: Policy,
         modules: Sequence[str],
         copies: CopiesInTheMaking,
+        pack: bool,
     ) -> RevisionShard:
         stamps: dict[str, Stamp] = {}
         amax: dict[str, float] = {}
@@ -158,7 +161,8 @@ class Publisher:
                 held[EXPLORER] |= self._branched(module, factors)
             else:
                 tensors, fitting = self._pack(module, weight, factors)
-                copies.take(tensors)
+                if pack:
+                    copies.take(tensors)
                 stated = {name: stamp(tensor) for name, tensor in tensors.items()}
                 stamps |= stated
                 held[EXPLORER] |= stated
@@ -254,7 +258,7 @@ def assemble(shards: Sequence[RevisionShard], lora: Lora, parent: Revision | Non
         amax=dict(sorted(joined("amax").items())),
         bumped=tuple(sorted(m for shard in shards for m in shard.bumped)),
         expected={role: Expected(modules=modules, digest=stamps_digest(stamps)) for role, stamps in held.items()},
-        tensors={name: stated[name] for name in sorted(tensors.keys() | deltas.keys())},
+        tensors=dict(sorted(stated.items())),
     )
     if parent is None or not deltas:
         return Revision(manifest=manifest, tensors=tensors)
@@ -287,17 +291,19 @@ def fitting_amax(frozen: float, weight: torch.Tensor) -> float:
     return amax
 
 
-def touched_linears(transformer: nn.Module, targets: Collection[str]) -> dict[str, nn.Linear]:
+def touched_linears(
+    transformer: nn.Module, targets: Collection[str], *, missing_ok: bool = False
+) -> dict[str, nn.Linear]:
     """The linears that LoRA touches, by module path, with or without adapters around them.
 
     Raises:
-        RunError: the targets match nothing.
+        RunError: the targets match nothing, unless `missing_ok`: all of them are quantised.
     """
     found: dict[str, nn.Linear] = {}
     for name, module in transformer.named_modules():
         path = name.removesuffix(".base_layer")
         if isinstance(module, nn.Linear) and ends_in(path, targets):
             found[path] = module
-    if not found:
+    if not found and not missing_ok:
         raise RunError(f"model.lora.targets {sorted(targets)} match no linear of the transformer")
     return found

@@ -7,7 +7,8 @@ Nothing changes before the swap, so an unusable payload leaves the worker as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -30,32 +31,37 @@ Tensors = dict[str, torch.Tensor]
 class Receiver:
     """The receiving side of publishing for a model: keeps the base of what it merges itself.
 
-    The model is a plain transformer with its base weights, quantised or not. Buffers keep their addresses, so that
-    compiled graphs over them stay valid.
+    The model is a plain transformer with its base weights, quantised or not. Revisions are written in place, so that
+    compiled code over them stays valid.
     """
 
-    def __init__(self, model: nn.Module, *, quantized_base: Mapping[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        base: Mapping[str, torch.Tensor] | None = None,
+        quantized_base: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
         """
         Args:
+            base: weights of all touched layers, which never change; without them copies are made of those that are not
+                quantised.
             quantized_base: bfloat16 weights, before quantisation, of touched layers that this model quantises
                 (`quantized_bases`); needed to apply a revision with factors alone.
         """
         self._model = model
+        self._given = base
         self._quantized_base = dict(quantized_base or {})
         self._base: Tensors | None = None
         self._base_digest = ""
-        self._layers: dict[str, Layer] = {}
+        self._held: Payload | None = None
+        """The last revision applied, with its factors on the device."""
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """The parts of the base that it keeps beside the model."""
-        yield from self._quantized_base.values()
-        yield from (self._base or {}).values()
-
-    def changing(self) -> list[torch.Tensor] | None:
-        """What of the model each revision writes; None before the first one."""
-        layers = self._layers.values()
-        written = [[x.weight] if isinstance(x, nn.Linear) else list(x.tensors().values()) for x in layers]
-        return [tensor for tensors in written for tensor in tensors] or None
+    def reapply(self) -> bool:
+        """Write the last revision again, which came as factors, into a model that lost it; whether there is one."""
+        if self._held is not None:
+            self._write(self._held)
+        return self._held is not None
 
     def apply(self, payload: Payload) -> tuple[int, str]:
         """Applies a revision; returns how many modules were overwritten and `tensors_digest` of their present content.
@@ -68,21 +74,30 @@ class Receiver:
         manifest = payload.manifest
         if not manifest.modules:
             raise RunError(f"{manifest.name} touches no module: nothing would be published")
+        held = self._write(payload)
+        if self._given is not None:  # shared weights may be needed without it, and then with it again
+            device = next(iter(self._given.values())).device
+            factors = {name: tensor.to(device, copy=True) for name, tensor in payload.tensors.items()}
+            self._held = replace(payload, tensors=factors)
+        return len(manifest.modules), tensors_digest(held)
+
+    def _write(self, payload: Payload) -> Tensors:
+        """Write a revision into the layers; returns their content by its names in a revision."""
+        manifest = payload.manifest
         layers = {module: touched_layer(self._model, module) for module in manifest.modules}
         self._remember_base(manifest, layers)
-        self._layers = layers
         self._check_mergeable(payload, layers)
         staged = self._stage(payload, layers)
         held: Tensors = {}
         for module, layer in layers.items():
             held |= self._swap(payload, module, layer, staged.get(module, {}))
-        return len(layers), tensors_digest(held)
+        return held
 
     def _remember_base(self, manifest: Manifest, layers: Mapping[str, Layer]) -> None:
         """Copies of the weights of touched, unquantised modules; made before any revision is applied."""
         if self._base is None:
             linears = {m: layer for m, layer in layers.items() if isinstance(layer, nn.Linear)}
-            self._base = {module: linear.weight.detach().clone() for module, linear in linears.items()}
+            self._base = {m: self._given[m] if self._given else x.weight.detach().clone() for m, x in linears.items()}
             if len(linears) == len(layers):  # a worker that quantises some never holds the rest of the base
                 self._base_digest = tensors_digest({f"{m}.weight": weight for m, weight in self._base.items()})
         if self._base_digest not in ("", manifest.base_digest):

@@ -1,7 +1,7 @@
 """Revisions on disk: ``revision-000020/`` with ``factors.safetensors``, ``packed.safetensors``, ``manifest.json``.
 
 The first two are payloads, so ``packed.safetensors`` holds a snapshot or deltas against the revision before, which is
-kept as long as it is needed.
+kept as long as it is needed. It holds nothing if no explorer needed packed weights.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from solrl_ray.common.files import remove, replace_folder
 from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import container, payload
-from solrl_ray.weight_sync.manifest import Manifest
+from solrl_ray.weight_sync.manifest import Manifest, is_factor
 from solrl_ray.weight_sync.payload import Payload, Revision
 from solrl_ray.weight_sync.publication import Publication
 
@@ -128,7 +128,8 @@ class RevisionStore:
             raise RunError(f"the delta in {self._path(number)} was made against another revision {number - 1}")
         weights = payload.packed_from(packed, parent.packed if parent else {}, manifest.formats)
         tensors = factors.tensors | weights
-        if factors.manifest != manifest or tensors.keys() != manifest.tensors.keys():
+        wanted = manifest.tensors.keys() if weights else {name for name in manifest.tensors if is_factor(name)}
+        if factors.manifest != manifest or tensors.keys() != wanted:
             raise RunError(f"the files in {self._path(number)} are not those of one revision")
         return Revision(manifest=manifest, tensors=dict(sorted(tensors.items())))
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actors.fleet.turns import Turns
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
 from actors.fleet.pool import Pool
-from actors.fleet.turns import Turns
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-
 from actors.fleet.turns import Turns
+
 from solrl_ray.config.fleet import FleetConfig, Learners, WorkerPool
 
 SHARE = {"num_gpus": 0.3}

@@ -98,7 +98,9 @@ def test_a_second_answer_for_one_evaluation_leaves_the_units_of_the_next_waiting
         second.begin()
         hand_out.answered(worker, unit, batch, value, None)  # of a worker that repeated it
         assert first.ledger.duplicates == 1
-        assert hand_out.waits("regenerators", ("old", 0))
+        hand_out.ready(worker, ("old", 0))
+        await asyncio.sleep(0)
+        assert [unit.id for unit, _ in given[1:]] == [each.id for each in second.units]
 
     asyncio.run(scenario())
 

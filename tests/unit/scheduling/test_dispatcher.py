@@ -88,21 +88,6 @@ def test_a_worker_only_gets_units_of_the_revision_that_it_holds() -> None:
     assert given(it) == [("explorer-0", "p000")]
 
 
-def test_a_unit_waits_for_a_pool_that_holds_its_revision_until_it_is_given_out() -> None:
-    it = dispatcher()
-    it.add([unit(0, revision=1)], batch="next", pool="explorers")
-    assert it.waits("explorers", ("old", 1))
-    assert not it.waits("explorers", OLD)  # explorers with a revision that nobody has a unit of may leave a shared GPU
-    assert not it.waits("regenerators", ("old", 1))
-    it.ready("explorer-0", "explorers", ("old", 1))
-    assert given(it) == [("explorer-0", "p000")]
-    assert not it.waits("explorers", ("old", 1))
-    it.lost("explorer-0")
-    assert it.waits("explorers", ("old", 1))
-    it.withdraw("next")
-    assert not it.waits("explorers", ("old", 1))
-
-
 def test_a_pool_does_not_do_the_units_of_another_one() -> None:
     it = dispatcher()
     it.add([unit(0)], batch="i", pool="explorers_l40s")

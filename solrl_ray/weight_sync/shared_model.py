@@ -1,0 +1,227 @@
+"""One copy of a model for all roles of a process.
+
+::
+
+    base ─┬─ regenerator   the same tensors; a policy is merged in place
+          ├─ learner       the same tensors, with adapters; needs them as they were loaded
+          └─ explorer      the same tensors, except quantised layers and merged ones, which are its own
+
+Each role has a tree of modules of its own over these tensors, and says when it begins to compute (`enter`). For a
+learner, the base is written back from a copy of what LoRA touches, and the explorer's layers are freed. When samplers
+need them, both are made again from the last revision. All of this is exact: no bit of a result depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from solrl_ray import models, rewards
+from solrl_ray.common.doing import doing
+from solrl_ray.config.schema import Config
+from solrl_ray.config.strategies import pool_sampling
+from solrl_ray.errors import RunError
+from solrl_ray.models import attention, compilation
+from solrl_ray.models.base import Component, DiffusionModel
+from solrl_ray.quantization.formats import frozen_amax, pack
+from solrl_ray.quantization.layers import QuantizedLinear, allocate_, free_
+from solrl_ray.quantization.scope import QuantizationReport, quantize_, quantized_layers
+from solrl_ray.rewards.base import Reward
+from solrl_ray.weight_sync.checksums import Stamp, stamp
+from solrl_ray.weight_sync.payload import Payload
+from solrl_ray.weight_sync.publish import touched_linears
+from solrl_ray.weight_sync.receive import Receiver
+
+Role = Literal["explorer", "regenerator", "learner"]
+
+
+class SharedModel:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._model: DiffusionModel | None = None
+        self._base: dict[str, Tensor] = {}
+        """Path of each linear that LoRA touches → a copy of its weight as it was loaded."""
+        self._reward: Reward | None = None
+        self._merged: Receiver | None = None
+        """The regenerator's; its policy is in the base if `_is_merged`."""
+        self._is_merged = False
+        self._explored: _QuantizedCopy | None = None
+        self._kernels = attention.kernels()
+        self.kernels: dict[Role, str] = {}
+        """Attention kernels (`attention.kernels`) of a role that needs other ones than the process began with."""
+
+    # What roles start with
+
+    def load(self, device: torch.device, components: Collection[Component]) -> DiffusionModel:
+        """The model with these components, and a transformer of its own that shares all tensors."""
+        config = self._config.model
+        wanted: set[Component] = {
+            "vae" if c == "preview_decoder" and not config.preview_decoder else c for c in components
+        }
+        missing = wanted - (self._model.components if self._model else frozenset())
+        if missing:
+            loaded = models.load(config, device, components=missing)
+            self._model = self._model.joined(loaded) if self._model else loaded
+            if "transformer" in missing:
+                linears = touched_linears(loaded.transformer, config.lora.targets)
+                self._base = {path: linear.weight.detach().clone() for path, linear in linears.items()}
+        assert self._model is not None
+        self._restore()  # a role starts with the base as it was loaded
+        return self._model.view(wanted)
+
+    def reward(self, device: torch.device) -> Reward:
+        """The rewards of the configuration, loaded once."""
+        if self._reward is None:
+            self._reward = rewards.load(self._config.rewards, device)
+        return self._reward
+
+    def merged(self, transformer: nn.Module) -> Receiver:
+        """The receiver of a regenerator's transformer, made by `load`."""
+        self._merged = Receiver(transformer, base=self._base)
+        return self._merged
+
+    def quantized(self, transformer: nn.Module, config: Config) -> tuple[QuantizationReport, Receiver]:
+        """Quantise an explorer's transformer, made by `load`, in its tier; what was quantised, and its receiver."""
+        tier = pool_sampling(config).tier
+        with doing(f"quantising the transformer to {tier}"):
+            report = quantize_(transformer, tier, config.model.quantization)
+        layers = quantized_layers(transformer)
+        for path, linear in touched_linears(transformer, config.model.lora.targets, missing_ok=True).items():
+            linear.weight = nn.Parameter(self._base[path].clone(), requires_grad=False)
+        bases = {path: self._base[path].to(torch.bfloat16) for path in self._base if path in layers}
+        receiver = Receiver(transformer, base=self._base, quantized_base=bases)
+        assert self._model is not None
+        sources = {path: self._model.transformer.get_submodule(path) for path in layers if path not in self._base}
+        self._explored = _QuantizedCopy(
+            receiver, layers, sources, bases, offload=bool(config.fleet.offload), fixed=config.compile.cudagraphs
+        )
+        return report, receiver
+
+    def leave(self, role: Role) -> None:
+        """Forget what a role had, which has ended."""
+        if role == "explorer" and self._explored is not None:
+            self._explored.free()  # also brings back what was offloaded
+            self._explored = None
+        elif role == "regenerator":
+            self._restore()
+            self._merged = None
+
+    # While they are at work
+
+    def enter(self, role: Role) -> None:
+        """Make the weights those that a role computes with."""
+        if role == "explorer" and self._explored is not None:
+            self._explored.make()
+        elif self._explored is not None and (role == "learner" or self._explored.offload):
+            self._explored.free()
+        if role == "regenerator" and self._merged is not None and not self._is_merged:
+            self._merged.reapply()
+            self._is_merged = True
+        if role == "learner":
+            self._restore()
+        kernels = self.kernels.get(role, self._kernels)
+        if attention.kernels() != kernels:
+            attention.use(kernels)
+            compilation.prepare(self._config.compile)
+
+    def apply(self, receiver: Receiver, payload: Payload) -> tuple[int, str]:
+        """`Receiver.apply` for the receiver of one of the roles."""
+        if receiver is self._merged:
+            self._is_merged = True
+            return receiver.apply(payload)
+        assert self._explored is not None
+        self._explored.make(touched=False)
+        return receiver.apply(payload)
+
+    @torch.no_grad()
+    def _restore(self) -> None:
+        """Write the base back, if a policy is merged into it."""
+        if not self._is_merged:
+            return
+        assert self._model is not None
+        for path, weight in self._base.items():
+            layer = self._model.transformer.get_submodule(path)
+            assert isinstance(layer, nn.Linear)
+            layer.weight.copy_(weight)
+        self._is_merged = False
+
+
+class _QuantizedCopy:
+    """An explorer's own layers: there while it works, made again from the base and its last revision."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        layers: dict[str, QuantizedLinear],
+        sources: dict[str, nn.Module],
+        touched: dict[str, Tensor],
+        *,
+        offload: bool,
+        fixed: bool,
+    ) -> None:
+        """
+        Args:
+            sources: path → full-precision linear of each quantised layer that LoRA does not touch.
+            touched: path → base weight, bfloat16, of each that it touches.
+            offload: whether the sources leave the device while the quantised layers are there.
+            fixed: whether captured graphs need the layers at their addresses, so that they are never freed.
+        """
+        self.offload = offload
+        self._receiver, self._layers, self._touched, self._fixed = receiver, layers, touched, fixed
+        self._sources = {path: source.weight for path, source in sources.items() if isinstance(source, nn.Linear)}
+        self._amax = {
+            path: frozen_amax(weight) if layers[path].format == "nvfp4" else None
+            for path, weight in (self._sources | touched).items()
+        }
+        self._there = True
+        self._host: dict[str, tuple[Tensor, Stamp]] = {}
+        """Copies of offloaded sources, made once."""
+        for path in self._sources if offload else ():
+            self._send_away(path)
+
+    @torch.no_grad()
+    def make(self, *, touched: bool = True) -> None:
+        """Have the layers; without `touched`, those that LoRA touches are left to a revision that follows."""
+        if self._there:
+            return
+        self._there = True
+        for path, weight in self._sources.items():
+            self._load(path, weight)
+            if self.offload:
+                self._send_away(path)
+        if touched and not self._receiver.reapply():
+            for path, weight in self._touched.items():
+                self._load(path, weight)
+
+    def _load(self, path: str, weight: Tensor) -> None:
+        layer = self._layers[path]
+        layer.load(pack(layer.format, weight, self._amax[path]))
+
+    def free(self) -> None:
+        """Give the layers' memory back, and bring back what was offloaded."""
+        if self._there and not self._fixed:
+            for layer in self._layers.values():
+                layer.free()
+            self._there = False
+        self._bring_back()
+
+    def _send_away(self, path: str) -> None:
+        weight = self._sources[path]
+        if path not in self._host:
+            pinned = weight.is_cuda
+            host = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=pinned)
+            self._host[path] = host.copy_(weight), stamp(weight)
+        free_(weight)
+
+    @torch.no_grad()
+    def _bring_back(self) -> None:
+        away = [path for path in self._host if self._sources[path].untyped_storage().nbytes() == 0]
+        for path in away:
+            allocate_(self._sources[path])
+            self._sources[path].copy_(self._host[path][0], non_blocking=True)
+        for path in away:
+            if stamp(self._sources[path]) != self._host[path][1]:
+                raise RunError(f"the weight of {path} came back to the device altered; its memory is faulty")
