@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from actors.dispatch.open_iteration import RolloutResult
 from actors.evaluation.requests import EvaluationRequests
 from actors.run_parts import RunParts
 from actors.training.iteration_clock import IterationClock
-from actors.training.learner_group import UpdateResult
 from actors.world import Tasks, World
 from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
-from solrl_ray.metrics.records import Progress
+from solrl_ray.metrics.records import IterationMetrics, Progress
 from solrl_ray.scheduling.iteration_state import IterationSummary
 from solrl_ray.scheduling.staleness import staleness_of
 
@@ -52,10 +52,10 @@ class Controller:
             for iteration in range(first, last):
                 await self._begin(iteration)
                 await self._checkpoint_written()
-                learned = await self._learn(iteration, await self._roll_out(iteration))
-                await self._publish(iteration + 1)
-                self._checkpoint = self._save(learned.state, iteration + 1)
-                del learned  # else its state stays in memory for an iteration
+                record = await self._learn(iteration, await self._roll_out(iteration))
+                state = await self._publish(iteration + 1, record)
+                self._checkpoint = self._save(state, iteration + 1)
+                del state  # else it stays in memory for an iteration
                 if iteration + 1 < last and not self._evaluates_before(iteration + 1):
                     await self._begin(iteration + 1)
                 await self._evaluate_on_the_way(iteration + 1)
@@ -99,7 +99,7 @@ class Controller:
         parts = self._parts
         if not parts.rollouts.is_open(iteration):
             await parts.open_iteration(iteration)
-        await parts.rollouts.revise(iteration, parts.publisher.newest.digest)
+        await parts.rollouts.revise(iteration, await parts.publisher.newest.digest)
         await parts.publisher.to_regenerators()
 
     async def _roll_out(self, iteration: int) -> RolloutResult:
@@ -134,20 +134,18 @@ class Controller:
         async for first, groups, embeddings in this.in_order():
             self._parts.learners.offer(iteration, [this.plan.keep] * len(this.prompts), first, groups, embeddings)
 
-    async def _learn(self, iteration: int, rollout: RolloutResult) -> UpdateResult:
+    async def _learn(self, iteration: int, rollout: RolloutResult) -> IterationMetrics:
         """Make the update. Beside it: the rest of its rollout, work ahead, and an evaluation that is due."""
         parts = self._parts
         parts.telemetry.state("learning", stage="learn")
         self._clock.learn()
         ended = asyncio.Event()
         beside = self._tasks.start(self._beside_update(iteration, ended), f"what goes on beside update {iteration + 1}")
-        learned = await parts.learners.learn(iteration, rollout.groups, rollout.embeddings)
+        update = await parts.learners.update(iteration, rollout.groups, rollout.embeddings)
+        self._clock.learned()
         ended.set()
         summary = await beside
-        parts.rollouts[iteration].learned()
-        level = parts.fallback_level(iteration)
-        parts.telemetry.iteration(self._clock.record(iteration, rollout, summary, learned, level))
-        return learned
+        return self._clock.record(iteration, rollout, summary, update, parts.fallback_level(iteration))
 
     async def _beside_update(self, iteration: int, learned: asyncio.Event) -> IterationSummary:
         parts = self._parts
@@ -164,16 +162,30 @@ class Controller:
             await parts.requests.window(learned, free=True)
         return summary
 
-    async def _publish(self, updates: int) -> None:
-        """Make revision `updates`. Explorers get it as soon as staleness allows, regenerators when their iteration
-        begins.
+    async def _publish(self, updates: int, record: IterationMetrics) -> LearnerState:
+        """Make revision `updates`; returns the state that it is of. Explorers get it as soon as staleness allows,
+        regenerators when their iteration begins.
+
+        The state arrives meanwhile. If ranks are lost before, the update is repeated, on a GPU perhaps with other bits:
+        then the revision is made again. No answer of an explorer counts before.
+
+        Args:
+            record: of the iteration that made it; its digest is that of the state.
         """
         parts = self._parts
         parts.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
-        await parts.publisher.make(updates, parts.fallback_level(updates + self._staleness))
-        if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
-            await parts.publisher.to_explorers()
+        while True:
+            await parts.publisher.make(updates, parts.fallback_level(updates + self._staleness, record))
+            if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
+                await parts.publisher.to_explorers()
+            state = await parts.learners.state()
+            digests = await parts.on_disk(state.digests, "taking the digests of the learners' state")
+            if digests["old"] == await parts.publisher.newest.digest:
+                break
+        parts.telemetry.iteration(replace(record, lora_digest=digests["default"]))
+        parts.rollouts[updates - 1].learned()
+        return state
 
     def _save(self, state: LearnerState, updates: int) -> asyncio.Task[float]:
         self._parts.telemetry.state("writing the checkpoint", stage="checkpoint")

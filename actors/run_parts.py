@@ -24,6 +24,7 @@ from solrl_ray.config.pools import is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
 from solrl_ray.learning.state import LearnerState
+from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.prompts.prompt_set import choose, read_prompts
 from solrl_ray.records import Prompt
 from solrl_ray.report.iteration_metrics import audit_plan
@@ -128,7 +129,7 @@ class RunParts:
             self.telemetry.message(news)
         prompts = self.prompts(iteration)
         embeddings = {} if self.rollouts.is_asked(iteration) else await self.embeddings.of(prompts)
-        score_class, digest = await self.fleet.score_class(), self.publisher.sent_to_explorers.digest
+        score_class, digest = await self.fleet.score_class(), await self.publisher.sent_to_explorers.digest
         plan = replace(self._plan(iteration, prompts), score_class=score_class, policy_digest=digest)
         await self.rollouts.open(plan, prompts, embeddings)
 
@@ -161,9 +162,9 @@ class RunParts:
             reproducible=not unreproducible_rewards(config),
         )
 
-    def fallback_level(self, iteration: int) -> int:
-        """The level of an iteration's previews, from measurements of earlier ones."""
-        return self.fallback.fallback_level(iteration, self.telemetry.iterations)
+    def fallback_level(self, iteration: int, *newest: IterationMetrics) -> int:
+        """The level of an iteration's previews, from measurements of earlier ones; `newest`: not in the records yet."""
+        return self.fallback.fallback_level(iteration, [*self.telemetry.iterations, *newest])
 
     async def on_disk(self, work: Any, what: str) -> Any:
         """The result of `work`, which reads or writes the run folder; `what` is its name."""

@@ -38,6 +38,7 @@ from solrl_ray.config.loading import Sources, load
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.learning.engine import free_port
+from solrl_ray.learning.state import LearnerState
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -60,6 +61,9 @@ class Rank(LearnerRank):
 
     def address(self) -> tuple[str, int]:
         return "127.0.0.1", free_port()
+
+    def _put(self, state: LearnerState) -> LearnerState:
+        return state
 
     def _fetch(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> Any:
         return [ref.value for ref in groups], {ref.value.prompt_id: ref.value for ref in embeddings}

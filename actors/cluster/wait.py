@@ -54,10 +54,13 @@ def get(ref: Any, *, what: str, seconds: float) -> Any:
 
 
 async def answer(ref: Any, *, what: str, seconds: float | None) -> Any:
-    """As `get`, awaited; `seconds` None: no deadline, because the caller has one."""
+    """As `get`, awaited; of an answer that is a reference itself, the value. `seconds` None: no deadline, because the
+    caller has one.
+    """
     try:
         async with asyncio.timeout(seconds) as limit:
-            return await ref
+            value = await ref
+            return await value if isinstance(value, ray.ObjectRef) else value
     except RayTaskError as error:
         raise translated(error, what) from error
     except RayError as error:

@@ -204,8 +204,9 @@ class Fleet:
             self._telemetry.message(f"{worker} was lost ({reason}); {after}")
         elif not process.told:
             process.told = True
+            roles = listed(process.roles)
             self._telemetry.message(
-                f"{process.name} was lost ({reason}), and with it {listed(process.roles)}: a new process takes its place"
+                f"{process.name} was lost ({reason}), and with it {roles}; a new process takes its place"
             )
         if requeued:
             self._telemetry.message(f"{requeued} units of {worker} go to others")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from actors.dispatch.open_iteration import RolloutResult
 from actors.fleet.fleet import Fleet
-from actors.training.learner_group import UpdateResult
 from actors.world import World
 from solrl_ray.config.schema import Config
+from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.report.iteration_metrics import iteration_metrics
 from solrl_ray.scheduling.iteration_state import IterationSummary
@@ -18,7 +18,7 @@ from solrl_ray.scheduling.iteration_state import IterationSummary
 class IterationClock:
     def __init__(self, config: Config, world: World, fleet: Fleet) -> None:
         self._config, self._world, self._fleet = config, world, fleet
-        self._started = self._began = self._published = self._learning = world.now()
+        self._started = self._began = self._published = self._learning = self._learned = world.now()
         self.checkpoint = 0.0
         """Seconds of the last checkpoint."""
         self.last = 0.0
@@ -37,6 +37,10 @@ class IterationClock:
         """The update begins now."""
         self._learning = self._world.now()
 
+    def learned(self) -> None:
+        """The update has ended."""
+        self._learned = self._world.now()
+
     def publish(self) -> None:
         """Making a revision begins now."""
         self._published = self._world.now()
@@ -46,11 +50,11 @@ class IterationClock:
         iteration: int,
         rollout: RolloutResult,
         summary: IterationSummary,
-        learned: UpdateResult,
+        update: UpdateMetrics,
         fallback_level: int,
     ) -> IterationMetrics:
         """The iteration ends now, and the next one begins."""
-        seconds = {"learn": learned.ended - self._learning, "checkpoint": self.checkpoint}
+        seconds = {"learn": self._learned - self._learning, "checkpoint": self.checkpoint}
         first = rollout.clocks["regenerate" if rollout.staleness else "explore"].first
         if first is not None:  # None if a resumed run had everything already
             seconds["publish"] = first - max(self._published, self._began)
@@ -60,11 +64,9 @@ class IterationClock:
             iteration=iteration,
             summary=summary,
             rewards=rollout.rewards,
-            update=learned.update,
+            update=update,
             seconds=seconds | rollout.walls,
-            busy_seconds={name: clock.busy for name, clock in rollout.clocks.items()}
-            | {"learn": learned.update.seconds},
-            factors=learned.state.default,
+            busy_seconds={name: clock.busy for name, clock in rollout.clocks.items()} | {"learn": update.seconds},
             publication=rollout.publication,
             requeued=rollout.requeued,
             reward_costs=rollout.reward_costs,

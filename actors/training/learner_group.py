@@ -45,16 +45,6 @@ class UpdateInputs:
     embeddings: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateResult:
-    """An update, and the state after it."""
-
-    update: UpdateMetrics
-    state: LearnerState
-    ended: float
-    """When the update was done, by the monotonic clock."""
-
-
 Beginning = Callable[[], Awaitable[LearnerState | None]]
 """Gives the state from which a rebuilt group starts; None for revision 0."""
 
@@ -166,17 +156,8 @@ class LearnerGroup:
         arguments = iteration, list(sizes), first, list(groups), list(embeddings)
         self._offers += [self._world.send(rank, "offer", *arguments) for rank in self._ranks]
 
-    async def learn(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateResult:
-        """`update`, then `state`. Raises RunError if the state is not finite."""
-        update = await self.update(iteration, groups, embeddings)
-        ended = self._world.now()
-        state = await self.state()
-        seconds = self._config.fleet.deadlines.update
-        await self._world.blocking(state.check_finite, "looking for NaN in the learners' state", seconds)
-        return UpdateResult(update, state, ended)
-
     async def update(self, iteration: int, groups: Sequence[Any], embeddings: Sequence[Any]) -> UpdateMetrics:
-        """One update; returns rank 0's metrics.
+        """One update; returns rank 0's metrics. `state` must follow.
 
         Args:
             groups: references of the sample groups, in prompt order; kept until `saved`.

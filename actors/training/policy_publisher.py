@@ -30,8 +30,8 @@ class PublishedRevision:
     """A revision, ready to be sent."""
 
     publication: Publication
-    digest: str
-    """`lora_digest` of its factors."""
+    digest: asyncio.Future[str]
+    """`lora_digest` of its factors, computed while it is sent."""
     fallback_level: int
     """The level of the explorers that it is packed for."""
 
@@ -70,12 +70,12 @@ class PolicyPublisher:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
-        def pack() -> PublishedRevision:
-            return PublishedRevision(
-                self._publications.publish(revision), lora_digest(revision.factors), fallback_level
-            )
-
-        self.newest = await self._world.blocking(pack, f"packing {revision.name}", self._seconds)
+        publication = await self._world.blocking(
+            lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
+        )
+        what = f"taking the digest of {revision.name}"
+        digest = asyncio.ensure_future(self._world.blocking(lambda: lora_digest(revision.factors), what, self._seconds))
+        self.newest = PublishedRevision(publication, digest, fallback_level)
 
     def store(self) -> None:
         """Keep the newest revision in the run folder, and its whole content in memory. Blocks."""

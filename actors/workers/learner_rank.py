@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from concurrent.futures import Future
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from actors.workers.devices import prepare
 from solrl_ray import models
+from solrl_ray.common.deadlines import in_thread
 from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
@@ -37,6 +39,7 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
+        self._bringing: Future[Any] | None = None
         self._shared: SharedModel | None = None
         """The model of the card whose role this is; None: it has a process and a model of its own."""
 
@@ -146,13 +149,24 @@ class LearnerRank(Callee):
         return fetched, {embedding.prompt_id: embedding for embedding in found}
 
     def update(self, iteration: int) -> UpdateMetrics:
-        """Make the update of the iteration that was fed, and free its samples; collective."""
-        return self._awake.finish(iteration)
+        """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread brings
+        the state after it to the object store.
+        """
+        metrics = self._awake.finish(iteration)
+        bring = self._joined.snapshot()
+        if self._rank == 0:
+            self._bringing = in_thread(lambda: self._put(bring()), "bringing the learner's state to the host")
+        return metrics
 
-    def state(self) -> LearnerState | None:
-        """The whole state, from rank 0; collective."""
-        state = self._joined.state()
-        return state if self._rank == 0 else None
+    def state(self) -> Any:
+        """A reference of the whole state after the last update, from rank 0."""
+        if self._bringing is None:
+            return None
+        bringing, self._bringing = self._bringing, None
+        return bringing.result(self._config.fleet.deadlines.update)
+
+    def _put(self, state: LearnerState) -> Any:
+        return ray.put(state)
 
     def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool = True) -> RevisionShard:
         """This rank's share of the present policy, merged and, for explorers of `tier`, quantised; with `pack` also the

@@ -81,10 +81,27 @@ def _rebuild(kind: type[Portable], values: dict[str, Any]) -> Any:
 
 def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are."""
+    return on_its_way(tensors)()
+
+
+def on_its_way(tensors: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
+    """`to_host` in two steps: a copy on the GPU now, and what brings it to the host, from any thread, while the GPU
+    computes other things.
+    """
     import torch
 
     if not any(tensor.is_cuda for tensor in tensors.values()):
-        return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()]).cpu()
-    parts = flat.split([tensor.numel() for tensor in tensors.values()])
-    return {name: part.view(tensor.shape) for part, (name, tensor) in zip(parts, tensors.items(), strict=True)}
+        found = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        return lambda: found
+    flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    made = torch.cuda.Event()
+    made.record()
+
+    def bring() -> dict[str, torch.Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream(flat.device)):
+            made.wait()
+            parts = flat.cpu().split([shape.numel() for shape in shapes.values()])
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
+
+    return bring

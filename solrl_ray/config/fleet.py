@@ -83,9 +83,9 @@ class FleetConfig(Section):
     `GLOO_SOCKET_IFNAME` decide.
     """
     placement: Literal["colocated", "split"] = "split"
-    """``colocated``: explorer, regenerator and learner rank of one number are roles of one process, with one copy of the
-    model; `learners` has its resources. Explorers and regenerators beyond the number of ranks have processes of their
-    own. ``split``: each has its own process and copy.
+    """``colocated``: explorer, regenerator and learner rank of one number are roles of one process, with one copy of
+    the model; `learners` has its resources. Explorers and regenerators beyond the number of ranks have processes of
+    their own. ``split``: each has its own process and copy.
     """
     offload: bool | None = None
     """In a process with several roles: whether frozen layers leave the card while their quantised copies explore. null:

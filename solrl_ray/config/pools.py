@@ -80,6 +80,17 @@ def is_on_a_card(config: Config, pool: str, slot: int) -> bool:
     return is_colocated(config.fleet) and pool in ("explorers", REGENERATORS) and slot < config.learner.world_size
 
 
+def on_cards(config: Config, pool: str) -> int:
+    """How many workers of a pool are roles of learner ranks' processes; the others have their own."""
+    return sum(is_on_a_card(config, pool, slot) for slot in range(pools(config.fleet)[pool].count))
+
+
+def apart(config: Config) -> dict[str, WorkerPool]:
+    """The pools with the workers that have processes of their own, if any."""
+    counts = {name: (pool, pool.count - on_cards(config, name)) for name, pool in pools(config.fleet).items()}
+    return {name: pool.model_copy(update={"count": count}) for name, (pool, count) in counts.items() if count}
+
+
 def needs_packed(config: Config, explorers: int) -> bool:
     """Whether one of so many `explorers`, or of others, is no role of a learner rank's card."""
     others = bool(config.fleet.other_explorers)

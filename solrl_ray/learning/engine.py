@@ -200,7 +200,7 @@ class Engine:
         return float(zero._global_grad_norm)
 
     def moments(self) -> dict[str, list[torch.Tensor]]:
-        """AdamW's moments per factor, float32 on the CPU, gathered from all ranks. Collective."""
+        """AdamW's moments per factor, float32 on the device, gathered from all ranks. Collective."""
         return {key: self._gather(self._adamw_state()[key]) for key in MOMENTS}
 
     def restore(self, moments: dict[str, list[torch.Tensor]], steps: int) -> None:
@@ -235,7 +235,7 @@ class Engine:
         whole = part.new_empty(world_size * part.numel())
         torch.distributed.all_gather_into_tensor(whole, part.contiguous())
         sizes = [f.numel() for f in self.factors]
-        pieces = whole.cpu()[: sum(sizes)].split(sizes)
+        pieces = whole[: sum(sizes)].split(sizes)
         return [piece.view(f.shape) for piece, f in zip(pieces, self.factors, strict=True)]
 
     def _own_slice(self, tensors: list[torch.Tensor]) -> torch.Tensor:

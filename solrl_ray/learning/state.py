@@ -22,6 +22,7 @@ from solrl_ray.common.files import replace_folder
 from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
+from solrl_ray.policy.digest import lora_digest
 
 FORMAT = "solrl-learner-state/2"
 
@@ -77,8 +78,8 @@ class LearnerState(Portable, read_only=True):
         for part in (part for parts in _FILES.values() for part in parts):
             if key := first_not_finite(getattr(self, part)):
                 raise RunError(
-                    f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved "
-                    "and no revision is made of it; the one before stays"
+                    f"{part}/{key} has NaN or Inf after update {self.updates}: the learner's state is not saved; the "
+                    "one before stays"
                 )
 
     @classmethod
@@ -95,6 +96,10 @@ class LearnerState(Portable, read_only=True):
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
         return cls(updates=manifest["updates"], steps=manifest["steps"], **parts)
+
+    def digests(self) -> dict[str, str]:
+        """`policy.digest.lora_digest` of the trained policy and of the sampling policy, ``default`` and ``old``."""
+        return {"default": lora_digest(self.default), "old": lora_digest(self.old)}
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.pools import kinds_of_prompts
@@ -13,7 +12,6 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, previews
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.policy.digest import lora_digest
 from solrl_ray.rollout.audit import AuditPlan, audit
 from solrl_ray.rollout.rank_fidelity import rank_fidelity
 from solrl_ray.rollout.selection import selection_digest
@@ -34,18 +32,17 @@ def iteration_metrics(
     update: UpdateMetrics,
     seconds: dict[str, float],
     busy_seconds: dict[str, float],
-    factors: Mapping[str, torch.Tensor],
     publication: Mapping[str, float] | None = None,
     requeued: int = 0,
     reward_costs: Mapping[str, int] | None = None,
     fallback_level: int = 0,
     weights_wait: float = 0.0,
 ) -> IterationMetrics:
-    """
+    """The record of an iteration, except for the digest of its LoRA, which follows from the state after it.
+
     Args:
         summary: the selector's end of the iteration.
         rewards: rewards of each prompt's samples, as learned from, in prompt and selection order.
-        factors: LoRA factors of the trained policy after the update.
         publication: of the revision that explored.
         requeued: units that went to another worker because an answer was lost or refused.
         reward_costs: use of reward servers and judges.
@@ -79,7 +76,7 @@ def iteration_metrics(
         side_agreement=fidelity.top_bottom_overlap if fidelity else None,
         audit=audit(summary.audited) if summary.audited else {},
         selection_digest=selection_digest(summary.selections),
-        lora_digest=lora_digest(factors),
+        lora_digest="",
         expected_passes=describe(config).backwards,
         publication=dict(publication or {}),
         weights_wait=weights_wait,
