@@ -12,8 +12,8 @@
 OUT becomes a diffusers pipeline folder (a transformers one for a reward network) that the product's own loaders read.
 All networks have the published sizes, dtypes and shards. Tokenizers have the published classes and numbers of tokens,
 and know the testbed's words. Times and memory do not depend on the weights' values; rewards and rankings do and mean
-nothing here. `--layers N` cuts the depth of the transformer, `--text-layers N` that of the text encoders; `--tiny` makes
-everything small, for a CPU.
+nothing here. `--layers N` cuts the depth of the transformer and of the text encoders, whose own number is
+`--text-layers N`; `--tiny` makes everything small, for a CPU.
 """
 
 from __future__ import annotations
@@ -386,11 +386,12 @@ def main() -> None:
     parser.add_argument("model", choices=(*PIPELINES, *REWARDS))
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, help="transformer blocks (of each kind) instead of the published number")
-    parser.add_argument("--text-layers", type=int, help="layers of each text encoder; at least 2")
+    parser.add_argument("--text-layers", type=int, help="layers of each text encoder, at least 2; default: as --layers")
     parser.add_argument("--tiny", action="store_true", help="the same classes, a few thousand weights each")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    size = Size(layers=arguments.layers, text_layers=arguments.text_layers, tiny=arguments.tiny)
+    text_layers = arguments.text_layers or arguments.layers
+    size = Size(layers=arguments.layers, text_layers=text_layers, tiny=arguments.tiny)
     if arguments.model in REWARDS:
         written = write_reward(arguments.model, arguments.out, size)
     else:

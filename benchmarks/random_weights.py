@@ -22,7 +22,10 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor, nn
 
 STD = 0.02
-"""Of all random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
+"""Of random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
+NARROW, NARROW_STD = 256, 0.15
+"""Below so many inputs a layer's weights have that deviation: with the other one a tiny network would forget its input.
+"""
 BLOCK = 16_777_213
 """Numbers of the block, a prime."""
 SHARD = {"diffusion_pytorch_model": "10GB", "model": "5GB"}
@@ -109,7 +112,8 @@ def _write_values(file: Any, name: str, tensor: Tensor) -> None:
     if value is not None:
         _put(file, _bytes(torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu").reshape(-1)))
         return
-    block, size = _block(tensor.dtype), tensor.element_size()
+    std = NARROW_STD if tensor[0].numel() < NARROW else STD
+    block, size = _block(tensor.dtype, std), tensor.element_size()
     left, at = tensor.numel() * size, crc32(name.encode()) % BLOCK * size
     while left:
         piece = block[at : at + left]
@@ -124,9 +128,9 @@ def _put(file: Any, content: memoryview) -> None:
 
 
 @cache
-def _block(dtype: torch.dtype) -> memoryview:
+def _block(dtype: torch.dtype, std: float) -> memoryview:
     generator = torch.Generator("cpu").manual_seed(0)
-    return _bytes(torch.randn(BLOCK, generator=generator, device="cpu").mul_(STD).to(dtype))
+    return _bytes(torch.randn(BLOCK, generator=generator, device="cpu").mul_(std).to(dtype))
 
 
 def _bytes(values: Tensor) -> memoryview:

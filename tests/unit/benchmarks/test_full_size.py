@@ -140,3 +140,11 @@ def test_a_reward_network_scores_pictures(kind: str, tmp_path: Path) -> None:
 def test_the_two_reward_networks_have_as_many_parameters_as_published() -> None:
     found = {name: numbers(full_size.reward_network(name, Size())[0]) for name in full_size.REWARDS}
     assert found == {"clip": 427_616_513, "pickscore": 986_109_441}
+
+
+def test_a_tiny_network_does_not_forget_its_input(tmp_path: Path) -> None:
+    full_size.write_pipeline(full_size.PIPELINES["flux"](Size(tiny=True)), tmp_path)
+    transformer = full_size.FluxTransformer2DModel.from_pretrained(tmp_path, subfolder="transformer")
+    block = transformer.single_transformer_blocks[0]
+    given = torch.randn(1, 4, 32, generator=torch.Generator().manual_seed(0))
+    assert 0.1 < block.attn.to_q(given).std().item() < 10
