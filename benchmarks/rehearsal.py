@@ -350,8 +350,9 @@ def run(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         "pinned_gb": pinned.stop(),
         "iterations": iterations(folder),
     }
-    learned = [span for span in spans if not span.worker and span.stage == "rollout"]
-    found["busy"] = watch.busy(learned[-1].started, spans[-1].ended) if learned else []
+    if found["iterations"]:  # of the last one
+        began = [span.started for span in spans if span.stage == "rollout"][-1]
+        found["busy"] = watch.busy(began, began + found["iterations"][-1]["total"])
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 import rehearsal
 
 from solrl_ray.config.checks import check
-from solrl_ray.report.trace import Span
+from solrl_ray.report.trace import Span, SpanWriter
 
 BEGAN = 1000.0
 
@@ -90,6 +90,17 @@ def test_a_phase_has_the_highest_sample_of_its_time() -> None:
     samples = [(BEGAN + at, gb) for at, gb in ((15, 1.0), (52, 40.0), (59, 44.0), (61, 43.0), (72, 66.0), (74, 60.0))]
     found = rehearsal.peaks(samples, rehearsal.owned(TIMELINE, BEGAN, BEGAN + 90))
     assert found == {"reading files": 1.0, "exploring": 44.0, "regenerating": 43.0, "learning": 66.0}
+
+
+def test_what_neither_rollout_nor_update_took_of_an_iteration_is_fixed(tmp_path: Path) -> None:
+    record = {"event": "iteration", "iteration": 0, "seconds": {"total": 31.0}, "busy_seconds": {"learn": 8.5}}
+    lines = [{"event": "evaluation"}, record]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    writer = SpanWriter(tmp_path)
+    for one in TIMELINE:
+        writer.write(one)
+    writer.close()
+    assert rehearsal.iterations(tmp_path) == [{"rollout": 20.0, "update": 8.5, "fixed": 2.5, "total": 31.0}]
 
 
 def arguments(model: str, folder: Path, **changes: Any) -> argparse.Namespace:
