@@ -1,31 +1,56 @@
 """Checkpoints of the published architectures with random weights: what a benchmark needs of a model it cannot download.
 
-    python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 11.9 B parameters, 24 GB in bfloat16
-    python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 8.1 B, 16 GB
-    python benchmarks/full_size.py sd3_medium OUT  # SD3.5-Medium, 2.2 B, 5 GB
-    python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 3 GB
-    python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 20.4 B, 41 GB
-    python benchmarks/full_size.py z_image OUT     # Z-Image, 6.2 B, 12 GB
-    python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore
+    python benchmarks/full_size.py flux OUT        # FLUX.1-dev, 34 GB: transformer 24, T5-XXL 9.5
+    python benchmarks/full_size.py sd3 OUT         # SD3.5-Large, 28 GB: transformer 16, T5-XXL 9.5, OpenCLIP bigG 1.4
+    python benchmarks/full_size.py sd3_medium OUT  # SD3.5-Medium, 16 GB: transformer 5
+    python benchmarks/full_size.py sana OUT        # SANA 1.6B at 1024 px, 10 GB: Gemma-2-2B 5.2, transformer 3.2
+    python benchmarks/full_size.py qwen_image OUT  # Qwen-Image, 58 GB: transformer 41, Qwen2.5-VL-7B 17
+    python benchmarks/full_size.py z_image OUT     # Z-Image, 21 GB: transformer 12, Qwen3-4B 8
+    python benchmarks/full_size.py clip OUT        # CLIP ViT-L/14, the network of CLIPScore, 1.7 GB
+    python benchmarks/full_size.py pickscore OUT   # CLIP ViT-H/14, the network of PickScore and HPSv2, 3.9 GB
 
-OUT becomes a diffusers pipeline folder (a transformers one for clip) that the product's own loaders read. The
-transformer and the VAE have the published sizes. The text encoders have the published widths and one layer, because
-they run once a prompt and nothing here measures them; tokenizers know the testbed's words. Times and memory of what
-is at full size do not depend on the weights' values, rewards and rankings do and mean nothing here.
-`--layers N` cuts the depth, for a try on a small machine.
+OUT becomes a diffusers pipeline folder (a transformers one for a reward network) that the product's own loaders read.
+All networks have the published sizes, dtypes and shards. Tokenizers have the published classes and numbers of tokens,
+and know the testbed's words. Times and memory do not depend on the weights' values; rewards and rankings do and mean
+nothing here. `--layers N` cuts the depth of the transformer and of the text encoders, whose own number is
+`--text-layers N`; `--tiny` makes everything small, for a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import string
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from architectures import DC_AE, FLUX, QWEN_IMAGE, QWEN_IMAGE_VAE, SANA, SD3, SD3_MEDIUM, Z_IMAGE, kl_autoencoder
+from architectures import (
+    CLIP_BIG_G,
+    CLIP_H,
+    CLIP_L,
+    DC_AE,
+    FLUX,
+    GEMMA_2_2B,
+    QWEN_2_5_VL_7B,
+    QWEN_3_4B,
+    QWEN_IMAGE,
+    QWEN_IMAGE_VAE,
+    SANA,
+    SD3,
+    SD3_MEDIUM,
+    T5_XXL,
+    TINY,
+    TINY_CLIP,
+    VISION_H,
+    VISION_L,
+    Z_IMAGE,
+    kl_autoencoder,
+)
 from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
@@ -42,23 +67,23 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
+from random_weights import random_model, write
+from torch import nn
 from transformers import (
     CLIPConfig,
     CLIPImageProcessor,
     CLIPModel,
-    CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
-    Gemma2Config,
+    CLIPTokenizerFast,
     Gemma2Model,
     GemmaTokenizer,
-    Qwen2_5_VLConfig,
+    PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
-    Qwen3Config,
     Qwen3ForCausalLM,
-    T5Config,
     T5EncoderModel,
+    T5TokenizerFast,
 )
 
 from solrl_ray import models
@@ -67,12 +92,14 @@ from solrl_ray.models.base import DiffusionModel
 from solrl_ray.records import PromptEmbedding
 from solrl_ray.testbed.wordpieces import clip_tokenizer, t5_tokenizer, words
 
-STD = 0.02
-"""Of all random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
 CLIP_LENGTH = 77
 T5_LENGTH = 512
 GEMMA_LENGTH = 300
 QWEN_LENGTH = 2048
+CLIP_TOKENS, T5_TOKENS, GEMMA_TOKENS, QWEN_TOKENS = 49408, 32100, 256000, 151643
+"""Tokens of the published tokenizers, Qwen's without those that are added for chats."""
+DEPTHS = ("num_layers", "num_single_layers", "n_layers")
+"""Keys of a transformer's settings."""
 CHAT = (
     "{% for message in messages %}<|im_start|>user\n{{ message.content }}<|im_end|>\n<|im_start|>assistant\n"
     "{% endfor %}"
@@ -81,87 +108,98 @@ TEMPLATE_WORD = re.compile(r"<\|\w+\|>| ?[A-Za-z]+|[^\w ]")
 """Qwen's own tokenizer has one token for each of these in the templates around a prompt."""
 
 
-@torch.no_grad()
-def random_model(make: Any, device: str) -> Any:
-    """A module built on the meta device and filled on `device` in bfloat16: seconds for 12 billion weights."""
-    with torch.device("meta"):
-        module = make()
-    module = module.to(torch.bfloat16).to_empty(device=device)
-    generator = torch.Generator(device).manual_seed(0)
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not tensor.is_floating_point() or tensor.dim() == 0:
-            tensor.zero_()
-        elif tensor.dim() > 1:
-            tensor.normal_(0.0, STD, generator=generator)
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What is smaller than published."""
+
+    layers: int | None = None
+    """Blocks of each kind of the transformer; None: as published."""
+    text_layers: int | None = None
+    """Layers of each text encoder, at least 2, because some pipelines take the last but one."""
+    tiny: bool = False
+
+    def network(self, kind: Any, settings: Mapping[str, Any], dtype: torch.dtype = torch.bfloat16) -> Any:
+        """A network without memory, of `kind`, in the dtype of its files."""
+        settings = {**settings, **(TINY[kind.__name__] if self.tiny else {})}
+        if issubclass(kind, PreTrainedModel):
+            config = kind.config_class(**settings)
+            if self.text_layers is not None:
+                _cut(config.get_text_config(), max(2, self.text_layers))
+            made = lambda: kind(config)  # noqa: E731
         else:
-            tensor.fill_(0.0 if name.endswith("bias") else 1.0)
-    return module.eval()
+            depths = {key: self.layers for key in DEPTHS if key in settings and self.layers is not None}
+            made = lambda: kind(**settings | depths)  # noqa: E731
+        with torch.device("meta"):
+            network: nn.Module = made()
+        return nn.Module.to(network, dtype).eval()  # diffusers would warn of layers that it keeps in float32
+
+    def tokens(self, published: int) -> int:
+        """How many a tokenizer has at least."""
+        return 0 if self.tiny else published
 
 
-def clip_text(kind: Any, width: int, heads: int, device: str) -> Any:
-    tokenizer = clip_tokenizer()
-    config = CLIPTextConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=4 * width,
-        projection_dim=width,
-        num_hidden_layers=1 if kind is CLIPTextModel else 2,  # SD3 takes the last but one
-        num_attention_heads=heads,
-        max_position_embeddings=CLIP_LENGTH,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return kind(config).to(torch.bfloat16)
+def _cut(config: Any, layers: int) -> None:
+    """Give the settings of a text encoder another depth."""
+    if hasattr(config, "layer_types"):  # first, as the two are compared
+        config.layer_types = config.layer_types[:layers]
+    config.num_hidden_layers = layers
 
 
-def clip_words() -> Any:
-    tokenizer = clip_tokenizer()
-    tokenizer.model_max_length = CLIP_LENGTH
-    return tokenizer
+def filled(pieces: Mapping[str, int], size: int) -> dict[str, int]:
+    """A vocabulary with pieces that no text has, up to `size`."""
+    return {**pieces, **{f"<unused{i}>": i for i in range(len(pieces), size)}}
 
 
-def t5_text() -> tuple[Any, Any]:
-    tokenizer = t5_tokenizer()
-    tokenizer.model_max_length = T5_LENGTH
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=4096,
-        d_kv=64,
-        num_heads=4,
-        d_ff=1024,
-        num_layers=1,
-        feed_forward_proj="gated-gelu",
-        is_encoder_decoder=False,
-        use_cache=False,
-    )
-    return T5EncoderModel(config).to(torch.bfloat16), tokenizer
+def model_of(tokenizer: Any) -> dict[str, Any]:
+    """Vocabulary and merges."""
+    content: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    return content
 
 
-def gemma_text() -> tuple[Any, Any]:
-    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "▁": 4}
+def clip_words(size: Size) -> Any:
+    model = model_of(clip_tokenizer())
+    merges = [tuple(pair) for pair in model["merges"]]
+    vocabulary = filled(model["vocab"], size.tokens(CLIP_TOKENS))
+    return CLIPTokenizerFast(vocab=vocabulary, merges=merges, model_max_length=CLIP_LENGTH)
+
+
+def clip_settings(settings: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Of a CLIP text encoder that pools at the end of such a tokenizer's texts."""
+    special = {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return {**settings, **special}
+
+
+def clip_text(kind: Any, settings: Mapping[str, Any], size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
+    tokenizer = clip_words(size)
+    return size.network(kind, clip_settings(settings, tokenizer), dtype), tokenizer
+
+
+def t5_text(size: Size, dtype: torch.dtype) -> tuple[Any, Any]:
+    pieces = [(piece, score) for piece, score in model_of(t5_tokenizer())["vocab"]]
+    pieces += [(f"<unused{i}>", -100.0) for i in range(len(pieces), size.tokens(T5_TOKENS))]
+    tokenizer = T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=T5_LENGTH)
+    return size.network(T5EncoderModel, T5_XXL, dtype), tokenizer
+
+
+def gemma_text(size: Size) -> tuple[Any, Any]:
+    vocabulary = {"<pad>": 0, "<eos>": 1, "<bos>": 2, "<unk>": 3, "<mask>": 4, "▁": 5}
     for letter in sorted({*"abcdefghijklmnopqrstuvwxyz0123456789,.-'", *"".join(words())}):
         vocabulary.setdefault(letter, len(vocabulary))
+    vocabulary = filled(vocabulary, size.tokens(GEMMA_TOKENS))
     tokenizer = GemmaTokenizer(vocab=vocabulary, merges=[], model_max_length=GEMMA_LENGTH)
     tokenizer.padding_side = "right"
-    config = Gemma2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=2304,
-        intermediate_size=2304,
-        num_hidden_layers=1,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        max_position_embeddings=GEMMA_LENGTH,
-    )
-    return Gemma2Model(config).to(torch.bfloat16), tokenizer
+    return size.network(Gemma2Model, GEMMA_2_2B), tokenizer
 
 
-def qwen_words(template: str) -> Any:
+def qwen_words(template: str, size: int = 0) -> Any:
     """A byte-level BPE without merges: one token a character, but one a word for the words of `template`, so that a
-    pipeline that cuts the template off by its number of tokens cuts it where it ends."""
+    pipeline that cuts the template off by its number of tokens cuts it where it ends.
+
+    Args:
+        size: tokens that it has at least.
+    """
     pieces = ["<|endoftext|>", "Ġ", "Ċ", *string.ascii_letters, *string.digits, *string.punctuation]
-    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    vocabulary = filled({piece: i for i, piece in enumerate(pieces)}, size)
     tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=[], model_max_length=QWEN_LENGTH, chat_template=CHAT)
     tokenizer.add_tokens(sorted(word for word in set(TEMPLATE_WORD.findall(template)) if len(word) > 1))
     return tokenizer
@@ -174,87 +212,71 @@ def qwen_image_template() -> str:
     return template
 
 
-def qwen_text(width: int, layers: int) -> dict[str, Any]:
-    """Settings of a language model of `width`."""
-    heads = width // 128
-    sizes = {"hidden_size": width, "intermediate_size": width, "num_hidden_layers": layers}
-    return sizes | {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": 128}
-
-
-def flux(device: str, layers: int | None) -> FluxPipeline:
-    depth = {} if layers is None else {"num_layers": layers, "num_single_layers": layers}
-    t5, t5_words = t5_text()
+def flux(size: Size) -> FluxPipeline:
+    clip, clip_tokens = clip_text(CLIPTextModel, CLIP_L, size, torch.bfloat16)
+    t5, t5_tokens = t5_text(size, torch.bfloat16)
     return FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(0.3611, 0.1159)), device),
-        text_encoder=clip_text(CLIPTextModel, 768, 12, device),
-        tokenizer=clip_words(),
+        vae=size.network(AutoencoderKL, kl_autoencoder(0.3611, 0.1159)),
+        text_encoder=clip,
+        tokenizer=clip_tokens,
         text_encoder_2=t5,
-        tokenizer_2=t5_words,
-        transformer=random_model(lambda: FluxTransformer2DModel(**FLUX | depth), device),
+        tokenizer_2=t5_tokens,
+        transformer=size.network(FluxTransformer2DModel, FLUX),
     )
 
 
-def sd3(device: str, layers: int | None, architecture: dict[str, Any] = SD3) -> StableDiffusion3Pipeline:
-    depth = {} if layers is None else {"num_layers": layers}
-    t5, t5_words = t5_text()
+def sd3(size: Size, architecture: dict[str, Any] = SD3) -> StableDiffusion3Pipeline:
+    clip, clip_tokens = clip_text(CLIPTextModelWithProjection, CLIP_L, size, torch.float16)
+    big, big_tokens = clip_text(CLIPTextModelWithProjection, CLIP_BIG_G, size, torch.float16)
+    t5, t5_tokens = t5_text(size, torch.float16)
     return StableDiffusion3Pipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(1.5305, 0.0609)), device),
-        text_encoder=clip_text(CLIPTextModelWithProjection, 768, 12, device),
-        tokenizer=clip_words(),
-        text_encoder_2=clip_text(CLIPTextModelWithProjection, 1280, 20, device),
-        tokenizer_2=clip_words(),
+        vae=size.network(AutoencoderKL, kl_autoencoder(1.5305, 0.0609)),
+        text_encoder=clip,
+        tokenizer=clip_tokens,
+        text_encoder_2=big,
+        tokenizer_2=big_tokens,
         text_encoder_3=t5,
-        tokenizer_3=t5_words,
-        transformer=random_model(lambda: SD3Transformer2DModel(**architecture | depth), device),
+        tokenizer_3=t5_tokens,
+        transformer=size.network(SD3Transformer2DModel, architecture),
     )
 
 
-def sd3_medium(device: str, layers: int | None) -> StableDiffusion3Pipeline:
-    return sd3(device, layers, SD3_MEDIUM)
+def sd3_medium(size: Size) -> StableDiffusion3Pipeline:
+    return sd3(size, SD3_MEDIUM)
 
 
-def sana(device: str, layers: int | None) -> SanaPipeline:
-    depth = {} if layers is None else {"num_layers": layers}
-    gemma, gemma_words = gemma_text()
+def sana(size: Size) -> SanaPipeline:
+    gemma, gemma_tokens = gemma_text(size)
     return SanaPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
-        vae=random_model(lambda: AutoencoderDC(**DC_AE), device),
+        vae=size.network(AutoencoderDC, DC_AE, torch.float32),
         text_encoder=gemma,
-        tokenizer=gemma_words,
-        transformer=random_model(lambda: SanaTransformer2DModel(**SANA | depth), device),
+        tokenizer=gemma_tokens,
+        transformer=size.network(SanaTransformer2DModel, SANA),
     )
 
 
-def qwen_image(device: str, layers: int | None) -> QwenImagePipeline:
-    depth = {} if layers is None else {"num_layers": layers}
-    tokenizer = qwen_words(qwen_image_template())
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
-    text = qwen_text(3584, 1) | {"vocab_size": len(tokenizer), "rope_parameters": rope}
-    eyes = {"depth": 1, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 3584}
-    settings = Qwen2_5_VLConfig(text_config=text, vision_config=eyes)
+def qwen_image(size: Size) -> QwenImagePipeline:
     return QwenImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(
             use_dynamic_shifting=True, max_shift=0.9, max_image_seq_len=8192, shift_terminal=0.02
         ),
-        vae=random_model(lambda: AutoencoderKLQwenImage(**QWEN_IMAGE_VAE), device),
-        text_encoder=Qwen2_5_VLForConditionalGeneration(settings).to(torch.bfloat16),
-        tokenizer=tokenizer,
-        transformer=random_model(lambda: QwenImageTransformer2DModel(**QWEN_IMAGE | depth), device),
+        vae=size.network(AutoencoderKLQwenImage, QWEN_IMAGE_VAE),
+        text_encoder=size.network(Qwen2_5_VLForConditionalGeneration, QWEN_2_5_VL_7B),
+        tokenizer=qwen_words(qwen_image_template(), size.tokens(QWEN_TOKENS)),
+        transformer=size.network(QwenImageTransformer2DModel, QWEN_IMAGE),
     )
 
 
-def z_image(device: str, layers: int | None) -> ZImagePipeline:
-    depth = {} if layers is None else {"n_layers": layers}
-    tokenizer = qwen_words(CHAT)
-    settings = Qwen3Config(vocab_size=len(tokenizer), **qwen_text(2560, 2))  # the pipeline takes the last but one
+def z_image(size: Size) -> ZImagePipeline:
     return ZImagePipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=6.0),
-        vae=random_model(lambda: AutoencoderKL(**kl_autoencoder(0.3611, 0.1159)), device),
-        text_encoder=Qwen3ForCausalLM(settings).to(torch.bfloat16),
-        tokenizer=tokenizer,
-        transformer=random_model(lambda: ZImageTransformer2DModel(**Z_IMAGE | depth), device),
+        vae=size.network(AutoencoderKL, kl_autoencoder(0.3611, 0.1159)),
+        text_encoder=size.network(Qwen3ForCausalLM, QWEN_3_4B),
+        tokenizer=qwen_words(CHAT, size.tokens(QWEN_TOKENS)),
+        transformer=size.network(ZImageTransformer2DModel, Z_IMAGE),
     )
 
 
@@ -295,8 +317,7 @@ def transformer_only(config: Model, device: str, layers: int | None = None) -> D
     """
     kind, settings, autoencoder = TRANSFORMERS[config.family]
     if layers is not None:
-        depths = ("num_layers", "num_single_layers", "n_layers")
-        settings = settings | {key: layers for key in depths if key in settings}
+        settings = settings | {key: layers for key in DEPTHS if key in settings}
     transformer = random_model(lambda: kind(**settings), device)
     own, adapted = models.family(config), dict(transformer.config)
     made: dict[Any, torch.nn.Module] = {"transformer": own.adapt_(transformer)}
@@ -321,50 +342,65 @@ def random_embeddings(config: Model, count: int, *, words: int = 40) -> list[Pro
     return made
 
 
-def write_clip(folder: Path) -> None:
-    """CLIP ViT-L/14 with the testbed's words."""
-    tokenizer = clip_words()
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "max_position_embeddings": CLIP_LENGTH,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    vision = {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "image_size": 224,
-        "patch_size": 14,
-    }
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=768)).save_pretrained(folder)
+REWARDS = {"clip": (CLIP_L, VISION_L), "pickscore": (CLIP_H, VISION_H)}
+"""Reward network → settings of its text encoder and of its vision tower."""
+
+
+def write_pipeline(pipeline: Any, folder: Path) -> int:
+    """Write a pipeline whose networks are on the meta device; returns the bytes of their weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pipeline.save_config(folder)
+    parts = {folder / name: part for name, part in pipeline.components.items() if part is not None}
+    for place, part in parts.items():
+        if not isinstance(part, nn.Module):
+            part.save_pretrained(place)
+    return write({place: part for place, part in parts.items() if isinstance(part, nn.Module)})
+
+
+def reward_network(name: str, size: Size) -> tuple[nn.Module, Any]:
+    """A `CLIPModel` on the meta device in float32, and its tokenizer."""
+    tokenizer = clip_words(size)
+    text, vision = REWARDS[name]
+    width = text["projection_dim"]
+    if size.tiny:
+        text, vision, width = text | TINY_CLIP, vision | TINY_CLIP, TINY_CLIP["projection_dim"]
+    config = CLIPConfig(
+        text_config=clip_settings(text, tokenizer),
+        vision_config=vision | {"projection_dim": width},
+        projection_dim=width,
+    )
+    with torch.device("meta"):
+        return CLIPModel(config).eval(), tokenizer
+
+
+def write_reward(name: str, folder: Path, size: Size) -> int:
+    """Write a reward network with tokenizer and image processor; returns the bytes of its weights."""
+    network, tokenizer = reward_network(name, size)
     tokenizer.save_pretrained(folder)
     CLIPImageProcessor().save_pretrained(folder)
+    return write({folder: network})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=(*PIPELINES, "clip"))
+    parser.add_argument("model", choices=(*PIPELINES, *REWARDS))
     parser.add_argument("out", type=Path)
     parser.add_argument("--layers", type=int, help="transformer blocks (of each kind) instead of the published number")
+    parser.add_argument("--text-layers", type=int, help="layers of each text encoder, at least 2; default: as --layers")
+    parser.add_argument("--tiny", action="store_true", help="the same classes, a few thousand weights each")
     arguments = parser.parse_args()
     began = time.perf_counter()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.manual_seed(0)  # so that digests of runs on two machines can be compared
-    if arguments.model == "clip":
-        write_clip(arguments.out)
+    text_layers = arguments.text_layers or arguments.layers
+    size = Size(layers=arguments.layers, text_layers=text_layers, tiny=arguments.tiny)
+    if arguments.model in REWARDS:
+        written = write_reward(arguments.model, arguments.out, size)
     else:
-        pipeline = PIPELINES[arguments.model](device, arguments.layers)
-        parameters = sum(p.numel() for p in pipeline.transformer.parameters())
-        pipeline.save_pretrained(arguments.out, max_shard_size="10GB")
-        print(f"{arguments.model}: transformer of {parameters / 1e9:.2f} B parameters")
-    print(f"written to {arguments.out} in {time.perf_counter() - began:.0f} s")
+        pipeline = PIPELINES[arguments.model](size)
+        for name, part in pipeline.components.items():
+            if isinstance(part, nn.Module):
+                print(f"{name}: {sum(p.numel() for p in part.parameters()) / 1e9:.3f} B parameters")
+        written = write_pipeline(pipeline, arguments.out)
+    print(f"{written / 1e9:.1f} GB written to {arguments.out} in {time.perf_counter() - began:.0f} s")
 
 
 if __name__ == "__main__":

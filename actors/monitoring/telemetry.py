@@ -56,6 +56,8 @@ class Telemetry:
         self._workers: dict[str, str] = {}
         self._notes: dict[str, tuple[str, float]] = {}
         """Actor → its note, and until when that is valid."""
+        self._doing: dict[str, tuple[str, float, float]] = {}
+        """Actor → its note without the state of a progress bar, and since when (since 1970, by the monotonic clock)."""
         self._messages: deque[str] = deque(maxlen=MESSAGES)
         self._attestations: dict[tuple[str, str, str], Attestation] = {}
         """By worker, device and score class."""
@@ -160,13 +162,30 @@ class Telemetry:
             self._exporter.set("solrl_attested_workers", tiers[role].get(tier, 0), role=role, tier=tier)
 
     def note(self, actor: str, words: str) -> None:
-        """Take an actor's note about a long call; empty: the call is over."""
+        """Take an actor's note about a long call; empty: the call is over. The timeline shows it."""
         self._notes.pop(actor, None)
+        what, now = words.partition(", ")[0], self._world.now()
+        said, started, began = self._doing.get(actor, ("", 0.0, 0.0))
+        if what != said:
+            if said:
+                self._record(
+                    Span(
+                        kind="work",
+                        name=said,
+                        stage="start",
+                        iteration=self._iteration,
+                        started=started,
+                        seconds=now - began,
+                        worker=actor,
+                    )
+                )
+            self._doing[actor] = what, time.time(), now
         if words:
             self._notes[actor] = words, self._world.now() + NOTE_SECONDS
 
     def lost(self, worker: str) -> None:
         self._notes.pop(worker, None)
+        self._doing.pop(worker, None)
         self._lost[role_of(worker)] += 1
 
     def struck(self, worker: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from actors.cluster import termination
+from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
 from solrl_ray.common.doing import doing
 from solrl_ray.config.schema import Config
@@ -110,10 +111,12 @@ class SamplingWorker(Callee):
         """One forward of each shape that this worker has."""
         return self._probe, self._sampler.warm_up
 
+    @noted
     def warm_up(self, shape: int, embedding: PromptEmbedding) -> None:
         """Compile one shape of the forward, in a separate call so that progress shows."""
         self._enter()
-        self._shapes()[shape](embedding)
+        with doing(f"compiling {shape + 1} of {len(self._shapes())} forwards"):
+            self._shapes()[shape](embedding)
 
     def _enter(self) -> None:
         """Begin to compute: on a card, other roles may have done so before."""

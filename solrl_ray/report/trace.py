@@ -27,17 +27,19 @@ UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "audit", "eva
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    kind: Literal["unit", "stage"]
+    kind: Literal["unit", "work", "stage"]
     name: str
-    """Unit id, or the controller's words for its work."""
+    """Unit id, or the words of the worker (``work``) or the controller (``stage``) for what it does."""
     stage: str
-    """``explore``, ``regenerate``, ``evaluate`` for a unit; ``learn``, ``publish``, … for the controller."""
+    """``explore``, ``regenerate``, ``evaluate`` for a unit; ``start`` for other work; ``learn``, ``publish``, … for the
+    controller.
+    """
     iteration: int
     started: float
     """Seconds since 1970."""
     seconds: float
     worker: str = ""
-    """For a unit."""
+    """For a unit and for work."""
 
     @property
     def ended(self) -> float:
@@ -88,10 +90,11 @@ def timeline(spans: Sequence[Span]) -> dict[str, Any]:
     end; the controller's stages are as it measured them.
     """
     zero = min((span.started for span in spans), default=0.0)
-    units = [span for span in spans if span.kind == "unit"]
-    stages = [span for span in spans if span.kind == "stage"] + _unit_stages(units)
+    at_work = [span for span in spans if span.kind != "stage"]
+    stages = [span for span in spans if span.kind == "stage"]
+    stages += _unit_stages(span for span in at_work if span.kind == "unit")
     events: list[dict[str, Any]] = []
-    for process, (kind, members) in enumerate((("stage", stages), ("worker", units)), start=1):
+    for process, (kind, members) in enumerate((("stage", stages), ("worker", at_work)), start=1):
         events.append(_named("process_name", process, 0, f"{kind}s"))
         tracks = defaultdict[str, list[Span]](list)
         for span in members:

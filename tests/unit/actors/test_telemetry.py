@@ -20,6 +20,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.records import Attestation
+from solrl_ray.report.trace import read_spans
 from solrl_ray.storage.run_folder import RunFolder
 from tests.support import made_runs
 
@@ -146,6 +147,19 @@ def test_what_an_actor_says_that_it_does_holds_until_it_says_something_else_or_n
     monkeypatch.setattr(monitored, "NOTE_SECONDS", 0.0)
     made.note("learner-1", "loading transformer")  # and dies, so that it says nothing more
     assert made.progress().notes == {}
+
+
+def test_the_timeline_shows_what_an_actor_did_without_its_progress(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with telemetry(tmp_path) as made:
+            for words in ("loading transformer", "loading transformer, 3 of 12 shards", "moving transformer", ""):
+                made.note("learner-0", words)
+            made.note("explorer-0", "loading transformer")  # and dies
+            made.lost("explorer-0")
+
+    asyncio.run(test())
+    spans = [(span.kind, span.stage, span.worker, span.name) for span in read_spans(tmp_path)]
+    assert spans == [("work", "start", "learner-0", f"{verb} transformer") for verb in ("loading", "moving")]
 
 
 def test_a_state_that_waits_for_something_says_for_what(tmp_path: Path) -> None:

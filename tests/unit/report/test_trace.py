@@ -58,6 +58,16 @@ def test_each_worker_and_each_stage_has_a_track_that_counts_from_the_first_span(
     }
 
 
+def test_what_a_worker_does_before_its_units_is_on_its_track_and_in_no_stage() -> None:
+    loading = Span(
+        kind="work", name="loading transformer", stage="start", iteration=0, started=NOON, seconds=4.0, worker="a"
+    )
+    assert tracks([loading, unit("explore", 0, "a", 5.0, 1.0)]) == {
+        "explore": [(5.0, 1.0)],
+        "a": [(0.0, 4.0), (5.0, 1.0)],
+    }
+
+
 def test_a_clock_that_was_set_back_does_not_make_units_of_one_worker_overlap() -> None:
     spans = [unit("explore", 0, "explorer-0", 0.0, 1.0), unit("explore", 0, "explorer-0", 0.75, 1.0)]
     assert tracks(spans)["explorer-0"] == [(0.0, 0.75), (0.75, 1.0)]

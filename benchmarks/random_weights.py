@@ -1,0 +1,141 @@
+"""Random weights for modules without memory, and their files: shards and index as published, written as fast as the
+disk takes them.
+
+Every value is from one block of normal numbers that is repeated. A tensor begins at a place of the block that its name
+decides, and the block's length is a prime, so no two rows of a matrix are equal. The block is made on the CPU: files
+are equal on every machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from torch import Tensor, nn
+
+STD = 0.02
+"""Of random weights; norms are 1 and biases 0, so that a deep network's output stays of order 1."""
+NARROW, NARROW_STD = 256, 0.15
+"""Below so many inputs a layer's weights have that deviation: with the other one a tiny network would forget its input.
+"""
+BLOCK = 16_777_213
+"""Numbers of the block, a prime."""
+SHARD = {"diffusion_pytorch_model": "10GB", "model": "5GB"}
+"""Name of a weights file → what one shard of it holds, as diffusers and transformers publish."""
+DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.int64: "I64", torch.bool: "BOOL"}
+WRITERS = 16
+"""Files written at once."""
+
+
+def constant(name: str, tensor: Tensor) -> float | None:
+    """What all values of a weight are; None: random ones."""
+    if not tensor.is_floating_point() or tensor.dim() == 0:
+        return 0.0
+    if tensor.dim() > 1:
+        return None
+    return 0.0 if name.endswith("bias") else 1.0
+
+
+@torch.no_grad()
+def random_model(make: Callable[[], nn.Module], device: str) -> Any:
+    """A module built on the meta device and filled on `device` in bfloat16: seconds for 12 billion weights."""
+    with torch.device("meta"):
+        module = make()
+    module = module.to(torch.bfloat16).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        value = constant(name, tensor)
+        _ = tensor.normal_(0.0, STD, generator=generator) if value is None else tensor.fill_(value)
+    return module.eval()
+
+
+def write(networks: Mapping[Path, nn.Module]) -> int:
+    """Write networks on the meta device to folders, with their ``config.json``; returns the bytes of all weights."""
+    shards: dict[Path, dict[str, Tensor]] = {}
+    for folder, network in networks.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        shards |= shards_of(folder, network)
+    with ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1)) as pool:
+        largest_first = sorted(shards.items(), key=lambda item: -_size(item[1]))
+        return sum(pool.map(lambda item: write_file(*item), largest_first))
+
+
+def shards_of(folder: Path, network: Any) -> dict[Path, dict[str, Tensor]]:
+    """File → its tensors. Writes the configuration and, of several files, the index."""
+    weights = dict[str, Tensor]()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if not any(tensor is other for other in weights.values()):  # tied weights are stored once
+            weights[name] = tensor
+    stem = "diffusion_pytorch_model" if hasattr(network, "save_config") else "model"
+    if stem == "model":
+        network.config.architectures = [type(network).__name__]
+        network.config.dtype = next(network.parameters()).dtype
+        network.config.save_pretrained(folder)
+    else:
+        network.save_config(folder)
+    split = split_torch_state_dict_into_shards(
+        weights, filename_pattern=f"{stem}{{suffix}}.safetensors", max_shard_size=SHARD[stem]
+    )
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    files = split.filename_to_tensors.items()
+    return {folder / file: {name: weights[name] for name in names} for file, names in files}
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write one safetensors file; returns its bytes of weights."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb", buffering=0) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, tensor in tensors.items():
+            _write_values(file, name, tensor)
+    return end
+
+
+def _write_values(file: Any, name: str, tensor: Tensor) -> None:
+    value = constant(name, tensor)
+    if value is not None:
+        _put(file, _bytes(torch.full(tensor.shape, value, dtype=tensor.dtype, device="cpu").reshape(-1)))
+        return
+    std = NARROW_STD if tensor[0].numel() < NARROW else STD
+    block, size = _block(tensor.dtype, std), tensor.element_size()
+    left, at = tensor.numel() * size, crc32(name.encode()) % BLOCK * size
+    while left:
+        piece = block[at : at + left]
+        _put(file, piece)
+        left, at = left - len(piece), 0
+
+
+def _put(file: Any, content: memoryview) -> None:
+    """Unbuffered writes may take a part."""
+    while content:
+        content = content[file.write(content) :]
+
+
+@cache
+def _block(dtype: torch.dtype, std: float) -> memoryview:
+    generator = torch.Generator("cpu").manual_seed(0)
+    return _bytes(torch.randn(BLOCK, generator=generator, device="cpu").mul_(std).to(dtype))
+
+
+def _bytes(values: Tensor) -> memoryview:
+    return memoryview(values.view(torch.uint8).numpy().data) if values.numel() else memoryview(b"")
+
+
+def _size(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
