@@ -115,11 +115,11 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
             *SAME,
             *variant.settings,
             *arguments.set,
-            "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}}",
-            "fleet={learners: {num_gpus: 0.3}}",
+            "fleet={placement: colocated, explorers: {count: 1, num_gpus: 1}, regenerators: {count: 1, num_gpus: 1}}",
+            "fleet={learners: {num_gpus: 1}}",
             f"compile={{enabled: true, learner: {str(compiled).lower()}}}",
             f"learner.activation_memory={0.5 if compiled else RELEASED[model].activation_memory}",
-            "rollout.max_staleness=0",  # on one card everybody takes turns: exploring ahead saves nothing
+            "rollout.max_staleness=0",  # one card explores or learns
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
         told = priced(files, shape, facts)

@@ -177,7 +177,7 @@ def best_split() -> Rows:
                     seconds = mean_seconds(made(explorers, regenerators, learners))
                     tried.append((seconds, explorers, regenerators, learners))
         seconds, explorers, regenerators, learners = min(tried)
-        shared = mean_seconds(replace(made(gpus, gpus, gpus), colocated=True))
+        shared = mean_seconds(replace(made(gpus, gpus, gpus), cards=gpus))
         rows.append(
             {
                 "gpus": gpus,
@@ -321,7 +321,7 @@ def plot(results: dict[str, Rows]) -> None:
     axes[0].plot([r["explorers"] for r in weak], [r["without_controller"] for r in weak], "--", label="free controller")
     axes[0].set(xscale="log", xlabel="explorers, a prompt each", ylabel="rollout, s", ylim=(0, None))
     axes[1].plot([r["gpus"] for r in split], [r["split_seconds"] for r in split], "o-", label="best split")
-    axes[1].plot([r["gpus"] for r in split], [r["colocated_seconds"] for r in split], "s--", label="taking turns")
+    axes[1].plot([r["gpus"] for r in split], [r["colocated_seconds"] for r in split], "s--", label="one process a card")
     axes[1].set(xscale="log", yscale="log", xlabel="GPUs, 48 prompts", ylabel="iteration, s")
     axes[2].plot(
         [r["explorers"] for r in share], [100 * r["stages_of_1_s"] for r in share], "o-", label="stages of 1 s"

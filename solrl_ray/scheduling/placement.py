@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
-from solrl_ray.config.pools import key_of, pools, shares
+from solrl_ray.config.fleet import Worker
+from solrl_ray.config.pools import REGENERATORS, apart, is_colocated, key_of, shares
 from solrl_ray.config.schema import Config
 
 RESOURCES = ("GPU", "CPU")
@@ -88,33 +89,33 @@ class Fit:
 def ranks_first(config: Config) -> bool:
     """Whether learner ranks take their places before the pools do.
 
-    On a shared GPU two of a pool's workers could take what a rank needs. Otherwise the pools come first: ranks without
+    In `colocated` placement most others are roles of their processes. Otherwise the pools come first: ranks without
     labels could take the only nodes with the pools' labels.
     """
-    return shares(config.fleet.learners)
+    return is_colocated(config.fleet)
 
 
 def requests(config: Config) -> list[Request]:
-    """A run's requests; the controller and its helpers ask for nothing."""
-    fleet, learners = config.fleet, config.fleet.learners
-    kinds = (
-        *((key_of(fleet, name), pool, pool.count) for name, pool in pools(fleet).items()),
-        ("fleet.learners", learners, config.learner.world_size),
-    )
-    *explorers, regenerators, ranks = (
-        Request(
+    """A run's requests, one a process; the controller and its helpers ask for nothing."""
+    fleet, learners, others = config.fleet, config.fleet.learners, apart(config)
+
+    def request(key: str, worker: Worker, count: int) -> Request:
+        return Request(
             key=key,
             count=count,
-            each={"GPU": kind.num_gpus, "CPU": kind.num_cpus},
-            labels=kind.selectors[0],
-            fallbacks=kind.selectors[1:],
+            each={"GPU": worker.num_gpus, "CPU": worker.num_cpus},
+            labels=worker.selectors[0],
+            fallbacks=worker.selectors[1:],
         )
-        for key, kind, count in kinds
-    )
-    # If both pools share cards, what is left for one depends on which came first.
-    later = int(shares(fleet.explorers) and shares(fleet.regenerators))
-    ranks = replace(ranks, placement=learners.placement, turn=-1 if ranks_first(config) else 2)
-    return [*explorers, replace(regenerators, turn=later), ranks]
+
+    asked = {name: request(key_of(fleet, name), pool, pool.count) for name, pool in others.items()}
+    if REGENERATORS in asked:
+        # If both pools share cards, what is left for one depends on which came first.
+        later = int(shares(fleet.explorers) and shares(fleet.regenerators))
+        asked[REGENERATORS] = replace(asked[REGENERATORS], turn=later)
+    ranks = request("fleet.learners", learners, config.learner.world_size)
+    turn = -1 if ranks_first(config) else 2
+    return [*asked.values(), replace(ranks, placement=learners.placement, turn=turn)]
 
 
 def fit(wanted: Sequence[Request], nodes: Sequence[Node]) -> list[Fit]:
