@@ -61,6 +61,7 @@ MODELS = {
         lora_parameters=74_711_040,
         packed_bytes=0,
         quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
+        touched_parameters=1_793_064_960,
     ),
     "sd35_large": ModelFacts(
         latent_shape=(16, 128, 128),
@@ -69,6 +70,7 @@ MODELS = {
         lora_parameters=47_185_920,
         packed_bytes=0,
         quantized_parameters=1_796_627_937,  # 22.3 % (rollout_sd3.json)
+        touched_parameters=1_792_131_072,
     ),
 }
 """Whose prices are charged; sizes of the published checkpoints."""

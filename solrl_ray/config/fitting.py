@@ -120,7 +120,7 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
     found = fitted(arithmetic, card)
     if found is not None:
         return found
-    least = _ways(arithmetic)[-1]
+    least = min(_ways(arithmetic), key=_peak)
     so = "estimated, with fleet.offload" if least.config.fleet.offload else "estimated"
     fullest = cards(least)[0]
     said = (
@@ -133,7 +133,7 @@ def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
         peak = min(_peak(each) for each in _ways(_changed(arithmetic, changes)))
         raise UserError(f"{said}; it fits with {words} ({size_in_words(peak)}).")
     candidates = dict(_candidates(arithmetic))
-    smallest = _ways(_changed(arithmetic, candidates))[-1]
+    smallest = min(_ways(_changed(arithmetic, candidates)), key=_peak)
     tried = ["micro-batches of 1", "learner.activation_memory 0"]
     tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
     tried += ["fleet.offload true"] * ("fleet.offload" in candidates)

@@ -263,7 +263,7 @@ def test_the_table_says_who_is_in_the_process_of_a_card(configure) -> None:  # t
     numbers = describe(configure(fleet, "learner.world_size=2"), FLUX)
     text = " ".join(numbers.table().split())
     assert (
-        "1 explorer × 1 thread and 1 GPU, 2 learners × 2 threads and 1 GPU in whose processes are 2 explorers" in text
+        "1 explorer × 1 thread and 1 GPU, 2 learners × 1 thread and 1 GPU, in whose processes are 2 explorers" in text
     )
     assert "2 explorers and 2 regenerators · 6 CPUs and 3 GPUs reserved" in text
     assert "on each of 3 processes" in text

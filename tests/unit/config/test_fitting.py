@@ -175,7 +175,7 @@ def test_the_sentence_names_who_how_much_and_the_settings() -> None:
     with pytest.raises(UserError) as caught:
         fitting.check(made_up(*ACTIVE), card(15.0))
     assert str(caught.value) == (
-        "explorer, regenerator and learner rank on one a card need 18.7 GB to learn (estimated, with fleet.offload), "
+        "explorer, regenerator and learner rank on one a card need 18.7 GB to learn (estimated), "
         "and 15 GB of its 15.8 GB may be filled; it fits with --set learner.activation_memory=0.5 (12.7 GB)."
     )
     with pytest.raises(UserError, match=r"need 6\.51 GB to explore \(estimated\), .* --set fleet\.offload=true \("):
