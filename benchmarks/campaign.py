@@ -20,7 +20,8 @@ from solrl_ray.storage.run_folder import RunFolder
 
 REPOSITORY = Path(__file__).parents[1]
 ON_ONE_GPU = (
-    "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}, learners: {num_gpus: 0.3}}",
+    "fleet={placement: colocated, explorers: {count: 1, num_gpus: 1}, regenerators: {count: 1, num_gpus: 1}}",
+    "fleet={learners: {num_gpus: 1}}",
     "compile={enabled: false, learner: false}",
 )
 """Settings with which one GPU is for all. Compiling would cost a run of seconds more than it gives."""

@@ -61,6 +61,7 @@ MODELS = {
         lora_parameters=74_711_040,
         packed_bytes=0,
         quantized_parameters=8_604_718_215,  # 72.3 % (rollout_flux.json)
+        touched_parameters=1_793_064_960,
     ),
     "sd35_large": ModelFacts(
         latent_shape=(16, 128, 128),
@@ -69,6 +70,7 @@ MODELS = {
         lora_parameters=47_185_920,
         packed_bytes=0,
         quantized_parameters=1_796_627_937,  # 22.3 % (rollout_sd3.json)
+        touched_parameters=1_792_131_072,
     ),
 }
 """Whose prices are charged; sizes of the published checkpoints."""
@@ -115,11 +117,11 @@ def charged(name: str, arguments: argparse.Namespace, *, compiled: bool = True) 
             *SAME,
             *variant.settings,
             *arguments.set,
-            "fleet={explorers: {count: 1, num_gpus: 0.3}, regenerators: {count: 1, num_gpus: 0.3}}",
-            "fleet={learners: {num_gpus: 0.3}}",
+            "fleet={placement: colocated, explorers: {count: 1, num_gpus: 1}, regenerators: {count: 1, num_gpus: 1}}",
+            "fleet={learners: {num_gpus: 1}}",
             f"compile={{enabled: true, learner: {str(compiled).lower()}}}",
             f"learner.activation_memory={0.5 if compiled else RELEASED[model].activation_memory}",
-            "rollout.max_staleness=0",  # on one card everybody takes turns: exploring ahead saves nothing
+            "rollout.max_staleness=0",  # one card explores or learns
             *([f"rollout.explore.precision={variant.charged_as}"] if variant.charged_as else []),
         )
         told = priced(files, shape, facts)

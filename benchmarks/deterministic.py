@@ -8,7 +8,8 @@ and backward through gradient checkpointing, in processes of their own: two with
 in turn. A digest is SHA-256 over the outputs, of the last over the gradients of the attention's projections.
 
 With `--runs` whole runs instead (`full_iteration.py flux --layers N`): with and without `run.deterministic`, each once
-with one explorer and once with two. Their digests, and seconds of the iterations after the first, which compiles.
+with one explorer and once with two, of which the second has a process and a GPU of its own. Their digests, and seconds
+of the iterations after the first, which compiles. Needs two GPUs.
 
 Prints a table; writes deterministic.json or deterministic_runs.json into FOLDER (default benchmarks/results).
 """
@@ -112,7 +113,7 @@ def whole_run(arguments: argparse.Namespace, deterministic: bool, explorers: int
     command += ["--layers", str(arguments.layers), "--iterations", str(ITERATIONS)]
     command += ["--work", arguments.work, "--out", arguments.work]
     command += ["--set", f"run.deterministic={str(deterministic).lower()}"]
-    command += ["--set", f"fleet.explorers={{count: {explorers}, num_gpus: {0.3 / explorers}, threads: 4}}"]
+    command += ["--set", f"fleet.explorers={{count: {explorers}, num_gpus: 1, threads: 4}}"]
     subprocess.run(command, check=True)
     run = json.loads((arguments.work / f"full_iteration_{name}.json").read_text())
     steady = [entry["seconds"]["total"] for entry in run["iterations"][1:]]
@@ -129,7 +130,7 @@ def whole_run(arguments: argparse.Namespace, deterministic: bool, explorers: int
 def whole_runs(arguments: argparse.Namespace) -> None:
     """Four runs; the file is written anew after each."""
     content: dict[str, Any] = {
-        "question": "digests of whole runs on one GPU, with and without run.deterministic",
+        "question": "digests of whole runs, with and without run.deterministic",
         "device": device_name(torch.device("cuda")),
         "torch": torch.__version__,
         "layers": arguments.layers,

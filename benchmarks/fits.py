@@ -2,7 +2,8 @@
 
     python benchmarks/fits.py
 
-A cell is how the workers share the card, and the minutes of an iteration; all of it is estimated. Nothing is measured.
+A cell has the minutes of an iteration, and whether frozen weights leave the card while it explores (offload); all of it
+is estimated. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ CARDS = ("h200", "h100-80", "a100-80", "l40s", "rtx5090", "rtx4090")
 
 
 def seconds(verdict: Verdict, prices: PriceList) -> float | None:
-    """Estimated seconds of an iteration: its stages in sequence, and moving weights that are laid down. None if no
-    similar model was priced.
+    """Estimated seconds of an iteration: its stages in sequence, and frozen weights that come back. None if no similar
+    model was priced.
     """
     arithmetic = verdict.arithmetic
     try:
@@ -27,14 +28,14 @@ def seconds(verdict: Verdict, prices: PriceList) -> float | None:
     except UserError:
         return None
     work = arithmetic.explore_units * stages.explore + arithmetic.config.rollout.prompts * stages.regenerate
-    return work + stages.update + stages.publication + stages.load + moving_weights(arithmetic, prices)
+    return work + stages.update + stages.merge + moving_weights(arithmetic, prices)
 
 
 def cell(verdict: Verdict, prices: PriceList) -> str:
-    if verdict.sharing is None:
+    if not verdict.fits:
         return "–"
     took = seconds(verdict, prices)
-    return verdict.sharing if took is None else f"{verdict.sharing}, {took / 60:.0f} min"
+    return ("fits" if took is None else f"{took / 60:.0f} min") + ", offload" * verdict.offloads
 
 
 def row(model: str, columns: dict[str, dict[str, str]]) -> str:

@@ -2,8 +2,8 @@
 
     python benchmarks/full_iteration.py flux --prompts 2 --iterations 3 [--tier fp8] [--out FOLDER] [--work FOLDER]
 
-Writes the checkpoint (`full_size.py`), then trains through the command line: explorer, regenerator and learner share
-the GPU. Per prompt everything has the published shape (96 seeds, 24 kept, 6 and 10 steps, the model's resolution,
+Writes the checkpoint (`full_size.py`), then trains through the command line: explorer, regenerator and learner are one
+process. Per prompt everything has the published shape (96 seeds, 24 kept, 6 and 10 steps, the model's resolution,
 LoRA and micro-batches); there are fewer prompts in an iteration than the published 48, so that it takes minutes. All
 previews are finished, unless `--set "rollout.preview.prune={after: 2, keep: 36}"` is given. The first iteration
 contains the compilation of every block. Rewards of random weights mean nothing and are not shown.
@@ -67,7 +67,7 @@ def make(model: str, work: Path, layers: int | None) -> None:
 
 def settings(arguments: argparse.Namespace) -> list[str]:
     """What is not published: where things are, how few prompts, and who gets how much of the GPU."""
-    gpu = "num_gpus: 0.33, " if torch.cuda.is_available() else ""
+    gpu = "num_gpus: 1, " if torch.cuda.is_available() else ""
     work: Path = arguments.work
     return [
         f"model.path='{work / arguments.model}'",
@@ -77,6 +77,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         f"rollout.prompts={arguments.prompts}",
         f"rollout.explore.precision={arguments.tier}",
         "rollout.preview.prune=null",
+        "fleet.placement=colocated",
         f"fleet.explorers={{count: 1, {gpu}threads: 4}}",
         f"fleet.regenerators={{count: 1, {gpu}threads: 4}}",
         f"fleet.learners={{{gpu}threads: 4}}",

@@ -39,7 +39,7 @@ AIMS = {"flux": (1.5, 2.3), "sd3": (1.4, 2.0), "sana": (1.4, 2.4)}
 ROLLOUTS = {"flux": "rollout_flux", "sd3": "rollout_sd3_all_blocks", "sana": "rollout_sana_all_blocks"}
 SMALL = "_small_decoder"
 ALL_KEPT = "compiled, activation memory 1"
-"""The learner's fastest side. FLUX.1-dev's takes 87 GB: on one H200 it needs `fleet.sharing: lay_down`."""
+"""The learner's fastest side."""
 STAGES = ("explore", "regenerate", "learn")
 
 

@@ -9,7 +9,7 @@ The architecture has its published size and random weights (`full_size.py`), unl
 has 96 seeds, of which 24 are kept; previews in FP8 are pruned, as in the shipped parts. The rest is of the part of
 configs/clusters for one such card. By `--placement`:
 
-    colocated   each GPU hosts an explorer, a regenerator and a learner rank, which take turns
+    colocated   each GPU has one process, which explores, regenerates and learns
     split       half of the GPUs host an explorer and a regenerator each, the other half a learner rank each
 
 `--staleness 1` explores one iteration ahead, which needs `split`. `--kill` kills an explorer in the second iteration.
@@ -163,6 +163,7 @@ def settings(arguments: argparse.Namespace) -> list[str]:
         f"fleet.explorers={{count: {each}, {gpu['explorers']}, threads: {threads}}}",
         f"fleet.regenerators={{count: {each}, {gpu['regenerators']}, threads: {threads}}}",
         f"fleet.learners={{{gpu['learners']}, threads: {threads}}}",
+        f"fleet.placement={arguments.placement}",
         f"learner={{world_size: {each}, zero_stage: {arguments.zero}}}",
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
     ]
@@ -242,11 +243,11 @@ def collect(arguments: argparse.Namespace, watch: Watch) -> dict[str, Any]:
     seconds |= {"rollout": round(rollout.seconds, 2), "update": round(counted["busy_seconds"]["learn"], 2)}
     explored = [span for span in during if span.kind == "unit" and span.stage == "explore"]
     at_work = {span.worker.partition(".")[0] for span in explored}  # explorer-0.1 took explorer-0's place
-    taking_turns = arguments.placement == "colocated"
+    colocated = arguments.placement == "colocated"
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "seconds": seconds,
-        "seconds_48_prompts": round(published(seconds, arguments.prompts), 1) if taking_turns else None,
+        "seconds_48_prompts": round(published(seconds, arguments.prompts), 1) if colocated else None,
         "busy_seconds": counted["busy_seconds"],
         "refresh": counted["publication"]["load_seconds"],
         "explorers_wait_for_weights": counted["weights_wait"],
@@ -271,11 +272,11 @@ def forecasted(config: Config, facts: ModelFacts, card: str, count: int) -> dict
     """What `solrl plan` says of an iteration on `count` of these cards."""
     prices, cluster = price_list(card), Cluster(gpu=card, gpus_per_node=count)
     assert prices.card is not None
-    arithmetic = describe(fitting.settled(config, facts, prices.card), facts)
-    sharing = fitting.check(arithmetic, prices.card)
+    arithmetic = fitting.check(describe(fitting.settled(config, facts, prices.card), facts), prices.card)
     made = forecast(arithmetic.config, arithmetic, prices, cluster, orchestration(), advise=False)
-    peaks = [round(card.peak(sharing) / 1e9, 1) for card in cards(arithmetic)]
-    return {"prices": card, "seconds": made.seconds, "parts": made.parts, "sharing": sharing, "peak_gb": peaks}
+    peaks = [round(card.peak / 1e9, 1) for card in cards(arithmetic)]
+    offload = bool(arithmetic.config.fleet.offload)
+    return {"prices": card, "seconds": made.seconds, "parts": made.parts, "offload": offload, "peak_gb": peaks}
 
 
 def plan(arguments: argparse.Namespace) -> None:

@@ -58,13 +58,13 @@ def fitted(arguments: argparse.Namespace) -> dict[str, Any]:
     arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
     changes: dict[str, Any] = {"learner.activation_memory": compiled_learner.activation_memory(arithmetic.config)}
     changes["learner.micro_batch"] = arithmetic.config.learner.micro_batch
-    if fitting.sharing_on(arithmetic, card) is None:
+    if fitting.fitted(arithmetic, card) is None:
         changes |= fitting.fitting_changes(arithmetic, card) or {}
-        config = load(files, [*settings(arguments), *(f"{key}={value}" for key, value in changes.items())])
+        config = load(files, [*settings(arguments), *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
         arithmetic = describe(compiled_learner.settled(config), facts)
-    sharing = fitting.check(arithmetic, card)
-    peak = max(one.peak(sharing) for one in cards(arithmetic))
-    return {"changes": changes | {"fleet.sharing": sharing}, "estimated_peak_gb": peak / 1e9}
+    arithmetic = fitting.check(arithmetic, card)
+    changes["fleet.offload"] = bool(arithmetic.config.fleet.offload)
+    return {"changes": changes, "estimated_peak_gb": max(one.peak for one in cards(arithmetic)) / 1e9}
 
 
 def ballast(limit: float) -> Tensor:
@@ -89,8 +89,8 @@ def one_run(arguments: argparse.Namespace, name: str, limit: float | None, chang
 
 
 def seconds(result: dict[str, Any], run: Path) -> dict[str, float]:
-    """Of the last iteration, by stage; `rollout` is exploring and regenerating, which overlap, and `update` is `learn`
-    without moving weights.
+    """Of the last iteration, by stage; `rollout` is exploring and regenerating, which overlap, and `update` the ranks'
+    own work.
     """
     last = result["iterations"][-1]
     spans = [json.loads(line) for line in (run / "spans.jsonl").read_text().split("\n") if line]
@@ -110,7 +110,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     name = f"{arguments.model}_{arguments.limit:g}gb"
     try:
         found |= fitted(arguments)
-        changes = [f"{key}={value}" for key, value in found["changes"].items()]
+        changes = [f"{key}={json.dumps(value)}" for key, value in found["changes"].items()]
         print(f"{name}: {' '.join(changes)}; estimated peak {found['estimated_peak_gb']:.1f} GB", flush=True)
         limited = one_run(arguments, name, arguments.limit, changes)
     except (UserError, subprocess.CalledProcessError) as error:

@@ -7,11 +7,10 @@
 Needs two GPUs. FLUX.1-dev at its published size with random weights (`full_size.py`), 96 seeds a prompt, 24
 kept, all previews finished:
 
-    colocated      both GPUs host an explorer, a regenerator and a learner rank, which take turns
+    colocated      each GPU has one process, which explores, regenerates and learns
     split          explorer and regenerator share one GPU, the learner has the other one
-    split-explorer the explorer has a GPU, regenerator and learner share the other one, which they do in turns
 
-Exploring ahead is refused where explorers and learners take turns: the table says so. Each variant is a run of its own
+Exploring ahead is refused where one process explores and learns: the table says so. Each variant is a run of its own
 and is stopped after `--seconds`, or with its last iteration. The first two iterations do not count: they contain the
 compilation, and the first one explores with its own revision. Nor does the last one, which explores nothing ahead.
 `ahead` is exploring that overlapped with the iteration before, `explore` the rest of it. Prints a table; writes
@@ -34,11 +33,8 @@ import torch
 from full_iteration import CONFIGS, HERE, make
 
 SHARES: dict[str, dict[str, float]] = {
-    # Ray puts a share where the least is left that suffices. These three fit on a GPU together, and no two of a kind,
-    # for learners are placed first and explorers next.
-    "colocated": {"explorers": 0.26, "regenerators": 0.23, "learners": 0.51},
+    "colocated": {"explorers": 1.0, "regenerators": 1.0, "learners": 1.0},
     "split": {"explorers": 0.5, "regenerators": 0.5, "learners": 1.0},
-    "split-explorer": {"explorers": 1.0, "regenerators": 0.5, "learners": 0.5},
 }
 VARIANTS = tuple(f"{placement}/{staleness}" for placement in SHARES for staleness in (0, 1))
 REFUSED = ("colocated/1",)
@@ -60,6 +56,7 @@ def settings(variant: str, arguments: argparse.Namespace) -> list[str]:
         f"fleet.explorers={{count: {each}, num_gpus: {shares['explorers']}, threads: {threads}}}",
         f"fleet.regenerators={{count: {each}, num_gpus: {shares['regenerators']}, threads: {threads}}}",
         f"fleet.learners={{num_gpus: {shares['learners']}, threads: {threads}}}",
+        f"fleet.placement={placement}",
         f"learner.world_size={each}",
         "evaluation={prompts: 1, samples: 1, steps: 2, pictures: 0}",
     ]
@@ -130,7 +127,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
     lines = ["variant            n  " + "  ".join(f"{stage:>10}" for stage in STAGES)]
     for variant in VARIANTS:
         if variant in REFUSED:
-            lines.append(f"{variant:17}  -  refused: explorers and learners take turns on each GPU")
+            lines.append(f"{variant:17}  -  refused: one process of each GPU explores and learns")
         elif variant in rows and not rows[variant]["iterations"]:
             lines.append(f"{variant:17}  0  stopped before its iteration {STEADY} had ended; give it more --seconds")
         elif variant in rows:

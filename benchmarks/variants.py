@@ -12,8 +12,12 @@ NFT = "objective={timestep_fraction: 0.4, old_decay: {kind: copy}}"
 DIRECT = "rollout={strategy: direct, pool: 24, keep: 24}"
 TWO_STAGE = "rollout={strategy: two_stage, pool: 96, keep: 24, preview: {prune: null}}"
 NVFP4 = "rollout.explore={micro_batch: 24, precision: nvfp4-emulated}"
-LEARNER_ON_CPU = "fleet.learners.num_gpus=0"
-"""Who explores ahead must not take turns with the learner on a GPU."""
+LEARNER_ON_CPU = (
+    "fleet={placement: split, explorers: {num_gpus: 0.5}, regenerators: {num_gpus: 0.5}, learners: {num_gpus: 0}}"
+)
+"""Who explores ahead must not be in a learner's process."""
+SPLIT = "fleet.placement=split"
+"""A process for each role: on one GPU only with ``--one-process``."""
 
 
 class Variant(NamedTuple):
@@ -93,7 +97,8 @@ VARIANTS = {
     "prune_after_1": prune(after=1, keep=36),
     "prune_after_3": prune(after=3, keep=36),
     "prune_keep_48": prune(after=2, keep=48),
-    **{f"sync_{mode}": nvfp4(f"publish.mode={mode}") for mode in ("lora", "branch")},
+    "sync_lora": nvfp4("publish.mode=lora"),
+    "sync_branch": nvfp4("publish.mode=branch", on_gpu=(SPLIT,)),
 }
 """Name → what differs. `two_stage_nvfp4` is also the row of 96 seeds, 6 steps, best and worst, 24 kept, no staleness,
 no pruning and `packed`; `direct` is also the row of 24 seeds, all of which are trained on."""

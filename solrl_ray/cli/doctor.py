@@ -85,9 +85,9 @@ def _device(device: torch.device) -> Iterator[Finding]:
 def models_on(card: Card, fastest: str) -> Finding:
     """Which published models can train alone on a GPU with this fastest tier, by estimates of memory."""
     found = list(verdicts(card, fastest))
-    fit = [f"{verdict.model} ({verdict.sharing})" for verdict in found if verdict.sharing]
-    told = f"with fleet.sharing as said, estimated: {', '.join(fit)}" if fit else "none fits"
-    shown = next((verdict for verdict in found if verdict.sharing), found[0])
+    fit = [verdict.model + " (offload)" * verdict.offloads for verdict in found if verdict.fits]
+    told = f"estimated: {', '.join(fit)}" if fit else "none fits"
+    shown = next((verdict for verdict in found if verdict.fits), found[0])
     parts = " ".join((shown.model, *PARTS, shown.cluster))
     # A plan reads no missing prompt files, but every run must name some.
     prompts = "--set prompts.train=train.txt --set prompts.heldout=heldout.txt"

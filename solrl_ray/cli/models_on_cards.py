@@ -1,4 +1,4 @@
-"""Which of the shipped models train on one card that all workers share."""
+"""Which of the shipped models train on one card."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from solrl_ray.cli.configured import on_card
 from solrl_ray.cli.outline import facts_of
 from solrl_ray.config import checks, fitting, named
 from solrl_ray.config.arithmetic import Arithmetic, describe
-from solrl_ray.config.card_memory import Sharing
 from solrl_ray.config.fitting import Card
 from solrl_ray.config.loading import Sources, load, read_file
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, pool_sampling
+from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.models.paths import BUILTIN
 from solrl_ray.models.shapes import shipped
 
@@ -31,9 +30,13 @@ class Verdict:
     """Its name in configs/models."""
     cluster: str
     """The part of configs/clusters."""
-    sharing: Sharing | None
-    """How the workers share the card; None: they do not fit."""
+    fits: bool
     arithmetic: Arithmetic
+    """With what the card decides, if it fits."""
+
+    @property
+    def offloads(self) -> bool:
+        return bool(self.arithmetic.config.fleet.offload)
 
 
 def published() -> list[str]:
@@ -51,13 +54,13 @@ def verdicts(card: Card, fastest: str) -> Iterator[Verdict]:
         assert shapes is not None
         facts = facts_of(config, Sources(), shapes, pool_sampling(config).tier)
         arithmetic = describe(fitting.with_activation_memory(config, facts, card), facts)
-        sharing = fitting.sharing_on(arithmetic, card)
-        yield Verdict(model=model, cluster=cluster, sharing=sharing, arithmetic=arithmetic)
+        made = fitting.fitted(arithmetic, card)
+        yield Verdict(model=model, cluster=cluster, fits=made is not None, arithmetic=made or arithmetic)
 
 
 def fitting_models(card: Card, fastest: str) -> str:
     """Words that name the published models which train on one such card, and with which parts; empty if none does."""
-    fit = [verdict for verdict in verdicts(card, fastest) if verdict.sharing]
+    fit = [verdict for verdict in verdicts(card, fastest) if verdict.fits]
     if not fit:
         return ""
     named = listed([verdict.model for verdict in fit])
@@ -68,8 +71,6 @@ def fitting_models(card: Card, fastest: str) -> str:
 
 def _configured(model: str, cluster: str, fastest: str) -> Config:
     settings = ["prompts={train: train.txt, heldout: heldout.txt}", "rollout.explore.precision=auto"]
-    if fastest in UNQUANTIZED_TIERS:
-        settings.append("publish.base=checkpoint")  # explorers quantise nothing
     config = on_card(load(named.resolve([Path(part) for part in (model, *PARTS, cluster)]), settings), fastest)
     checks.check(config)
     return config

@@ -144,7 +144,7 @@ def without_gpus(config: Config, facts: ModelFacts) -> str:
         return ""
     return (
         f"num_gpus of {', '.join(lacking)} is 0, so {facts.parameters:,} parameters compute on CPUs there; "
-        "the part one_gpu has a GPU for all in turns"
+        "the part one_gpu has a GPU for all"
     )
 
 

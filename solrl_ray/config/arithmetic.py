@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.fleet import Worker
+from solrl_ray.config.pools import REGENERATORS, apart, needs_packed, on_cards, reserved
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, previews, tier_in_words
@@ -122,7 +123,7 @@ class Arithmetic:
     """One adapter's factors in float32."""
     packed_bytes: int | None = None
     weights_bytes: int | None = None
-    """The transformer's, buffers included, as every explorer, regenerator and learner rank holds them."""
+    """The transformer's, buffers included, as every process of a worker holds them."""
     training_bytes: int | None = None
     """A learner rank's LoRA policies and gradient, and its share of AdamW's state: a copy of the factors and two
     moments, all in float32.
@@ -143,11 +144,11 @@ class Arithmetic:
     @property
     def cpus(self) -> float:
         """CPUs that the actors reserve with Ray."""
-        return sum(count * worker.num_cpus for _, count, worker in _workers(self.config))
+        return reserved(self.config, "num_cpus")
 
     @property
     def gpus(self) -> float:
-        return sum(count * worker.num_gpus for _, count, worker in _workers(self.config))
+        return reserved(self.config, "num_gpus")
 
     def rows(self) -> list[tuple[str, str]]:
         """The rows of `table`: name of the stage, its sum in words."""
@@ -169,7 +170,13 @@ class Arithmetic:
             kept_bytes=config.learner.micro_batch * self.facts.activation_bytes if self.facts else 0,
             recomputed_bytes=config.learner.micro_batch * self.facts.recomputed_bytes if self.facts else 0,
             revision_bytes=self.revision_bytes,
-            workers=_workers(config),
+            workers=_processes(config),
+            processes=sum(count for _, count, _ in _processes(config)),
+            inside=[
+                _of(count, name)
+                for name, pool in (("explorer", "explorers"), ("regenerator", REGENERATORS))
+                if (count := on_cards(config, pool))
+            ],
             gpus=self.gpus,
         )
         _, *named = re.split("^## (.+)$", text, flags=re.MULTILINE)
@@ -196,14 +203,12 @@ def paragraphs(rows: list[tuple[str, str]], width: int = 100) -> str:
     )
 
 
-def _workers(config: Config) -> tuple[tuple[str, int, Worker], ...]:
-    fleet = config.fleet
-    return (
-        ("explorer", fleet.explorers.count, fleet.explorers),
-        *((f"{other.name} explorer", other.count, other) for other in fleet.other_explorers),
-        ("regenerator", fleet.regenerators.count, fleet.regenerators),
-        ("learner", config.learner.world_size, fleet.learners),
-    )
+def _processes(config: Config) -> tuple[tuple[str, int, Worker], ...]:
+    """The workers' processes: name, number, resources of each; roles on learners' cards have none of their own."""
+    names = {"explorers": "explorer", REGENERATORS: "regenerator"}
+    names |= {f"explorers_{other.name}": f"{other.name} explorer" for other in config.fleet.other_explorers}
+    others = ((names[name], pool.count, pool) for name, pool in apart(config).items())
+    return (*others, ("learner", config.learner.world_size, config.fleet.learners))
 
 
 def evaluation_points(config: Config) -> tuple[int, ...]:
@@ -261,11 +266,12 @@ def describe(
 def _sizes(config: Config, facts: ModelFacts) -> dict[str, int]:
     """The fields of `Arithmetic` that need the model's files."""
     a_sample = latents_a_sample(config) * math.prod(facts.latent_shape) * FLOAT32_BYTES
+    packed = config.publish.mode == "packed" and needs_packed(config, config.fleet.explorers.count)
     return {
         "latents_bytes": config.rollout.prompts * config.rollout.keep * a_sample,
         "pool_bytes": config.rollout.pool * a_sample if is_one_stage(config) else 0,
         "lora_bytes": facts.lora_parameters * FLOAT32_BYTES,
-        "packed_bytes": facts.packed_bytes * (config.publish.mode == "packed"),
+        "packed_bytes": facts.packed_bytes * packed,
         "weights_bytes": (facts.parameters + facts.buffers) * DTYPE_BYTES[config.model.dtype],
         "training_bytes": training_bytes(config, facts.lora_parameters),
         "prepared_bytes": prepared_bytes(config, facts.latent_shape),

@@ -1,226 +1,201 @@
-"""What the workers of a run hold of a GPU's memory: at rest, in each turn, and if they lay their weights down.
+"""What the processes of a run hold of a GPU's memory, stage by stage.
 
-    keep            a turn's peak = what all hold at rest + what the turn takes besides
-    lay_down        a turn's peak = what those at work hold and take + what stays of those who rest
-    one_at_a_time   the same; explorers and regenerators are never at work together
+::
 
-Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds it against peaks
-that were measured. Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's own.
+    colocated  load ─► explore ─► regenerate ─► learn ─► publish     one process, one BF16 base: `holds` and the stage
+    split      one process a role, each at its own fullest stage, and all that share a card at the same time
+
+Everything is estimated from sizes, by the rules below; `tests/unit/config/test_card_memory.py` holds those of processes
+with one role against peaks that were measured. Those of processes with several are estimates until they are measured.
+Not counted: NCCL between cards, memory that CUDA graphs keep, rewards of one's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES, Arithmetic, ModelFacts
-from solrl_ray.config.pools import pools, takes_turns
+from solrl_ray.config.pools import REGENERATORS, apart, is_colocated, is_on_a_card
 from solrl_ray.config.reward_kinds import kind_of
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS, is_one_stage, pool_sampling
 from solrl_ray.config.update import FLOAT32_BYTES
 
-Sharing = Literal["keep", "lay_down", "one_at_a_time"]
-SHARINGS: tuple[Sharing, ...] = ("keep", "lay_down", "one_at_a_time")
-"""From what costs least time to what takes least memory."""
 CONTEXT = 740_000_000
 """Bytes of a process' CUDA context with the kernels it has loaded: what an explorer on an H100 held beside PyTorch's
 allocator."""
 LEARNER_EXTRA = 500_000_000
 """Bytes that a resting learner rank was measured to hold besides, on an H100: probably of NCCL and DeepSpeed."""
 RESERVED = 1.1
-"""What PyTorch's allocator takes of the card for each byte that a turn holds at its peak. Chosen by the measured
+"""What PyTorch's allocator takes of the card for each byte that a stage holds at its peak. Chosen by the measured
 peaks."""
+EXPLORER, REGENERATOR, LEARNER = "explorer", "regenerator", "learner rank"
 LOAD, EXPLORE, REGENERATE, LEARN, PUBLISH, EVALUATE = "load", "explore", "regenerate", "learn", "publish", "evaluate"
-ROLL_OUT = "explore and regenerate"
-SCORING = ("decoder", "rewards")
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A time in which some are at work."""
-
-    does: tuple[str, ...]
-    """Keys of `Occupant.takes`."""
-    at_work: tuple[str, ...]
-    """Roles whose weights must be on the card."""
-    beside: tuple[str, ...] = ()
-    """What may go on at the same time."""
-
-
-_SAMPLERS = ("explorer", "regenerator")
-_OWN = {LEARN: Turn((LEARN,), ("learner rank",)), EVALUATE: Turn((EVALUATE,), ("regenerator",))}
-_TOGETHER = {
-    LOAD: Turn((LOAD,), _SAMPLERS, beside=(REGENERATE,)),  # as when an explorer has died
-    ROLL_OUT: Turn((EXPLORE, REGENERATE), _SAMPLERS),  # a prompt is regenerated while others are explored
-    PUBLISH: Turn((PUBLISH,), _SAMPLERS),
-    **_OWN,
-}
-_STAGES = {
-    LOAD: Turn((LOAD,), ("explorer",)),
-    EXPLORE: Turn((EXPLORE,), ("explorer",)),
-    REGENERATE: Turn((REGENERATE,), ("regenerator",)),
-    PUBLISH: Turn((PUBLISH,), ("explorer",)),
-    **_OWN,
-}
-TURNS: Mapping[Sharing, Mapping[str, Turn]] = {"keep": _TOGETHER, "lay_down": _TOGETHER, "one_at_a_time": _STAGES}
-"""By name; each worker's weights come up once in an iteration, whichever of these it is."""
+Parts = Mapping[str, int]
+"""What it is → its bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupant:
-    """One worker on a card; all in bytes."""
+class Process:
+    """One process on a card, which does one stage at a time."""
 
-    role: str
-    weights: Mapping[str, int]
-    """What it can lay down, by what it is."""
-    stays: Mapping[str, int]
-    """What it cannot."""
-    takes: Mapping[str, int] = field(default_factory=dict)
-    """What it does → what that takes besides, as PyTorch's allocator rounds it up. To load: weights in full precision,
-    before they are quantised."""
+    roles: tuple[str, ...]
+    holds: Parts
+    """All the time."""
+    stages: Mapping[str, Parts]
+    """Stage → what is on the card besides, as PyTorch's allocator rounds it up; below 0: what has left it."""
 
     @property
-    def laid_down(self) -> int:
-        return sum(self.weights.values())
+    def held(self) -> int:
+        return sum(self.holds.values())
+
+    def at(self, stage: str) -> int:
+        """Bytes at a stage's peak."""
+        return self.held + sum(self.stages[stage].values())
 
     @property
-    def staying(self) -> int:
-        return sum(self.stays.values())
+    def fullest(self) -> str:
+        return max(self.stages, key=self.at)
 
     @property
-    def alone(self) -> int:
-        """Its peak on a card of its own, where it does one thing at a time."""
-        return self.laid_down + self.staying + max(self.takes.values(), default=0)
-
-    def taken(self, *work: str) -> int:
-        return sum(self.takes.get(each, 0) for each in work)
+    def peak(self) -> int:
+        return self.at(self.fullest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardMemory:
-    """Who is together on a GPU."""
+    """The processes on a GPU."""
 
-    occupants: tuple[Occupant, ...]
-    takes_turns: bool
-    """Whether they take turns, so that they could lay their weights down."""
-
-    def turn(self, name: str, sharing: Sharing) -> int:
-        """Bytes at a turn's peak."""
-        turn = TURNS[sharing][name]
-        there = [worker for worker in self.occupants if sharing == "keep" or worker.role in turn.at_work]
-        held = sum(worker.laid_down + worker.taken(*turn.does, *turn.beside) for worker in there)
-        return held + sum(worker.staying for worker in self.occupants)
-
-    def turns(self, sharing: Sharing) -> dict[str, int]:
-        """Those in which somebody here is at work."""
-        turns = TURNS[sharing].items()
-        names = [name for name, turn in turns if any(worker.taken(*turn.does) for worker in self.occupants)]
-        return {name: self.turn(name, sharing) for name in names}
-
-    def peak(self, sharing: Sharing) -> int:
-        return max(self.turns(sharing).values())
+    processes: tuple[Process, ...]
+    offloaded: int = 0
+    """Bytes that leave it while it explores, with `fleet.offload`; pinned main memory keeps a copy."""
 
     @property
-    def laid_down(self) -> int:
-        """Bytes that go down and up."""
-        return sum(worker.laid_down for worker in self.occupants)
+    def peak(self) -> int:
+        """Several processes may all be at their fullest stages at once."""
+        return sum(process.peak for process in self.processes)
 
     @property
-    def host(self) -> int:
-        """Bytes of pinned host memory that hold them: what a regenerator has as well is there once
-        (`models.host_memory`), which is a learner's whole base and what scores an explorer's previews.
-        """
-        by_role = {worker.role: worker.weights for worker in self.occupants}
-        if "regenerator" not in by_role:
-            return self.laid_down
-        explorer, learner = by_role.get("explorer", {}), by_role.get("learner rank", {})
-        return self.laid_down - sum(explorer.get(name, 0) for name in SCORING) - sum(learner.values())
+    def roles(self) -> tuple[str, ...]:
+        return tuple(role for process in self.processes for role in process.roles)
 
 
 def cards(arithmetic: Arithmetic) -> tuple[CardMemory, ...]:
     """The kinds of cards that a run has, each once, the fullest first; none if nobody has a GPU.
 
-    Workers are put on cards in turn, one of each kind at a time, wherever their `num_gpus` still fits.
+    Processes are put on cards one of each kind at a time, wherever their `num_gpus` still fits. An open `fleet.offload`
+    counts as false.
     """
-    config = arithmetic.config
-    if arithmetic.facts is None:
+    config, facts = arithmetic.config, arithmetic.facts
+    if facts is None:
         return ()
-    filled: list[tuple[float, list[str]]] = []
-    for role, share in _in_turn(config):
+    filled: list[tuple[float, list[tuple[str, ...]]]] = []
+    for roles, share in _in_turn(config):
         place = next((i for i, (used, _) in enumerate(filled) if used + share <= 1 + 1e-6), len(filled))
         if place == len(filled):
             filled.append((0.0, []))
-        filled[place] = (filled[place][0] + share, [*filled[place][1], role])
-    made = _occupants(arithmetic, arithmetic.facts)
-    kinds = dict.fromkeys(tuple(sorted(roles, key=list(made).index)) for _, roles in filled)
-    turns = takes_turns(config.fleet)
-    found = [CardMemory(occupants=tuple(made[r] for r in roles), takes_turns=turns) for roles in kinds]
-    return tuple(sorted(found, key=lambda card: -card.peak("keep")))
-
-
-def _in_turn(config: Config) -> list[tuple[str, float]]:
-    """Workers with GPUs: role, share of a card."""
-    queues = [
-        [("regenerator" if name == "regenerators" else "explorer", min(1.0, pool.num_gpus))] * pool.count
-        for name, pool in pools(config.fleet).items()
+        filled[place] = (filled[place][0] + share, [*filled[place][1], roles])
+    kinds = dict.fromkeys(tuple(sorted(processes)) for _, processes in filled)
+    found = [
+        CardMemory(
+            processes=tuple(_process(arithmetic, facts, roles) for roles in kind),
+            offloaded=max(_offloaded(config, facts, roles) for roles in kind),
+        )
+        for kind in kinds
     ]
-    queues.append([("learner rank", min(1.0, config.fleet.learners.num_gpus))] * config.learner.world_size)
-    queues = [queue for queue in queues if queue[0][1] > 0]
-    longest = max(map(len, queues), default=0)
-    return [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
+    return tuple(sorted(found, key=lambda card: -card.peak))
 
 
-def _occupants(arithmetic: Arithmetic, facts: ModelFacts) -> dict[str, Occupant]:
+def _in_turn(config: Config) -> list[tuple[tuple[str, ...], float]]:
+    """Processes with GPUs: roles, share of a card."""
+    ranks = [(_roles(config, rank), config.fleet.learners.num_gpus) for rank in range(config.learner.world_size)]
+    queues = [ranks] + [
+        [((REGENERATOR if name == REGENERATORS else EXPLORER,), pool.num_gpus)] * pool.count
+        for name, pool in apart(config).items()
+    ]
+    longest = max(map(len, queues))
+    processes = [queue[place] for place in range(longest) for queue in queues if place < len(queue)]
+    return [(roles, min(1.0, gpus)) for roles, gpus in processes if gpus > 0]
+
+
+def _roles(config: Config, rank: int) -> tuple[str, ...]:
+    """Of the process of a learner rank."""
+    pools = {EXPLORER: ("explorers", config.fleet.explorers), REGENERATOR: (REGENERATORS, config.fleet.regenerators)}
+    with_it = (role for role, (name, pool) in pools.items() if rank < pool.count and is_on_a_card(config, name, rank))
+    return (*with_it, LEARNER)
+
+
+def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> Process:
     config, width = arithmetic.config, DTYPE_BYTES[arithmetic.config.model.dtype]
-    pool, rollout = pool_sampling(config), config.rollout
-    context = {"CUDA context": CONTEXT}
-    sizes = facts.decoder_parameters * width, sum(kind_of(reward).gpu_bytes for reward in config.rewards)
-    scoring = dict(zip(SCORING, sizes, strict=True))
-    quantised = pool.tier not in UNQUANTIZED_TIERS
-    staged = arithmetic.packed_bytes or 0
-    explorer = Occupant(
-        role="explorer",
-        weights={
-            "transformer": facts.explorer_bytes,
-            "base of what LoRA touches": _kept_base(config, facts, width),
-            **scoring,
-        },
-        stays=context,
-        takes={
-            LOAD: facts.quantized_parameters * width * (quantised and config.publish.base == "checkpoint"),
-            EXPLORE: _sampling(config, facts, pool.micro_batch),
-            PUBLISH: round(RESERVED * staged),
-        },
-    )
-    regenerating = 0 if is_one_stage(config) else _sampling(config, facts, rollout.regenerate.micro_batch)
-    evaluating = _sampling(config, facts, config.evaluation.samples)
-    regenerator = Occupant(
-        role="regenerator",
-        weights={
-            "transformer": arithmetic.weights_bytes or 0,
-            "base of what LoRA touches": facts.touched_parameters * width,
-            **scoring,
-        },
-        stays=context,
-        takes={REGENERATE: max(regenerating, evaluating), EVALUATE: evaluating},
-    )
-    learner = Occupant(
-        role="learner rank",
-        weights={"transformer": arithmetic.weights_bytes or 0},
-        stays={
-            **context,
-            "other": LEARNER_EXTRA,
-            "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0,
-        },
-        takes={LEARN: round(RESERVED * (arithmetic.activation_bytes or 0))},
-    )
-    return {worker.role: worker for worker in (explorer, regenerator, learner)}
+    base, samples = arithmetic.weights_bytes or 0, roles != (LEARNER,)
+    alone = roles == (EXPLORER,)
+    copied = _kept_base(config, facts, width) if alone else facts.touched_parameters * width
+    holds = {
+        "transformer": facts.explorer_bytes if alone else base,
+        "copy of what LoRA touches": copied * samples,
+        "decoder": facts.decoder_parameters * width * samples,
+        "rewards": sum(kind_of(reward).gpu_bytes for reward in config.rewards) * samples,
+        "CUDA context": CONTEXT,
+    }
+    stages: dict[str, Parts] = {LOAD: {}}
+    if EXPLORER in roles:
+        stages |= _exploring(arithmetic, facts, roles)
+    if REGENERATOR in roles:
+        stages |= _regenerating(arithmetic, facts, roles)
+    if LEARNER in roles:
+        holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
+        stages[LEARN] = {"activations": round(RESERVED * (arithmetic.activation_bytes or 0))}
+        if is_colocated(config.fleet) and arithmetic.packed_bytes:
+            stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
+    return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
+
+
+def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
+    config, pool = arithmetic.config, pool_sampling(arithmetic.config)
+    explore = {"a micro-batch": _sampling(config, facts, pool.micro_batch)}
+    if len(roles) > 1:
+        left = {"frozen weights that left": -_offloaded(config, facts, roles)}
+        return {EXPLORE: {"quantised copy": _quantized_copy(arithmetic, facts), **left, **explore}}
+    quantised = pool.tier not in UNQUANTIZED_TIERS and config.publish.base == "checkpoint"
+    width = DTYPE_BYTES[config.model.dtype]
+    return {
+        LOAD: {"weights before they are quantised": facts.quantized_parameters * width * quantised},
+        EXPLORE: explore,
+        PUBLISH: {"packed weights": round(RESERVED * (arithmetic.packed_bytes or 0))},
+    }
+
+
+def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
+    """Without offloading a prompt is regenerated while others are explored, so the quantised copy stays."""
+    config = arithmetic.config
+    beside = _quantized_copy(arithmetic, facts) * (EXPLORER in roles and not config.fleet.offload)
+    stages: dict[str, Parts] = {EVALUATE: {"a micro-batch": _sampling(config, facts, config.evaluation.samples)}}
+    if is_one_stage(config):
+        return stages
+    sampled = _sampling(config, facts, config.rollout.regenerate.micro_batch)
+    return {REGENERATE: {"quantised copy": beside, "a micro-batch": sampled}, **stages}
+
+
+def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:
+    """What an explorer has beside the layers that it shares with the base."""
+    width = DTYPE_BYTES[arithmetic.config.model.dtype]
+    return facts.explorer_bytes - (facts.parameters + facts.buffers - facts.quantized_parameters) * width
+
+
+def _offloaded(config: Config, facts: ModelFacts, roles: tuple[str, ...]) -> int:
+    """The frozen weights of quantised layers; LoRA touches the others."""
+    if not config.fleet.offload or EXPLORER not in roles or len(roles) == 1:
+        return 0
+    touched = facts.touched_parameters - facts.plain_touched_parameters
+    return (facts.quantized_parameters - touched) * DTYPE_BYTES[config.model.dtype]
 
 
 def _kept_base(config: Config, facts: ModelFacts, width: int) -> int:
-    """What an explorer merges revisions into: of layers that it does not quantise; with `publish.mode` lora, of all."""
+    """What an explorer without a learner merges revisions into: of layers that it does not quantise; with
+    `publish.mode` lora, of all.
+    """
     quantised = (facts.touched_parameters - facts.plain_touched_parameters) * (config.publish.mode == "lora")
     return facts.plain_touched_parameters * width + quantised * DTYPE_BYTES["bfloat16"]
 

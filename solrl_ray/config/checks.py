@@ -12,11 +12,11 @@ from solrl_ray.config import compiled_learner, preview_checks
 from solrl_ray.config.contradictions import Problem, value_of
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, FlowGrpoConfig, share_of
-from solrl_ray.config.pools import key_of, pools, shares, stages, takes_turns
+from solrl_ray.config.pools import is_colocated, key_of, needs_packed, pools
 from solrl_ray.config.preview_checks import stochastic_preview
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import UNQUANTIZED_TIERS, full_tier, is_one_stage, pool_sampling
+from solrl_ray.config.strategies import UNQUANTIZED_TIERS, cannot_offload, full_tier, is_one_stage, pool_sampling
 from solrl_ray.errors import UserError
 
 
@@ -122,11 +122,11 @@ def staleness_problems(config: Config) -> Iterator[Problem]:
             f"0 with rollout.strategy {config.rollout.strategy}, whose samples are learned from: only previews may be "
             "of an older revision",
         )
-    if shares(config.fleet.explorers) and shares(config.fleet.learners):
+    if is_colocated(config.fleet):
         yield Problem(
             "rollout.max_staleness",
-            "0 where explorers and learners share GPUs (fleet.explorers.num_gpus and fleet.learners.num_gpus below 1): "
-            "they take turns, so there is no time in which explorers could run ahead",
+            "0 with fleet.placement colocated: a card explores or learns, so there is no time in which it could run "
+            "ahead",
         )
     if config.checkpoints.keep < 2:
         yield Problem(
@@ -156,6 +156,12 @@ def _evaluation(config: Config) -> Iterator[Problem]:
 def _publish(config: Config) -> Iterator[Problem]:
     if config.publish.base != "pack":
         return
+    if not needs_packed(config, config.fleet.explorers.count):
+        yield Problem(
+            "publish.base",
+            "checkpoint, because with fleet.placement colocated every explorer is in a learner's process, which has "
+            "the base: there is nobody to get a pack",
+        )
     if config.publish.mode == "lora":
         yield Problem("publish.base", "checkpoint with publish.mode lora, whose explorers merge into their own base")
     if pool_sampling(config).tier in UNQUANTIZED_TIERS:
@@ -165,12 +171,11 @@ def _publish(config: Config) -> Iterator[Problem]:
 
 
 def _fleet(config: Config) -> Iterator[Problem]:
-    if config.learner.world_size > 1 and 0 < config.fleet.learners.num_gpus <= 0.5:
+    if 0 < config.fleet.learners.num_gpus < 1:
         yield Problem(
             "fleet.learners.num_gpus",
-            f"more than 0.5 with {config.learner.world_size} ranks (learner.world_size): Ray may give one card to two "
-            "smaller shares, and NCCL refuses two ranks on a card; 0.51 leaves 0.26 to an explorer and 0.23 to a "
-            "regenerator",
+            "1: a rank has a whole GPU, on which with fleet.placement colocated (and num_gpus 1 of explorers and "
+            "regenerators) its process also explores and regenerates",
         )
     for role in ("explorers", "regenerators", "learners"):
         gpus = value_of(config, f"fleet.{role}.num_gpus")
@@ -213,19 +218,25 @@ def _compile(config: Config) -> Iterator[Problem]:
         )
 
 
-def _sharing(config: Config) -> Iterator[Problem]:
-    if config.fleet.sharing in ("keep", "auto"):
+def _colocated(config: Config) -> Iterator[Problem]:
+    fleet, reason = config.fleet, cannot_offload(config)
+    if fleet.offload and reason:
+        yield Problem("fleet.offload", f"false or null: {reason}")
+    if not is_colocated(fleet):
         return
-    if not takes_turns(config.fleet):
-        why = "no worker shares a GPU with learners (num_gpus of explorers or regenerators, and of learners, below 1)"
-        yield Problem("fleet.sharing", f"keep or auto: {why}")
-    elif config.fleet.sharing == "one_at_a_time" and len(stages(config.fleet)) == 1:
-        why = "explorers and regenerators do not both share GPUs (num_gpus below 1), so they have no turns of their own"
-        yield Problem("fleet.sharing", f"keep, lay_down or auto: {why}")
-    if config.compile.cudagraphs:
+    gpus = fleet.learners.num_gpus
+    if gpus > 1:
+        yield Problem("fleet.learners.num_gpus", "0 or 1 with fleet.placement colocated: a process has one card")
+    for role in ("explorers", "regenerators"):
+        if value_of(config, f"fleet.{role}.num_gpus") != gpus:
+            yield Problem(
+                f"fleet.{role}.num_gpus",
+                f"{gpus:g}, as fleet.learners.num_gpus, with fleet.placement colocated, where they share processes",
+            )
+    if config.publish.mode == "branch":
         yield Problem(
-            "fleet.sharing",
-            "keep with compile.cudagraphs: a captured graph reads weights at the addresses that they had",
+            "publish.mode",
+            "packed or lora with fleet.placement colocated: a card's explorer quantises what its regenerator merges",
         )
 
 
@@ -246,7 +257,7 @@ _RULES = (
     _fleet,
     _other_explorers,
     _compile,
-    _sharing,
+    _colocated,
 )
 
 

@@ -30,10 +30,6 @@ class Deadlines(Section):
     """
     publish: Seconds = 120.0
     """Fetching, swapping in and proving one revision."""
-    release_gpu_memory: Seconds = 120.0
-    """Giving back memory of a GPU that learners share with explorers or regenerators: PyTorch's cache and, with
-    `fleet.sharing: lay_down` or ``one_at_a_time``, weights, which are copied to the host.
-    """
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0

@@ -1,4 +1,4 @@
-"""Whether a run fits a card: how its workers share it, what is changed if it does not, and how a plan says so."""
+"""Whether a run fits a card: what the card decides, what is changed if it does not, and how a plan says so."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 
 from solrl_ray.config import compiled_learner
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts, describe, size_in_words
-from solrl_ray.config.card_memory import SHARINGS, CardMemory, Sharing, cards
+from solrl_ray.config.card_memory import CardMemory, cards
 from solrl_ray.config.contradictions import value_of
-from solrl_ray.config.pools import takes_turns
 from solrl_ray.config.problems import listed
 from solrl_ray.config.schema import Config
-from solrl_ray.config.strategies import can_be_packed
+from solrl_ray.config.strategies import can_be_packed, cannot_offload
 from solrl_ray.errors import UserError
 
 FILLED = 0.95
 """Share of a card that a plan fills: the rest is for what the estimates miss."""
 CLOSE = 0.97
-"""Share of what may be filled from which a plan names the way to share that takes less: estimates were up to 4 % too
-low."""
+"""Share of what may be filled from which frozen weights leave the card: estimates were up to 4 % too low."""
 ROOMY = 0.85
 """Share of a card up to which activations are kept if that is left open: their estimate is up to a quarter off."""
 BUSY = 1e12
@@ -51,22 +49,23 @@ class Card:
 
 
 def is_open(config: Config) -> bool:
-    """Whether something is left to the card: what resting workers do with their weights, or which activations the
-    learner keeps.
-    """
-    return compiled_learner.is_open(config) or (config.fleet.sharing == "auto" and takes_turns(config.fleet))
+    """Whether something is left to the card: which activations the learner keeps, or whether weights leave it."""
+    return compiled_learner.is_open(config) or _may_offload(config)
+
+
+def _may_offload(config: Config) -> bool:
+    return config.fleet.offload is None and not cannot_offload(config)
 
 
 def with_activation_memory(config: Config, facts: ModelFacts, card: Card) -> Config:
     """The configuration with what `learner.activation_memory: null` means on such cards: the first of `_passes` that
-    leaves room on them, which may have a smaller `learner.micro_batch`. Laying weights down costs seconds an iteration,
-    recomputing costs some of each sample: so `fleet.sharing: auto` makes room for activations.
+    leaves room on them, which may have a smaller `learner.micro_batch`.
     """
     if not compiled_learner.is_open(config):
         return config
     roomy = replace(card, memory=card.memory * ROOMY / FILLED)
     tried = (compiled_learner.keeping(config, *each) for each in _passes(config.learner.micro_batch, facts))
-    kept = (each for each in tried if sharing_on(describe(each, facts), roomy) is not None)
+    kept = (each for each in tried if fitted(describe(each, facts), roomy))
     return next(kept, compiled_learner.keeping(config, 0.0))
 
 
@@ -81,67 +80,74 @@ def _passes(largest: int, facts: ModelFacts) -> Iterator[tuple[float, int]]:
 
 
 def settled(config: Config, facts: ModelFacts, card: Card) -> Config:
-    """The configuration with what `learner.activation_memory: null` and `fleet.sharing: auto` mean on such cards.
+    """The configuration with what `learner.activation_memory: null` and `fleet.offload: null` mean on such cards.
 
     The second changes no result; the first may choose other kernels, and so other bits.
 
     Raises `UserError` as `check`. What is needed is estimated, so it also says how to start without this check.
     """
     config = with_activation_memory(config, facts, card)
-    if not is_open(config):
+    if not _may_offload(config):
         return config
     try:
-        way = check(describe(config, facts), card)
+        return check(describe(config, facts), card).config
     except UserError as error:
-        raise UserError(f"{str(error).removesuffix('.')}, or --set fleet.sharing=keep to try it anyway.") from error
-    return config.model_copy(update={"fleet": config.fleet.model_copy(update={"sharing": way})})
+        raise UserError(f"{str(error).removesuffix('.')}, or --set fleet.offload=false to try it anyway.") from error
 
 
-def sharing_on(arithmetic: Arithmetic, card: Card) -> Sharing | None:
-    """What `fleet.sharing` means on such cards; None if the run does not fit them so."""
-    ways = _ways(arithmetic.config)
-    found = cards(arithmetic)
-    return next((way for way in ways if all(one.peak(way) <= card.usable for one in found)), None)
+def fitted(arithmetic: Arithmetic, card: Card) -> Arithmetic | None:
+    """The run with what `fleet.offload` means on such cards: false unless the peak is then close to what may be filled.
+    None if the run does not fit them.
+    """
+    ways = [each for each in _ways(arithmetic) if _peak(each) <= card.usable]
+    roomy = (each for each in ways if _peak(each) <= CLOSE * card.usable)
+    return next(roomy, min(ways, key=_peak, default=None))
 
 
-def check(arithmetic: Arithmetic, card: Card) -> Sharing:
-    """`sharing_on`. Raises `UserError` with what would make the run fit, `TooSmall` if nothing would."""
-    found = sharing_on(arithmetic, card)
+def _ways(arithmetic: Arithmetic) -> list[Arithmetic]:
+    """Without and with offloading, where that is open."""
+    if not _may_offload(arithmetic.config):
+        return [arithmetic]
+    return [_changed(arithmetic, {"fleet.offload": offload}) for offload in (False, True)]
+
+
+def _peak(arithmetic: Arithmetic) -> int:
+    return max((card.peak for card in cards(arithmetic)), default=0)
+
+
+def check(arithmetic: Arithmetic, card: Card) -> Arithmetic:
+    """`fitted`. Raises `UserError` with what would make the run fit, `TooSmall` if nothing would."""
+    found = fitted(arithmetic, card)
     if found is not None:
         return found
-    way = _ways(arithmetic.config)[-1]
-    fullest, turn, peak = _fullest(arithmetic, way)
+    least = min(_ways(arithmetic), key=_peak)
+    so = "estimated, with fleet.offload" if least.config.fleet.offload else "estimated"
+    fullest = cards(least)[0]
     said = (
-        f"{_names(fullest)} on one {card.name} need {size_in_words(peak)} to {turn} (estimated, with "
-        f"fleet.sharing {way}), and {size_in_words(card.usable)} of its {size_in_words(card.memory)} may be filled"
+        f"{listed(fullest.roles)} on one {card.name} need {_stage(fullest)} ({so}), and {size_in_words(card.usable)} "
+        f"of its {size_in_words(card.memory)} may be filled"
     )
     changes = fitting_changes(arithmetic, card)
     if changes:
-        words = " ".join(f"--set {key}={value}" for key, value in changes.items())
-        changed = _changed(arithmetic, changes)
-        way = sharing_on(changed, card) or way
-        peak = max(one.peak(way) for one in cards(changed))
+        words = " ".join(f"--set {key}={str(value).lower()}" for key, value in changes.items())
+        peak = min(_peak(each) for each in _ways(_changed(arithmetic, changes)))
         raise UserError(f"{said}; it fits with {words} ({size_in_words(peak)}).")
-    smallest = _changed(arithmetic, dict(_candidates(arithmetic)))
-    least = _ways(smallest.config)[-1]
+    candidates = dict(_candidates(arithmetic))
+    smallest = min(_ways(_changed(arithmetic, candidates)), key=_peak)
     tried = ["micro-batches of 1", "learner.activation_memory 0"]
     tried += ["publish.base pack"] * (smallest.config.publish.base == "pack")
-    tried += [f"fleet.sharing {least}"] * (least != way)
-    _, turn, peak = _fullest(smallest, least)
-    said += f"; with {listed(tried)} it is still {size_in_words(peak)} to {turn}"
-    largest = max((worker for one in cards(smallest) for worker in one.occupants), key=lambda worker: worker.alone)
-    if largest.alone > card.usable:
-        alone = f"{size_in_words(largest.alone)} for a {largest.role} alone"
-        raise TooSmall(f"{said}, and {alone}: take a card with more memory or a smaller model.")
+    tried += ["fleet.offload true"] * ("fleet.offload" in candidates)
+    fullest = cards(smallest)[0]
+    said += f"; with {listed(tried)} it is still {_stage(fullest)}"
+    if any(process.peak > card.usable for process in fullest.processes):
+        raise TooSmall(f"{said}: take a card with more memory or a smaller model.")
     raise TooSmall(f"{said}: take a card with more memory, a smaller model, or a card for each worker (num_gpus: 1).")
 
 
-def _fullest(arithmetic: Arithmetic, way: Sharing) -> tuple[CardMemory, str, int]:
-    """The fullest card, the turn of its peak, and its bytes then."""
-    card = max(cards(arithmetic), key=lambda one: one.peak(way))
-    turns = card.turns(way)
-    turn = max(turns, key=lambda name: turns[name])
-    return card, turn, turns[turn]
+def _stage(card: CardMemory) -> str:
+    """``47 GB to explore``."""
+    stages = listed(list(dict.fromkeys(process.fullest for process in card.processes)))
+    return f"{size_in_words(card.peak)} to {stages}"
 
 
 def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None:
@@ -163,13 +169,12 @@ def fitting_changes(arithmetic: Arithmetic, card: Card) -> dict[str, Any] | None
 
 
 def _candidates(arithmetic: Arithmetic) -> Iterator[tuple[str, Any]]:
-    """What is tried, from what costs least: laying down, in two turns and in three, a base pack, which takes main
-    memory and a longer start, computing activations again, then smaller batches: of the learner, of decoding, of
-    sampling.
+    """What is tried, from what costs least: offloading, a base pack, which takes main memory and a longer start,
+    computing activations again, then smaller batches: of the learner, of decoding, of sampling.
     """
     config, facts = arithmetic.config, arithmetic.facts
-    if config.fleet.sharing != "auto" and takes_turns(config.fleet) and not config.compile.cudagraphs:
-        yield from (("fleet.sharing", way) for way in SHARINGS[SHARINGS.index(config.fleet.sharing) + 1 :])
+    if config.fleet.offload is False and not cannot_offload(config):
+        yield "fleet.offload", True
     if config.publish.base != "pack" and facts and facts.quantized_parameters and can_be_packed(config):
         yield "publish.base", "pack"
     kept = compiled_learner.activation_memory(config)
@@ -193,14 +198,15 @@ def _halves(size: int) -> Iterator[int]:
 
 
 def _fits(arithmetic: Arithmetic, changes: Mapping[str, Any], card: Card) -> bool:
-    return sharing_on(_changed(arithmetic, changes), card) is not None
+    return fitted(_changed(arithmetic, changes), card) is not None
 
 
 def _changed(arithmetic: Arithmetic, changes: Mapping[str, Any]) -> Arithmetic:
     config = arithmetic.config
     for key, value in changes.items():
         config = _with(config, key.split("."), value)
-    return describe(config, arithmetic.facts)
+    numbers = {"train_prompts": arithmetic.train_prompts, "heldout_prompts": arithmetic.heldout_prompts}
+    return describe(config, arithmetic.facts, **numbers)
 
 
 def _with(section: Any, key: list[str], value: Any) -> Any:
@@ -208,93 +214,71 @@ def _with(section: Any, key: list[str], value: Any) -> Any:
     return section.model_copy(update={first: _with(getattr(section, first), rest, value) if rest else value})
 
 
-def _ways(config: Config) -> tuple[Sharing, ...]:
-    sharing = config.fleet.sharing
-    if sharing != "auto":
-        return (sharing,)
-    lays_down = takes_turns(config.fleet) and not config.compile.cudagraphs  # graphs read at fixed addresses
-    return SHARINGS if lays_down else ("keep",)
-
-
-def _names(card: CardMemory) -> str:
-    return listed([worker.role for worker in card.occupants])
-
-
 # What a plan prints
 
 
 def rows(arithmetic: Arithmetic, card: Card | None = None) -> list[tuple[str, str]]:
-    """Names and sentences: what is on the fullest card, its turns, and what laying down costs; none without GPUs."""
+    """Names and sentences: what is on the fullest card, its stages, what offloading brings; none without GPUs."""
     found = cards(arithmetic)
     if not found:
         return []
-    shown = [("GPU memory", _resting(found[0])), ("GPU peak", _turns(found[0]))]
-    return shown + ([("lay_down", _laying_down(arithmetic, found[0], card))] if found[0].takes_turns else [])
+    held = "; ".join(
+        f"{listed(process.roles)} {size_in_words(process.held)} ({_sizes(process.holds)})"
+        for process in found[0].processes
+    )
+    shown = [
+        ("GPU memory", f"what the processes of one GPU always hold, estimated: {held}"),
+        ("GPU peak", f"the most that one GPU holds, estimated: {_stages(found[0])}"),
+    ]
+    if not cannot_offload(arithmetic.config):
+        offloading = cards(_changed(arithmetic, {"fleet.offload": True}))[0]
+        shown.append(("offload", _offloading(offloading, card.host_link if card else HOST_LINK)))
+    return [*shown, ("store", _store(arithmetic))]
 
 
 def sentence(arithmetic: Arithmetic, card: Card) -> str:
     """That the run fits such cards, and how; empty without GPUs. Raises `UserError` as `check` if it does not."""
-    found = cards(arithmetic)
-    if not found:
+    if not cards(arithmetic):
         return ""
-    way, asked = check(arithmetic, card), arithmetic.config.fleet.sharing
-    peak = max(one.peak(way) for one in found)
-    fits = f"{size_in_words(peak)} of {size_in_words(card.usable)}, which are {FILLED:.0%} of {card.name}"
-    if not found[0].takes_turns:
-        return fits
-    safer = "" if arithmetic.config.compile.cudagraphs else _safer(found, way, card)  # graphs allow keep alone
-    return f"fleet.sharing {asked}{f' is {way}' if asked != way else ''}: {fits}{safer}"
+    made = check(arithmetic, card)
+    offload = (
+        "" if made.config == arithmetic.config else f"fleet.offload null is {str(made.config.fleet.offload).lower()}: "
+    )
+    peak, usable = size_in_words(_peak(made)), size_in_words(card.usable)
+    return f"{offload}{peak} of {usable}, which are {FILLED:.0%} of {card.name}"
 
 
-def _safer(found: tuple[CardMemory, ...], way: Sharing, card: Card) -> str:
-    """What to set if the peak is close to what may be filled; empty if it is not, or nothing takes less."""
-    peaks = {other: max(one.peak(other) for one in found) for other in SHARINGS}
-    least = min(SHARINGS, key=peaks.__getitem__)
-    if peaks[way] <= CLOSE * card.usable or peaks[least] >= peaks[way]:
-        return ""
-    return f"; close to the limit: --set fleet.sharing={least} takes {size_in_words(peaks[least])}, and more time"
+def _sizes(parts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {size_in_words(size)}" for name, size in parts.items() if size)
 
 
-def _resting(card: CardMemory) -> str:
-    workers = []
-    for worker in card.occupants:
-        held = {**worker.weights, **worker.stays}
-        parts = ", ".join(f"{name} {size_in_words(size)}" for name, size in held.items() if size)
-        workers.append(f"{worker.role} {size_in_words(worker.laid_down + worker.staying)} ({parts})")
-    return f"what workers hold on one GPU between their turns, estimated: {'; '.join(workers)}"
+def _stages(card: CardMemory) -> str:
+    told = []
+    for process in card.processes:
+        stages = ", ".join(f"{name} {size_in_words(process.at(name))}" for name in process.stages)
+        whose = f"{listed(process.roles)}: " if len(card.processes) > 1 else ""
+        told.append(f"{whose}{stages}")
+    return f"{size_in_words(card.peak)} ({'; '.join(told)})"
 
 
-def _turns(card: CardMemory) -> str:
-    def told(sharing: Sharing) -> str:
-        turns = card.turns(sharing)
-        most = max(turns.values())
-        return (
-            f"{sharing} {size_in_words(most)} (" + ", ".join(f"{n} {size_in_words(s)}" for n, s in turns.items()) + ")"
-        )
-
-    most = "the most that one GPU holds in a turn, estimated"
-    if not card.takes_turns:
-        return f"{most}: {told('keep').removeprefix('keep ')}"
-    return f"{most}, by fleet.sharing: {'; '.join(told(way) for way in SHARINGS)}"
+def _offloading(card: CardMemory, link: float) -> str:
+    return (
+        f"with fleet.offload one GPU holds at most {_stages(card)}: {size_in_words(card.offloaded)} of frozen weights "
+        f"leave it while it explores; they take as much pinned main memory for each GPU, and about "
+        f"{card.offloaded / link:.2g} s an iteration at {link / 1e9:g} GB/s; all prompts of an iteration are explored, "
+        "then they are regenerated"
+    )
 
 
-def _laying_down(arithmetic: Arithmetic, card: CardMemory, on: Card | None) -> str:
-    link = on.host_link if on else HOST_LINK
+def _store(arithmetic: Arithmetic) -> str:
     store = (arithmetic.latents_bytes or 0) + 2 * (arithmetic.revision_bytes or 0)
     held = "samples, two revisions"
     if arithmetic.config.publish.base == "pack" and arithmetic.facts is not None:
         store += arithmetic.facts.explorer_bytes
         held += f", the base pack of {size_in_words(arithmetic.facts.explorer_bytes)} that explorers start from"
-    prompts = arithmetic.config.rollout.prompts
-    return (
-        f"this fleet.sharing takes {size_in_words(card.host)} of pinned host memory for the first GPU of a machine and "
-        f"at most as much for each other, beside {size_in_words(store)} in Ray's object store (/dev/shm: {held}); "
-        f"about {seconds(card, link):.2g} s an iteration: {size_in_words(card.laid_down)}, which all workers of a GPU "
-        f"together lay down, go down and up once at {link / 1e9:g} GB/s · one_at_a_time moves the same bytes: all "
-        f"{prompts} prompts of an iteration are explored, then they are regenerated"
-    )
+    return f"{size_in_words(store)} in Ray's object store (/dev/shm: {held})"
 
 
-def seconds(card: CardMemory, link: float = HOST_LINK) -> float:
-    """Of an iteration, for what all workers of a card lay down: each byte goes down and up once."""
-    return 2 * card.laid_down / link
+def seconds(arithmetic: Arithmetic, link: float = HOST_LINK) -> float:
+    """Of an iteration, for frozen weights that come back to a card."""
+    return max((card.offloaded for card in cards(arithmetic)), default=0) / link

@@ -14,7 +14,9 @@ class Worker(Section):
     num_cpus: AtLeastZero = 0.0
     """CPUs that Ray reserves for each."""
     num_gpus: AtLeastZero = 0.0
-    """GPUs that Ray reserves for each; with a share such as 0.33, workers take turns on one GPU; 0 means the CPU."""
+    """GPUs that Ray reserves for each; 0 means the CPU. With a share such as 0.5, two explorers or regenerators compute
+    on one GPU at once, each with its own copy of the model; learners have whole GPUs.
+    """
     threads: Positive = 1
     """Compute threads of the process; part of the score class."""
     labels: dict[str, str] = {}
@@ -88,13 +90,7 @@ class FleetConfig(Section):
     their own. ``split``: each has its own process and copy.
     """
     offload: bool | None = None
-    """In a process with several roles: whether frozen layers leave the card while their quantised copies explore. null:
-    where the card is too small for both.
-    """
-    sharing: Literal["keep", "lay_down", "one_at_a_time", "auto"] = "auto"
-    """What workers that share a GPU with learners do with their weights outside their turn. ``keep``: leave them there.
-    ``lay_down``: move them to pinned host memory; explorers and regenerators have one turn, learners the other.
-    ``one_at_a_time``: the same, and each of the three has its own turn: a whole iteration is explored before it is
-    regenerated. ``auto``: the first of these that fits on the GPU.
+    """In a process with several roles: whether frozen weights leave the card while their quantised copies explore. Then
+    a whole iteration is explored before it is regenerated. null: where the card is too small for both.
     """
     deadlines: Deadlines = Deadlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from solrl_ray.config.fleet import FleetConfig, Worker, WorkerPool
 from solrl_ray.config.schema import Config
@@ -91,26 +92,13 @@ def apart(config: Config) -> dict[str, WorkerPool]:
     return {name: pool.model_copy(update={"count": count}) for name, (pool, count) in counts.items() if count}
 
 
+def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float:
+    """What all processes of workers reserve together."""
+    groups = [(config.learner.world_size, config.fleet.learners), *((p.count, p) for p in apart(config).values())]
+    return sum(count * float(getattr(worker, resource)) for count, worker in groups)
+
+
 def needs_packed(config: Config, explorers: int) -> bool:
     """Whether one of so many `explorers`, or of others, is no role of a learner rank's card."""
     others = bool(config.fleet.other_explorers)
     return others or not is_colocated(config.fleet) or explorers > config.learner.world_size
-
-
-def takes_turns(fleet: FleetConfig) -> bool:
-    """Whether learners share GPUs with explorers or regenerators, so that they must free memory for each other."""
-    return shares(fleet.learners) and (shares(fleet.explorers) or shares(fleet.regenerators))
-
-
-def lays_down(fleet: FleetConfig) -> bool:
-    """Whether workers also free their weights' memory after their turn."""
-    return takes_turns(fleet) and fleet.sharing in ("lay_down", "one_at_a_time")
-
-
-def stages(fleet: FleetConfig) -> list[list[str]]:
-    """Names of the pools that share GPUs, grouped by turn."""
-    sharing = [name for name, worker in pools(fleet).items() if shares(worker)]
-    if fleet.sharing != "one_at_a_time":
-        return [sharing]
-    explorers = [name for name in sharing if name != REGENERATORS]
-    return [names for names in (explorers, [name for name in sharing if name == REGENERATORS]) if names]

@@ -37,6 +37,7 @@ _WANTED: dict[str, str] = {
 
 _MEANT = {
     "fleet.learners.count": "learner.world_size",
+    "fleet.sharing": "fleet.placement",
     "rollout.micro_batch": "rollout.explore.micro_batch",
     "rollout.preview.micro_batch": "rollout.explore.micro_batch",
     "rollout.seeds": "rollout.pool",

@@ -268,7 +268,7 @@ class Publish(Section):
 class EvaluationConfig(Section):
     every: Natural = 0
     """Iterations between evaluations on held-out prompts; 0: only before the first and after the last. They run beside
-    the next update, unless learners share the GPU.
+    the next update, in `colocated` placement after it.
     """
     prompts: Positive = 64
     """Held-out prompts used: the first ones of the file."""

@@ -6,7 +6,7 @@ import math
 
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.objectives import AwmConfig, DanceGrpoConfig, DiffusionNftConfig, share_of
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.pools import is_colocated
 from solrl_ray.config.samplers import Ode
 from solrl_ray.config.schema import Config
 
@@ -90,11 +90,11 @@ def _prepared(config: Config) -> int:
     """The most micro-batches of a rank that wait for their gradient while samples arrive.
 
     Those of the first optimiser step whose samples are there before the last prompt's: all of them if advantages or the
-    gradient's reduction (ZeRO-2) must wait, else only the step's last. None where learners share GPUs by turns, because
-    then nothing is done early. `learning.open_update` says what is done early.
+    gradient's reduction (ZeRO-2) must wait, else only the step's last. None in `colocated` placement, because a card
+    explores and regenerates then. `learning.open_update` says what is done early.
     """
     rollout, learner = config.rollout, config.learner
-    if takes_turns(config.fleet):
+    if is_colocated(config.fleet):
         return 0
     step = (rollout.prompts // learner.updates) * rollout.keep
     all_in_step = math.ceil(step / (learner.micro_batch * learner.world_size))

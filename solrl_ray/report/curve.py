@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from solrl_ray.config.pools import pools
+from solrl_ray.config.pools import reserved
 from solrl_ray.config.schema import Config
 from solrl_ray.report.data import RunData
 from solrl_ray.report.rendering import clock
@@ -72,5 +72,4 @@ class Curve:
 
 def gpus(config: Config) -> float:
     """The fleet's GPUs, shares added up."""
-    workers = sum(pool.count * pool.num_gpus for pool in pools(config.fleet).values())
-    return workers + config.learner.world_size * config.fleet.learners.num_gpus
+    return reserved(config, "num_gpus")

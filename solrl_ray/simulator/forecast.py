@@ -1,7 +1,8 @@
 """Simulates how long a run takes on a given fleet, what delays it, and what to add next.
 
-The fleet is the configuration's: explorers, regenerators and learner ranks. They share GPUs if the `num_gpus` of an
-explorer and a regenerator fit on one together; a worker with 0 is counted as a GPU.
+The fleet is the configuration's: explorers, regenerators and learner ranks. In `colocated` placement one of each is a
+card; else an explorer and a regenerator share a GPU if their `num_gpus` fit on one together. A process with 0 is
+counted as a GPU.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from dataclasses import dataclass, replace
 
 from solrl_ray.config import fitting
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
-from solrl_ray.config.card_memory import Sharing, cards
 from solrl_ray.config.checks import staleness_problems
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import explorers_in_all, pools, resized
+from solrl_ray.config.pools import apart, explorers_in_all, is_colocated, resized, shares
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import hedge, is_one_stage, pool_sampling
 from solrl_ray.simulator.prices import Cluster, OrchestrationCosts, Priced, PriceList, orchestration, priced
@@ -121,7 +121,8 @@ def forecast(
     Raises UserError if a figure is missing.
     """
     cost = priced(config, arithmetic, prices, cluster)
-    made = scenario(config, cost, cluster, controller, staged=sharing(arithmetic, prices) == "one_at_a_time")
+    arithmetic = on_cards(arithmetic, prices)
+    made = scenario(arithmetic.config, cost, cluster, controller)
     iterations = steady(made)
     moving = moving_weights(arithmetic, prices)
     seconds = statistics.fmean(i.seconds for i in iterations) + moving
@@ -133,9 +134,9 @@ def forecast(
     }
 
     def option(changed: Config, text: str) -> Option:
-        larger = describe(changed, arithmetic.facts)
-        cost, staged = priced(changed, larger, prices, cluster), sharing(larger, prices) == "one_at_a_time"
-        iterations = steady(scenario(changed, cost, cluster, controller, staged=staged))
+        larger = on_cards(describe(changed, arithmetic.facts), prices)
+        cost = priced(changed, larger, prices, cluster)
+        iterations = steady(scenario(larger.config, cost, cluster, controller))
         seconds = statistics.fmean(i.seconds for i in iterations) + moving_weights(larger, prices)
         return Option(text=text, gpus=gpus(changed), seconds=seconds)
 
@@ -146,7 +147,7 @@ def forecast(
         priced=cost,
         gpus=gpus(config),
         seconds=seconds,
-        parts=_parts(made, iterations) | ({"weights down and up": moving} if moving else {}),
+        parts=_parts(made, iterations) | ({"frozen weights": moving} if moving else {}),
         busy=busy,
         options=tuple(option(*each) for each in changes),
         messages=controller.conditions,
@@ -159,22 +160,17 @@ def times(arithmetic: Arithmetic, cluster: Cluster, prices: PriceList) -> str:
 
 
 def moving_weights(arithmetic: Arithmetic, prices: PriceList) -> float:
-    """Seconds of an iteration in which weights of resting workers move between GPU and main memory."""
-    if prices.card is None or sharing(arithmetic, prices) == "keep":
-        return 0.0
-    link = prices.card.host_link
-    return max((fitting.seconds(card, link) for card in cards(arithmetic) if card.takes_turns), default=0.0)
+    """Seconds of an iteration in which weights that had left a card come back (`fleet.offload`)."""
+    return fitting.seconds(arithmetic, prices.card.host_link) if prices.card else 0.0
 
 
-def sharing(arithmetic: Arithmetic, prices: PriceList) -> Sharing:
-    """How workers share such cards; ``keep`` if the run does not fit them, or their memory is not known."""
-    return (fitting.sharing_on(arithmetic, prices.card) if prices.card else None) or "keep"
+def on_cards(arithmetic: Arithmetic, prices: PriceList) -> Arithmetic:
+    """The run with what such cards decide; as it is if it does not fit them, or their memory is not known."""
+    return (fitting.fitted(arithmetic, prices.card) if prices.card else None) or arithmetic
 
 
-def scenario(
-    config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts, *, staged: bool = False
-) -> Scenario:
-    """The configuration's fleet and work, as input of the simulation; `staged`: as in `Scenario`."""
+def scenario(config: Config, cost: Priced, cluster: Cluster, controller: OrchestrationCosts) -> Scenario:
+    """The configuration's fleet and work, as input of the simulation."""
     rollout = config.rollout
     return Scenario(
         prompts=rollout.prompts,
@@ -188,8 +184,9 @@ def scenario(
         hedge=hedge(config),
         one_stage=is_one_stage(config),
         max_staleness=rollout.max_staleness,
-        colocated=colocated(config),
-        staged=staged,
+        cards=config.learner.world_size * is_colocated(config.fleet),
+        shared=not is_colocated(config.fleet) and shared(config),
+        staged=bool(config.fleet.offload),
         stages=cost.stages,
         orchestration=controller.seconds(),
         network=cost.network,
@@ -202,17 +199,17 @@ def scenario(
     )
 
 
-def colocated(config: Config) -> bool:
-    """Whether an explorer and a regenerator share a GPU."""
-    return 0 < config.fleet.explorers.num_gpus + config.fleet.regenerators.num_gpus <= 1
+def shared(config: Config) -> bool:
+    """Whether an explorer and a regenerator, in processes of their own, share a GPU."""
+    explorers, regenerators = config.fleet.explorers, config.fleet.regenerators
+    return shares(explorers) and shares(regenerators) and explorers.num_gpus + regenerators.num_gpus <= 1
 
 
 def gpus(config: Config) -> int:
-    """GPUs of the whole fleet. A worker has its share of one GPU; the largest shares are placed first."""
-    fleet = config.fleet
+    """GPUs of the whole fleet. A process has its share of one GPU; the largest shares are placed first."""
     groups: tuple[tuple[int, Worker], ...] = (
-        *((pool.count, pool) for pool in pools(fleet).values()),
-        (config.learner.world_size, fleet.learners),
+        *((pool.count, pool) for pool in apart(config).values()),
+        (config.learner.world_size, config.fleet.learners),
     )
     free: list[float] = []
     """What is left of each GPU."""
@@ -238,7 +235,8 @@ def _parts(made: Scenario, iterations: list[SimulatedIteration]) -> dict[str, fl
     """Seconds by what is waited for; the controller's share is what a run without its costs would save."""
     free = iterations if made.orchestration == FREE else steady(replace(made, orchestration=FREE))
     mean = statistics.fmean
-    load = made.stages.load + (made.network.arrival(0, 1) if made.network else 0.0)
+    load = made.stages.merge if made.cards else made.stages.load
+    load += made.network.arrival(0, 1) if made.network and not made.cards else 0.0
     # An explorer that explored ahead has loaded its revision long before.
     load = min(load, mean(i.explored for i in free))
     return {
@@ -255,7 +253,7 @@ def _larger(config: Config, node: int) -> list[tuple[Config, str]]:
     fleet, learner = config.fleet, config.learner
     sizes = {"explorers": fleet.explorers.count + node, "regenerators": fleet.regenerators.count + node}
     ranks = {"learner": learner.model_copy(update={"world_size": learner.world_size + node})}
-    if colocated(config):
+    if is_colocated(config.fleet):
         everywhere = config.model_copy(update={"fleet": resized(fleet, sizes), **ranks})
         return [(everywhere, f"{node} more GPUs with one of each")]
     if is_one_stage(config):

@@ -9,7 +9,7 @@ from solrl_ray.simulator.price_list import CompiledPasses, Figure, ModelCosts, P
 
 PASSES = ("forward", "backward", "backward_checkpointed")
 """Limited by matrix products, like solver steps."""
-MOVES = ("decode_and_reward", "publication", "load")
+MOVES = ("decode_and_reward", "publication", "load", "merge")
 """Limited by memory bandwidth. A checkpoint is limited by neither and costs the same."""
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def _model(costs: ModelCosts, speed: Speed, measured: PriceList) -> ModelCosts:
         return scaled(figure, compute, "BF16 TFLOP/s")
 
     figures: dict[str, Any] = {name: by_compute(found) for name in PASSES if (found := getattr(costs, name))}
-    figures |= {name: scaled(getattr(costs, name), memory, "memory bandwidths") for name in MOVES}
+    figures |= {name: scaled(found, memory, "memory bandwidths") for name in MOVES if (found := getattr(costs, name))}
     figures["checkpoint"] = Figure(ms=costs.checkpoint.ms, measured=False, source=f"as on {measured.gpu}")
     if costs.compiled:
         figures["compiled"] = CompiledPasses(**{name: by_compute(figure) for name, figure in costs.compiled})

@@ -71,6 +71,8 @@ class ModelCosts(Section):
     """Making a revision."""
     load: Figure
     """Verifying, swapping in and proving it on a worker that has received it."""
+    merge: Figure | None = None
+    """Merging, quantising and proving it on a card that also learns; None: estimated (`prices.MERGE_SECONDS`)."""
     checkpoint: Figure
 
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from solrl_ray.config import problems, yaml_text
 from solrl_ray.config.arithmetic import Arithmetic, ModelFacts
 from solrl_ray.config.compiled_learner import activation_memory, is_compiled
+from solrl_ray.config.pools import is_colocated, needs_packed
 from solrl_ray.config.schema import Config
 from solrl_ray.config.section import AboveZero, Positive, Section, Share
 from solrl_ray.config.strategies import full_tier, is_one_stage, pool_sampling
@@ -33,6 +34,10 @@ SAME_SHARE = 0.02
 """Shares of quantised weights that differ by at most this count as the same."""
 SCALABLE = 8.0
 """Largest factor of work for scaling a figure to another model."""
+MERGE_SECONDS, MERGED = 1.0, 1.79e9
+"""Estimate until measured: seconds in which a card that learns merges, quantises and proves a revision that touches so
+many weights, which are FLUX.1-dev's.
+"""
 DELTA_SHARE = 0.07
 """Assumed size of a compressed delta between packed revisions, relative to the whole."""
 
@@ -169,10 +174,14 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         "decode and reward": decoded,
         "training pass": backward,
         "forward without gradient": forward,
-        "making a revision": costs.publication,
-        "loading it on a worker": costs.load,
         "writing a checkpoint": costs.checkpoint,
     }
+    merge = costs.merge or _merge(arithmetic.facts)
+    packed = needs_packed(config, config.fleet.explorers.count)
+    if packed:
+        figures |= {"making a revision": costs.publication, "loading it on a worker": costs.load}
+    if is_colocated(config.fleet):
+        figures["merging and proving a revision on its own card"] = merge
     if is_one_stage(config):
         del figures[f"regeneration step ({full_tier(config.model)})"]
     stages = Stages(
@@ -180,8 +189,9 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         regenerate=(drawn * rollout.regenerate.steps * full.ms + rollout.keep * image) / 1000,
         update=passes / 1000 + _traffic(config, arithmetic, cluster),
         checkpoint=costs.checkpoint.ms / 1000,
-        publication=costs.publication.ms / 1000,
+        publication=costs.publication.ms / 1000 * packed,
         load=costs.load.ms / 1000,
+        merge=merge.ms / 1000,
     )
     network = Network(
         payload=_payload(config, arithmetic),
@@ -190,6 +200,12 @@ def priced(config: Config, arithmetic: Arithmetic, prices: PriceList, cluster: C
         fanout=cluster.fanout,
     )
     return Priced(stages=stages, network=network, figures=figures)
+
+
+def _merge(facts: ModelFacts) -> Figure:
+    seconds = MERGE_SECONDS * max(1, facts.touched_parameters) / MERGED
+    source = f"assumed: {MERGE_SECONDS:g} s of FLUX.1-dev, by the weights that LoRA touches"
+    return Figure(ms=1000 * seconds, measured=False, source=source)
 
 
 def _decode_and_reward(config: Config, costs: ModelCosts) -> Figure:
@@ -240,8 +256,9 @@ def _model_costs(config: Config, facts: ModelFacts, prices: PriceList) -> ModelC
     figures: dict[str, Any] = {name: scaled(figure) for name in by_work if (figure := getattr(listed, name))}
     if listed.compiled:
         figures["compiled"] = CompiledPasses(**{name: scaled(figure) for name, figure in listed.compiled})
-    for name in ("publication", "load", "checkpoint"):
-        figures[name] = scaled(getattr(listed, name), facts.parameters / listed.parameters, "parameters")
+    for name in ("publication", "load", "merge", "checkpoint"):
+        if figure := getattr(listed, name):
+            figures[name] = scaled(figure, facts.parameters / listed.parameters, "parameters")
     figures["steps"] = {tier: scaled(figure) for tier, figure in listed.steps.items()}
     figures["scopes"] = {tier: tuple(map(scaled, steps)) for tier, steps in listed.scopes.items()}
     size = {"parameters": facts.parameters, "resolution": model.resolution}

@@ -23,6 +23,8 @@ class Stages:
     """Making a revision: merge, quantise, write."""
     load: float = 0.0
     """Verifying, swapping in and proving a revision on a worker that has received it."""
+    merge: float = 0.0
+    """Merging, quantising and proving it on a card that also learns, which has the factors already."""
 
 
 class Orchestration(Section):
@@ -76,7 +78,7 @@ class Network:
     bandwidth: float
     """Bytes a second that one node sends; its receivers share them."""
     workers_per_node: int = 8
-    """Of each pool; a node receives one copy for all of its workers."""
+    """Of each pool, without those on cards; a node receives one copy for all of its workers."""
     fanout: int = 2
 
     def arrival(self, index: int, nodes: int) -> float:
@@ -122,10 +124,12 @@ class Scenario:
     """The pool's own samples are learned from: no regeneration; the selector makes the groups."""
     max_staleness: int = 0
     """How many revisions explorers may be behind (`scheduling.staleness`)."""
-    colocated: bool = False
-    """Explorer i and regenerator i take turns on device i; otherwise each has its own device."""
+    cards: int = 0
+    """Explorer, regenerator and learner rank i < `cards` are one process, which does one thing at a time."""
+    shared: bool = False
+    """Explorer i and regenerator i, in processes of their own, compute on one device."""
     staged: bool = False
-    """An iteration is regenerated once all of it is explored (`fleet.sharing: one_at_a_time`)."""
+    """An iteration is regenerated once all of it is explored (`fleet.offload`)."""
     stages: Stages
     orchestration: Orchestration = FREE
     network: Network | None = None

@@ -258,9 +258,11 @@ class Simulation:
     def _replace(self, name: str) -> None:
         worker = self._workers[role_of(name)].pop(name)
         worker.state = advance(worker.state, "lost")
-        self._lose()
+        roles_are_together = slot_of(name) < min(self._scenario.cards, self._scenario.explorers)
+        if role_of(name) == "explorer" or not roles_are_together:  # a card counts once
+            self._lose()
         self._dispatcher.lost(name)
-        if not self._scenario.colocated:  # a shared device continues with the other tenant's units
+        if not self._scenario.shared:  # a shared device continues with the other tenant's units
             self._device_free[worker.device] = self._now
         replacement = self._open(role_of(name), replacement_name(name))
         self._push(self._now + self._scenario.disturbances.restart, replacement, Event("started", replacement.name))
@@ -368,13 +370,15 @@ class Simulation:
     # The workers
 
     def _open(self, role: str, name: str) -> Worker:
-        slot = slot_of(name)
-        dies = self._now + self._chance.life(name)
+        scenario, slot = self._scenario, slot_of(name)
+        on_card = slot < scenario.cards
+        # The roles of a card die together, and so do those that replace them.
+        dies = self._now + self._chance.life(name.replace(role, "card") if on_card else name)
         worker = Worker(
             name=name,
-            device=f"device-{slot}" if self._scenario.colocated else name.partition(".")[0],
-            node=slot // (self._scenario.network.workers_per_node if self._scenario.network else 1),
-            factor=self._scenario.disturbances.slow_factor if self._chance.is_slow(name) else 1.0,
+            device=f"device-{slot}" if on_card or scenario.shared else name.partition(".")[0],
+            node=(slot - scenario.cards) // (scenario.network.workers_per_node if scenario.network else 1),
+            factor=scenario.disturbances.slow_factor if self._chance.is_slow(name) else 1.0,
             dies=dies,
         )
         self._workers[role][name] = worker
@@ -392,22 +396,19 @@ class Simulation:
         self._push(worker.free + self._costs.hop, worker, Event("done", worker.name, unit=unit, seconds=seconds))
 
     def _load(self, worker: Worker) -> None:
-        """The revision travels, is loaded after the worker's units, and is proved; the worker's pool has its own nodes
-        unless colocated.
+        """The revision travels unless it is on the card, is loaded after the worker's units, and is proved; the workers
+        of a pool that are on no card have nodes of their own.
         """
         self._spend(self._costs.load)
-        network, arrives = self._scenario.network, self._now + self._costs.hop
-        if network is not None:
-            scenario = self._scenario
-            counts = (scenario.explorers, scenario.regenerators)
-            nodes = [math.ceil(count / network.workers_per_node) for count in counts]
-            if scenario.colocated:
-                arrives += network.arrival(worker.node, max(nodes))
-            else:
-                before = 0 if role_of(worker.name) == "explorer" else nodes[0]
-                arrives += network.arrival(before + worker.node, sum(nodes))
+        scenario, arrives = self._scenario, self._now + self._costs.hop
+        network, on_card = scenario.network, slot_of(worker.name) < scenario.cards
+        if network is not None and not on_card:
+            counts = (scenario.explorers - scenario.cards, scenario.regenerators - scenario.cards)
+            nodes = [math.ceil(max(0, count) / network.workers_per_node) for count in counts]
+            before = 0 if role_of(worker.name) == "explorer" else nodes[0]
+            arrives += network.arrival(before + worker.node, sum(nodes))
         worker.loading = True
-        loaded = max(arrives, worker.free) + self._scenario.stages.load
+        loaded = max(arrives, worker.free) + (scenario.stages.merge if on_card else scenario.stages.load)
         event = Event("loaded", worker.name, number=self._published[role_of(worker.name)])
         self._push(loaded + self._costs.hop, worker, event)
 

@@ -51,8 +51,8 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
         (["--set", "run.root=/proc/runs"], "run.root is /proc/runs (--set), but /proc takes no files."),
         (["--set", "run.root=/dev/null"], "run.root is /dev/null (--set), but /dev/null is a file."),
         (
-            ["--set", "fleet.learners.num_gpus=0.5"],
-            "fleet.learners.num_gpus is 0.5 (--set), but this machine has",
+            ["--set", "fleet.learners.num_gpus=1"],
+            "fleet.learners.num_gpus is 1 (--set), but this machine has",
         ),
         (
             ["--set", "tracking.trackers=[mlflow]"],
@@ -66,7 +66,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
             ["--set", "tracking.trackers=[wandb]"],
             "tracking.trackers has wandb (--set), whose package is not installed; pip install wandb, which",
         ),
-        (["one_gpu"], "fleet.explorers.num_gpus is 0.26 ("),
+        (["one_gpu"], "fleet.explorers.num_gpus is 1 ("),
         (["--address", "http://head:8265"], "--address or RAY_ADDRESS is 'http://head:8265', a dashboard"),
     ],
 )

@@ -25,10 +25,10 @@ def test_the_readme_has_the_table_that_the_plan_makes(table: list[str]) -> None:
     assert "\n".join(table) in README.read_text()
 
 
-def test_a_doctor_names_the_models_of_a_card_and_how_they_share_it() -> None:
+def test_a_doctor_names_the_models_of_a_card_and_which_offload() -> None:
     found = models_on(Card(name="cuda:0", memory=48.3e9), "fp8")
     assert (found.part, found.what, found.state) == ("cuda:0", "models", "ok")
-    assert "flux1_dev (one_at_a_time), flux2_klein_base_4b (lay_down), sana_1600m (lay_down), " in found.detail
+    assert "estimated: flux1_dev (offload), flux2_klein_base_4b, sana_1600m, " in found.detail
     assert "qwen_image" not in found.detail
     assert "pickscore one_gpu_48gb --set" in found.detail
 
@@ -45,9 +45,9 @@ def test_the_command_that_a_doctor_names_works_as_it_is_printed(
     command = shlex.split(detail.split("`")[1])
     assert command[:2] == ["solrl", "plan"]
     assert solrl(*command[1:], "--gpu", gpu) == 0
-    model, sharing = re.findall(r"(\w+) \((keep|lay_down|one_at_a_time)\)", detail)[0]
+    model, offload = re.findall(r"estimated: (\w+)( \(offload\))?", detail)[0]
     assert command[2] == model
-    assert f"fleet.sharing auto is {sharing}: " in capsys.readouterr().out
+    assert f"fleet.offload null is {'true' if offload else 'false'}: " in " ".join(capsys.readouterr().out.split())
     assert solrl(*command[1:]) == 0
 
 

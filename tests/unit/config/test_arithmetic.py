@@ -108,7 +108,7 @@ def test_memory_counts_weights_by_dtype_and_what_a_learner_rank_trains_with(conf
     assert one.training_bytes == 7 * 4 * 37_355_520
     assert four.training_bytes == 4 * 4 * 37_355_520 + 3 * 37_355_520
     text = " ".join(four.table().split())
-    assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 workers · 710 MB of LoRA policies" in text
+    assert "memory 23.8 GB of transformer weights (bfloat16) on each of 7 processes · 710 MB of LoRA policies" in text
     assert "302 MB of samples an iteration · not counted: packed previews, activations of samplers" in text
 
 
@@ -142,7 +142,7 @@ def test_what_activation_memory_means_is_said_in_gb_of_a_micro_batch(  # type: i
         (("objective.advantage.std=group",), 0),
         (("objective.advantage.std=group", "learner.updates=2"), 1),  # its gradient is reduced over ranks
         (("objective.advantage.std=group", "learner.zero_stage=2"), 94),
-        (("fleet.learners.num_gpus=0.5", "fleet.explorers.num_gpus=0.5"), 0),  # they take turns
+        (("fleet.placement=colocated",), 0),  # a card explores and regenerates then
     ],
 )
 def test_micro_batches_wait_for_what_their_gradient_needs(
@@ -248,10 +248,29 @@ def test_where_factors_alone_are_published_no_packed_weights_are_counted(mode: s
 
 
 def test_the_table_says_which_share_of_a_gpu_each_worker_has(configure) -> None:  # type: ignore[no-untyped-def]
-    fleet = "fleet={explorers: {count: 1, num_gpus: 0.25}, regenerators: {num_gpus: 0.25}, learners: {num_gpus: 0.5}}"
+    fleet = "fleet={explorers: {count: 1, num_gpus: 0.25}, regenerators: {num_gpus: 0.75}, learners: {num_gpus: 1}}"
     text = " ".join(describe(configure(fleet), FLUX).table().split())
-    assert "1 explorer × 1 thread and 0.25 GPU, 1 regenerator × 1 thread and 0.25 GPU, 1 learner ×" in text
-    assert "and 0.5 GPU · 1 GPU reserved" in text
+    assert "1 explorer × 1 thread and 0.25 GPU, 1 regenerator × 1 thread and 0.75 GPU, 1 learner ×" in text
+    assert "and 1 GPU · 2 GPUs reserved" in text
+
+
+def test_the_table_says_who_is_in_the_process_of_a_card(configure) -> None:  # type: ignore[no-untyped-def]
+    worker = "num_gpus: 1, num_cpus: 2"
+    fleet = (
+        f"fleet={{placement: colocated, explorers: {{count: 3, {worker}}}, regenerators: {{count: 2, {worker}}}, "
+        f"learners: {{{worker}}}}}"
+    )
+    numbers = describe(configure(fleet, "learner.world_size=2"), FLUX)
+    text = " ".join(numbers.table().split())
+    assert (
+        "1 explorer × 1 thread and 1 GPU, 2 learners × 1 thread and 1 GPU, in whose processes are 2 explorers" in text
+    )
+    assert "2 explorers and 2 regenerators · 6 CPUs and 3 GPUs reserved" in text
+    assert "on each of 3 processes" in text
+    assert numbers.packed_bytes == FLUX.packed_bytes
+    alone = describe(configure(fleet.replace("count: 3", "count: 2"), "learner.world_size=2"), FLUX)
+    assert alone.packed_bytes == 0  # each card makes its own
+    assert "packed weights" not in alone.table()
 
 
 def test_pruned_previews_are_counted_with_their_padding(configure) -> None:  # type: ignore[no-untyped-def]

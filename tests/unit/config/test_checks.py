@@ -12,6 +12,10 @@ from solrl_ray.config.strategies import at_fallback_level, pool_sampling, pool_u
 from solrl_ray.errors import UserError
 from solrl_ray.records import Pruning
 
+COLOCATED = (
+    "fleet={placement: colocated, explorers: {num_gpus: 1}, regenerators: {num_gpus: 1}, learners: {num_gpus: 1}}",
+)
+
 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
@@ -38,20 +42,50 @@ from solrl_ray.records import Pruning
             'compile.mode is "max-autotune-no-cudagraphs" (--set); it must be default with run.deterministic: other',
         ),
         (
-            ["fleet.sharing=lay_down"],
-            'fleet.sharing is "lay_down" (--set); it must be keep or auto: no worker shares a GPU with learners',
+            ["fleet.learners.num_gpus=0.51"],
+            "fleet.learners.num_gpus is 0.51 (--set); it must be 1: a rank has a whole GPU, on which with "
+            "fleet.placement colocated (and num_gpus 1 of explorers and regenerators) its process also explores",
         ),
         (
-            ["fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: one_at_a_time}"],
-            'fleet.sharing is "one_at_a_time" (--set); it must be keep, lay_down or auto: explorers and regenerators '
-            "do not both share GPUs",
+            [*COLOCATED, "fleet.regenerators.num_gpus=0.5"],
+            "fleet.regenerators.num_gpus is 0.5 (--set); it must be 1, as fleet.learners.num_gpus, with "
+            "fleet.placement colocated, where they share processes.",
         ),
         (
-            [
-                "fleet={explorers: {num_gpus: 0.5}, learners: {num_gpus: 0.5}, sharing: lay_down}",
-                "compile.cudagraphs=true",
-            ],
-            'fleet.sharing is "lay_down" (--set); it must be keep with compile.cudagraphs: a captured graph',
+            ["fleet.placement=colocated", "fleet.explorers.num_gpus=1"],
+            "fleet.explorers.num_gpus is 1.0 (--set); it must be 0, as fleet.learners.num_gpus",
+        ),
+        (
+            [*COLOCATED, "fleet.learners.num_gpus=2"],
+            "fleet.learners.num_gpus is 2.0 (--set); it must be 0 or 1 with fleet.placement colocated: a process has",
+        ),
+        (
+            [*COLOCATED, "publish.mode=branch"],
+            'publish.mode is "branch" (--set); it must be packed or lora with fleet.placement colocated',
+        ),
+        (
+            [*COLOCATED, "publish.base=pack", "rollout.explore.precision=fp8"],
+            'publish.base is "pack" (--set); it must be checkpoint, because with fleet.placement colocated every',
+        ),
+        (
+            [*COLOCATED, "rollout.max_staleness=1"],
+            "rollout.max_staleness is 1 (--set); it must be 0 with fleet.placement colocated: a card explores or",
+        ),
+        (
+            ["fleet.offload=true"],
+            "fleet.offload is true (--set); it must be false or null: fleet.placement is split, where an explorer",
+        ),
+        (
+            ["fleet.placement=colocated", "fleet.offload=true"],
+            "fleet.offload is true (--set); it must be false or null: fleet.learners.num_gpus is 0, so there is no",
+        ),
+        (
+            [*COLOCATED, "fleet.offload=true", "rollout.explore.precision=bf16", "model.dtype=bfloat16"],
+            "fleet.offload is true (--set); it must be false or null: the pool is sampled in full precision",
+        ),
+        (
+            [*COLOCATED, "fleet.offload=true", "compile.cudagraphs=true"],
+            "fleet.offload is true (--set); it must be false or null: with compile.cudagraphs a captured graph reads",
         ),
         (
             ["learner.activation_memory=0.5"],
@@ -116,14 +150,6 @@ from solrl_ray.records import Pruning
             ["rollout.max_staleness=1", "rollout.strategy=scaled"],
             "rollout.max_staleness is 1 (--set); it must be 0 with rollout.strategy scaled, whose samples are learned "
             "from",
-        ),
-        (
-            ["rollout.max_staleness=1", "fleet.explorers.num_gpus=0.5", "fleet.learners.num_gpus=0.5"],
-            "rollout.max_staleness is 1 (--set); it must be 0 where explorers and learners share GPUs",
-        ),
-        (
-            ["learner.world_size=2", "fleet.learners.num_gpus=0.5"],
-            "fleet.learners.num_gpus is 0.5 (--set); it must be more than 0.5 with 2 ranks (learner.world_size): Ray ",
         ),
         (
             ["rollout.max_staleness=1", "checkpoints.keep=1"],

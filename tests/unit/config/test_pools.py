@@ -4,7 +4,8 @@ import pytest
 
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load_with_sources
-from solrl_ray.config.pools import kinds_of_prompts, prompts_of
+from solrl_ray.config.pools import apart, is_on_a_card, kinds_of_prompts, needs_packed, prompts_of, reserved
+from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.scheduling.placement import requests
 from tests.support.small import CONFIGS, small_config
@@ -38,6 +39,41 @@ def test_every_prompt_has_one_kind_whatever_the_shares(tmp_path: Path) -> None:
         assert (len(kinds), kinds.count("a"), kinds.count("b")) == (48, a, b)
         for upto in range(49):  # nobody is ever more than a prompt ahead of its share
             assert abs(kinds[:upto].count("a") - a * upto / 48) <= 1
+
+
+OTHERS = "fleet.other_explorers=[{name: l40s, count: 3, prompts: 1, num_gpus: 1}]"
+
+
+def cards(tmp_path: Path, *settings: str, placement: str = "colocated") -> Config:
+    """Two ranks, four explorers, one regenerator."""
+    fleet = (
+        f"fleet={{placement: {placement}, explorers: {{count: 4, num_gpus: 1, num_cpus: 1}}, "
+        "regenerators: {num_gpus: 1, num_cpus: 1}, learners: {num_gpus: 1, num_cpus: 3}}"
+    )
+    return small_config(tmp_path, "cards", fleet, "learner.world_size=2", *settings)
+
+
+def test_on_a_card_are_the_samplers_with_the_number_of_a_rank(tmp_path: Path) -> None:
+    config = cards(tmp_path, OTHERS)
+    assert [is_on_a_card(config, "explorers", slot) for slot in range(4)] == [True, True, False, False]
+    assert is_on_a_card(config, "regenerators", 0)
+    assert not is_on_a_card(config, "explorers_l40s", 0)
+    assert {name: pool.count for name, pool in apart(config).items()} == {"explorers": 2, "explorers_l40s": 3}
+    assert (reserved(config, "num_gpus"), reserved(config, "num_cpus")) == (2 + 2 + 3, 2 * 3 + 2)
+
+
+def test_split_nobody_is_on_a_learners_card(tmp_path: Path) -> None:
+    config = cards(tmp_path, placement="split")
+    assert not is_on_a_card(config, "explorers", 0)
+    assert {name: pool.count for name, pool in apart(config).items()} == {"explorers": 4, "regenerators": 1}
+    assert reserved(config, "num_gpus") == 2 + 4 + 1
+
+
+def test_packed_revisions_are_for_explorers_without_a_learner(tmp_path: Path) -> None:
+    config = cards(tmp_path)
+    assert [needs_packed(config, explorers) for explorers in (1, 2, 3)] == [False, False, True]
+    assert needs_packed(cards(tmp_path, OTHERS), 1)
+    assert needs_packed(cards(tmp_path, placement="split"), 1)
 
 
 def test_other_explorers_ask_for_places_of_their_own(tmp_path: Path) -> None:

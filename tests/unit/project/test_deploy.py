@@ -20,7 +20,7 @@ import yaml
 from solrl_ray import cli
 from solrl_ray.config import checks, named
 from solrl_ray.config.loading import load
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.pools import pools
 from solrl_ray.scheduling import placement
 
 REPOSITORY = Path(__file__).parents[3]
@@ -179,9 +179,7 @@ def test_the_run_of_a_rayjob_has_room_on_its_groups_at_their_largest(
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("one_gpu", 1), ("eight_gpus", 8)])
-def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_model_and_strategy(
-    name: str, gpus: int
-) -> None:
+def test_a_cluster_file_gives_each_gpu_one_process_and_fits_every_model_and_strategy(name: str, gpus: int) -> None:
     configs, cluster = REPOSITORY / "configs", REPOSITORY / f"configs/clusters/{name}.yaml"
     machine = placement.Node(resources={"GPU": float(gpus), "CPU": 3.0 * gpus}, labels={})
     prompts = "prompts={train: builtin:testbed/prompts/train.txt, heldout: builtin:testbed/prompts/heldout.txt}"
@@ -191,7 +189,7 @@ def test_a_cluster_file_gives_each_gpu_one_worker_of_each_kind_and_fits_every_mo
         parts = [model, strategy, configs / "methods/diffusion_nft.yaml", configs / "rewards/hpsv2.yaml", cluster]
         config = load(parts, [prompts, knowing])
         checks.check(config)
-        assert takes_turns(config.fleet)
-        asked = placement.requests(config)
-        assert [request.total("GPU") for request in asked] == pytest.approx([0.26 * gpus, 0.23 * gpus, 0.51 * gpus])
-        assert [entry.missing for entry in placement.fit(asked, [machine])] == [0, 0, 0]
+        assert [pool.count for pool in pools(config.fleet).values()] == [gpus, gpus]
+        (cards,) = placement.requests(config)
+        assert cards.total("GPU") == gpus
+        assert [entry.missing for entry in placement.fit([cards], [machine])] == [0]

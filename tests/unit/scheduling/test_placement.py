@@ -65,13 +65,32 @@ def run_with(
     return config(Path("unused"), learner={"world_size": ranks}, fleet=fleet)
 
 
-def test_ranks_leave_nodes_with_labels_to_pools_and_come_first_where_they_share_gpus() -> None:
+def test_ranks_leave_nodes_with_labels_to_pools() -> None:
     labelled = {"num_gpus": 1, "labels": {"role": "explorer"}}
     whole = requests(run_with({"num_gpus": 1, "num_cpus": 4}, labelled, ranks=4))
     assert missing(whole, [EXPLORER, EXPLORER, LEARNERS])["fleet.explorers"] == 0
     assert missing(whole, [EXPLORER, EXPLORER, LEARNERS])["fleet.learners"] == 0
-    shared = requests(run_with({"num_gpus": 0.4}, {"num_gpus": 0.6}, ranks=2))
-    assert missing(shared, [EXPLORER])["fleet.learners"] == 0  # in the other order one of them would be
+
+
+def colocated(ranks: int, **counts: int) -> Config:
+    worker = {"num_gpus": 1, "num_cpus": 2}
+    pools = {pool: worker | {"count": count} for pool, count in counts.items()}
+    settings = run_with({"num_gpus": 1, "num_cpus": 4}, pools["explorers"], pools["regenerators"], ranks=ranks)
+    return settings.model_copy(update={"fleet": settings.fleet.model_copy(update={"placement": "colocated"})})
+
+
+def test_a_card_is_one_request_with_the_resources_of_learners() -> None:
+    (cards,) = requests(colocated(2, explorers=2, regenerators=1))
+    assert (cards.key, cards.count, cards.each) == ("fleet.learners", 2, {"GPU": 1.0, "CPU": 4.0})
+
+
+def test_who_is_beyond_the_ranks_has_a_place_of_its_own_after_them() -> None:
+    explorers, regenerators, cards = requests(colocated(2, explorers=5, regenerators=3))
+    assert [(each.key, each.count, each.each["CPU"]) for each in (explorers, regenerators)] == [
+        ("fleet.explorers", 3, 2.0),
+        ("fleet.regenerators", 1, 2.0),
+    ]
+    assert missing([explorers, cards], [EXPLORER, EXPLORER]) == {"fleet.explorers": 3, "fleet.learners": 0}
 
 
 @pytest.mark.parametrize(
@@ -137,17 +156,17 @@ def test_whole_cards_are_those_of_which_nobody_has_a_share() -> None:
 @pytest.mark.parametrize(
     ("explorers", "regenerators", "lacking"),
     [
-        (0.26, 0.23, {"fleet.explorers": 0, "fleet.regenerators": 0, "fleet.learners": 0}),
-        # As Ray 2.60 places them: both explorers beside one rank, which leaves 0.03 of that card and 0.49 of the other.
-        (0.23, 0.26, {"fleet.explorers": 0, "fleet.regenerators": 1, "fleet.learners": 0}),
-        (0.5, 0.26, {"fleet.explorers": 2, "fleet.regenerators": 0, "fleet.learners": 0}),  # 0.49 is left of a card
+        (0.6, 0.4, {"fleet.explorers": 0, "fleet.regenerators": 0, "fleet.learners": 0}),
+        # As Ray 2.60 places them: both explorers on one card, which leaves 0.2 of it and one card.
+        (0.4, 0.6, {"fleet.explorers": 0, "fleet.regenerators": 1, "fleet.learners": 0}),
+        (0.6, 0.5, {"fleet.explorers": 0, "fleet.regenerators": 2, "fleet.learners": 0}),  # 0.4 is left of each card
     ],
 )
 def test_shares_have_room_if_they_have_it_in_the_order_in_which_a_run_makes_them(
     explorers: float, regenerators: float, lacking: dict[str, int]
 ) -> None:
     pools = {"num_gpus": explorers}, {"num_gpus": regenerators, "count": 2}
-    assert missing(requests(run_with({"num_gpus": 0.51}, *pools, ranks=2)), [TWO]) == lacking
+    assert missing(requests(run_with({"num_gpus": 0}, *pools, ranks=2)), [TWO]) == lacking
 
 
 @pytest.mark.parametrize(

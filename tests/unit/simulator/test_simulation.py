@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -51,8 +52,35 @@ def test_in_one_stage_nothing_is_regenerated() -> None:
     assert (iteration.closed.counts.groups, iteration.busy["regenerator"]) == (8, 0)
 
 
-def test_on_one_shared_device_exploring_and_regenerating_add_up() -> None:
-    assert simulate(scenario(1, colocated=True))[0].seconds == pytest.approx(16 + 8 + 1)
+@pytest.mark.parametrize("together", [{"cards": 1}, {"shared": True}])
+def test_on_one_card_exploring_and_regenerating_add_up(together: dict[str, Any]) -> None:
+    assert simulate(scenario(1, **together))[0].seconds == pytest.approx(16 + 8 + 1)
+
+
+def test_a_card_merges_a_revision_while_others_wait_for_it_to_arrive() -> None:
+    stages = Stages(explore=1.0, regenerate=1.0, update=1.0, load=2.0, merge=0.5)
+    network = Network(payload=1e9, bandwidth=1e9, workers_per_node=1, fanout=1)
+    card = scenario(1, cards=1, stages=stages, network=network)
+    assert simulate(card)[0].seconds == pytest.approx(0.5 + 16 + 8 + 1)
+    # The other explorer's node has it after 1 s, and it needs 2 s more: 2.5 units less than the card, which has 16 and
+    # the 8 of regenerating.
+    beside = simulate(replace(card, explorers=2, staged=True))[0]
+    assert beside.explored == pytest.approx(0.5 + 9.5, abs=0.51)
+
+
+def test_a_card_that_is_lost_loses_its_roles_together_and_counts_once() -> None:
+    made = scenario(2, cards=2, learners=2, disturbances=Disturbances(mtbf=60.0, restart=5.0))
+    simulation = Simulation(made)
+    lost = [iteration.lost for iteration in simulation.run(6)]
+    workers = simulation._workers
+    replaced = {role: sorted(workers[role]) for role in workers}
+    assert sum(lost) > 0
+    assert [name.removeprefix("explorer") for name in replaced["explorer"]] == [
+        name.removeprefix("regenerator") for name in replaced["regenerator"]
+    ]
+    died = sum(int(name.partition(".")[2] or 0) for name in replaced["explorer"])
+    assert died > 0
+    assert died <= sum(lost) <= died + 6  # and learner ranks in six updates of a second
 
 
 def test_the_selection_does_not_depend_on_the_fleet_nor_on_failures() -> None:
@@ -161,8 +189,8 @@ def test_an_idle_worker_does_a_late_unit_as_well_and_nothing_else_changes() -> N
         assert two.closed.counts.violations == 0
 
 
-def test_by_turns_all_is_explored_before_anything_is_regenerated() -> None:
-    made = scenario(1, colocated=True)
+def test_with_offloading_all_is_explored_before_anything_is_regenerated() -> None:
+    made = scenario(1, cards=1)
     mixed, staged = simulate(made)[0], simulate(replace(made, staged=True))[0]
     assert (staged.explored, staged.rollout) == (pytest.approx(16), pytest.approx(16 + 8))
     assert mixed.explored > staged.explored

@@ -302,14 +302,14 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
 
 
 def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Path) -> None:
-    open_to_cards = ["learner.activation_memory=null", "compile.learner=true", "fleet.learners.num_gpus=0.5"]
+    open_to_cards = ["learner.activation_memory=null", "compile.learner=true", "fleet.learners.num_gpus=1"]
     given = load([DEMO], [f"run={{root: '{tmp_path}', name: small}}", *open_to_cards])
     folder = RunFolder.of(given)
     folder.create(given, resume=False)
     assert continuation.stored(folder.path) == given  # nothing is decided: it may die before
     decided = compiled_learner.keeping(given, 0.5, given.learner.micro_batch // 2)
-    fleet = given.fleet.model_copy(update={"sharing": "lay_down"})
+    fleet = given.fleet.model_copy(update={"offload": True})
     folder.settle(decided.model_copy(update={"fleet": fleet}))
-    assert continuation.stored(folder.path) == decided  # the sharing changes no bytes and may be decided again
+    assert continuation.stored(folder.path) == decided  # offloading changes no bytes and may be decided again
     assert continuation.carried(given, continuation.stored(folder.path)) == decided
     folder.lock.release()
