@@ -57,7 +57,7 @@ def train(
     Args:
         resume: continue an existing run folder; if the run is complete, no worker is started.
         facts: sizes of the model, with which a card settles what is left open to it (`fitting.settled`); without them
-            ``fleet.sharing: auto`` is ``keep`` and ``learner.activation_memory: null`` is 0.5.
+            ``fleet.offload: null`` is false and ``learner.activation_memory: null`` is 0.5.
         classes: other classes for the actors, for tests and benchmarks.
 
     Raises UserError: bad input, before any training state is touched; RunError: the run cannot go on, or its disk
@@ -185,8 +185,8 @@ def on_its_cards(config: Config, facts: ModelFacts | None, folder: RunFolder) ->
     given = config
     if facts is not None and fitting.is_open(config):
         config = fitting.settled(config, facts, _learners_card(config))
-        if config.fleet.sharing != given.fleet.sharing:
-            print(f"fleet.sharing auto is {config.fleet.sharing}", flush=True)
+        if config.fleet.offload and not given.fleet.offload:
+            print("fleet.offload null is true: frozen layers leave the card while explorers work", flush=True)
     if compiled_learner.is_open(given):
         kept = compiled_learner.activation_memory(config)
         config = compiled_learner.keeping(config, kept)

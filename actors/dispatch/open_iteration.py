@@ -102,6 +102,7 @@ class OpenIteration(Owner):
         publication: Callable[[], dict[str, float]],
         tell: Callable[[str], None],
         changed: Callable[[], None],
+        staged: bool = False,
     ) -> None:
         """
         Args:
@@ -110,6 +111,7 @@ class OpenIteration(Owner):
             publication: state of the explorers' revision: see `IterationMetrics.publication`.
             tell: is given a sentence for the user.
             changed: called when there is progress to show.
+            staged: whether nothing is regenerated before all is explored.
         """
         self.plan = plan
         self.batch = f"iteration {plan.iteration}"
@@ -129,7 +131,9 @@ class OpenIteration(Owner):
         self.grown = asyncio.Event()
         """Set when a group arrives; the waiting task clears it."""
         self._world, self._tasks, self._hand_out, self._selector = world, tasks, hand_out, selector
-        self._explored_with, self._tell, self._changed = publication, tell, changed
+        self._explored_with, self._tell, self._changed, self._staged = publication, tell, changed, staged
+        self._waiting: list[WorkUnit] = []
+        """Of a staged iteration: units that wait until all is explored."""
         self._publication: dict[str, float] = {}
         units = plan.pool_units() if opened is None else opened.units
         self._unexplored = {unit.id for unit in units if unit.stage in _EXPLORING}
@@ -316,6 +320,9 @@ class OpenIteration(Owner):
         alike: defaultdict[tuple[str, int], list[WorkUnit]] = defaultdict(list)
         """By pool and priority: opening an iteration brings tens of thousands at once."""
         for unit in () if self._learned else units:
+            if self._staged and self._unexplored and unit.stage not in _EXPLORING:
+                self._waiting.append(unit)
+                continue
             kind = self._kinds.get(unit.prompt_id, "")
             explorers = f"explorers_{kind}" if kind else "explorers"
             pool = explorers if unit.stage in _EXPLORING else "regenerators"
@@ -328,6 +335,8 @@ class OpenIteration(Owner):
         if not self._unexplored and not self.explored.is_set():
             self._publication = self._explored_with()  # the next revision may be sent from now on
             self.explored.set()
+            waiting, self._waiting = self._waiting, []
+            self._want(waiting)
         if len(self.groups) == len(self.prompts) and len(self.audits) == self.audited:
             self.completed.set()
         self._changed()

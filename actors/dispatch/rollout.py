@@ -42,7 +42,7 @@ class Rollouts:
             publication: state of the explorers' revision: see `IterationMetrics.publication`.
         """
         self._world, self._tasks, self._hand_out, self._telemetry = world, tasks, hand_out, telemetry
-        self._publication = publication
+        self._publication, self._staged = publication, bool(config.fleet.offload)
         self._selector = SelectorClient(
             world,
             tasks,
@@ -105,6 +105,7 @@ class Rollouts:
             publication=self._publication,
             tell=self._telemetry.message,
             changed=self._changed,
+            staged=self._staged,
         )
 
     def is_open(self, iteration: int) -> bool:

@@ -2,7 +2,7 @@
 
 Incomplete ones are called ``.<name>.partial``; `remove_partial` removes those of a killed process.
 
-A path may be on another kind of disk, such as `solrl_ray.simulator.memory_disk.MemoryPath`. Such a disk registers its
+A path may be on another kind of disk, such as `tests.simulated.memory_disk.MemoryPath`. Such a disk registers its
 own versions of the functions at the end.
 """
 

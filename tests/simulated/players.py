@@ -6,10 +6,9 @@ The selector is the real one; its files are written in its own thread, so that a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from actors.workers.regenerator import Evaluated
 from actors.workers.selector import Ack, Selector
 from solrl_ray.config.compiled_learner import is_compiled
-from solrl_ray.config.pools import lays_down, pools, shares
+from solrl_ray.config.pools import is_on_a_card
 from solrl_ray.config.schema import Config, Lora
 from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
@@ -27,7 +26,7 @@ from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.pruning import survivors
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
-from solrl_ray.scheduling.worker_state import pool_of
+from solrl_ray.scheduling.worker_state import pool_of, slot_of
 from solrl_ray.storage.journal import parsed
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.checksums import tensors_digest
@@ -66,30 +65,14 @@ class TextEncoder:
         return PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=prompt.id)
 
 
-class Weighty:
-    """Has weights, which are on the GPU or not."""
-
-    is_up = False
-    """Whether they are."""
-    others_up: Callable[[], list[str]] = staticmethod(list)
-    """Names of those in whose turn it may not have them there."""
-
-    def take_up(self, what: str) -> None:
-        assert not (up := self.others_up()), f"{what} while {up} have weights on the GPU"
-        self.is_up = True
-
-    def release_gpu_memory(self) -> int:
-        self.is_up = False
-        return 0
-
-
-class Worker(Weighty):
+class Worker:
     """Holds a revision, by its proof; its rewards are those of that revision's bytes."""
 
     role = ""
 
-    def __init__(self, name: str, tier: str) -> None:
-        self._name, self._tier = name, tier
+    def __init__(self, name: str, tier: str, on_card: bool = False) -> None:
+        """`on_card`: whether it is a role of a learner rank's card, which makes its weights of the factors."""
+        self._name, self._tier, self._on_card = name, tier, on_card
         self._holds: tuple[str, int] | None = None
         self._packed: dict[str, torch.Tensor] = {}
         self._weights = ""
@@ -97,15 +80,13 @@ class Worker(Weighty):
     def alive(self, name: str) -> None: ...
 
     def start(self) -> Attestation:
-        self.take_up(f"the start of {self._name}")
         return Attestation(worker=self._name, device="none", tier="none", score_class=self.role, checks={})
 
     def load_revision(self, sent: Any, probe: Any, full: bool) -> Receipt | Refusal:
-        self.take_up(f"a revision of {self._name}")
         received = read(sent)
         manifest = received.manifest
         expected = manifest.expected[self.role]
-        if self.role == EXPLORER:  # which is sent nothing but packed weights
+        if self.role == EXPLORER and not self._on_card:  # it is sent nothing but packed weights
             self._holds = None
             try:
                 self._packed = payload.packed_from(received, self._packed, manifest.formats)
@@ -113,6 +94,8 @@ class Worker(Weighty):
                 return Refusal(worker=self._name, reason=str(error))
             held = tensors_digest(self._packed)
             assert held == expected.digest, f"{self._name} was sent other weights than {manifest.name} states"
+        if self._on_card:
+            assert set(received.tensors) == {f"{MODULE}.lora_A", f"{MODULE}.lora_B"}, f"{self._name} was sent more"
         self._holds = (manifest.policy, manifest.revision)
         self._weights = expected.digest
         return Receipt(
@@ -130,7 +113,6 @@ class Worker(Weighty):
         wanted = (unit.policy, unit.revision)
         if wanted != self._holds:
             raise NonsenseError(f"{self._name} holds {self._holds}, but unit {unit.id} wants {wanted}")
-        self.take_up(f"{unit.id} of {self._name}")
         return rewards(pool_of(self._name), self._tier, self._weights, unit, *of)
 
     def _result(self, unit: WorkUnit) -> UnitResult:
@@ -202,7 +184,7 @@ _PARTS: dict[Any, RevisionShard] = {}
 """What learners have made of equal factors, in any run: a tenth of a run's time."""
 
 
-class Learner(Weighty):
+class Learner:
     """Its factors are a function of all samples that it ever learned from; one of a group learns as all do."""
 
     def __init__(self, config: Config) -> None:
@@ -217,11 +199,9 @@ class Learner(Weighty):
         """Kinds of passes."""
 
     def start(self) -> str:
-        self.take_up("the start of a learner")
         return "host"
 
     def warm_up(self, policy: str, embedding: Any) -> float:
-        self.take_up("a learner's warm-up")
         self._to_compile.remove(policy)
         return 20.0
 
@@ -240,12 +220,10 @@ class Learner(Weighty):
     def offer(self, iteration: int, sizes: list[int], first: int, groups: list[Any], embeddings: list[Any]) -> None: ...
 
     def feed(self, iteration: int, groups: list[Any], embeddings: list[Any]) -> None:
-        self.take_up(f"the samples of iteration {iteration}")
         self._fed = [group.value for group in groups]
 
     def update(self, iteration: int) -> UpdateMetrics:
         assert not self._to_compile, f"update {iteration} of a learner that has not compiled {self._to_compile}"
-        self.take_up(f"update {iteration}")
         assert iteration == self._updates, f"update {iteration} of a learner that has made {self._updates}"
         step = number(*[group_digest(group) for group in self._fed])
         self._b = self._b + torch.full_like(self._b, step)
@@ -280,13 +258,12 @@ class Learner(Weighty):
     def _factors(self, policy: Policy) -> dict[str, torch.Tensor]:
         return {f"{MODULE}.lora_A": self._a.clone(), f"{MODULE}.lora_B": self._b.clone()}
 
-    def shard(self, policy: Policy, tier: str, parent: int | None) -> RevisionShard:
-        self.take_up("a learner's merging")
+    def shard(self, policy: Policy, tier: str, parent: int | None, pack: bool) -> RevisionShard:
         key = policy, self._updates, self._b.shape[1], float(self._b[0, 0])  # all of its elements are equal
         if key not in _PARTS:
             _PARTS[key] = self._publisher.shard(self._updates, self._factors(policy), policy=policy)
-        if policy != "old":
-            return _PARTS[key]
+        if policy != "old" or not pack:
+            return replace(_PARTS[key], packed={})
         with self._copies.of(self._updates, parent=parent) as copies:
             copies.take(_PARTS[key].packed)
             packed, deltas = copies.result()
@@ -346,28 +323,17 @@ class SimulatedSelector(Selector):
 WORKERS = {"explorer": Explorer, "regenerator": Regenerator}
 
 
-def players(config: Config, folder: Path, living: Callable[[], list[str]]) -> Any:
-    """Makes the player of a role; `living`: names of those who live."""
-    weighty: dict[str, Weighty] = {}
-
-    def up(mine: str) -> list[str]:
-        """Those with weights on the GPU in others' turn than `mine`."""
-        return [name for name in living() if name in weighty and weighty[name].is_up and turn(weighty[name]) != mine]
-
-    def turn(player: Any) -> str:
-        if isinstance(player, Learner):
-            return "learner"
-        return player.role if config.fleet.sharing == "one_at_a_time" else "explorer and regenerator"
+def players(config: Config, folder: Path) -> Any:
+    """Makes the player of a role."""
 
     def make(role: str, name: str, tier: str) -> Any:
         if role == "text_encoder":
             return TextEncoder()
         if role == "selector":
             return SimulatedSelector(folder, config.fleet.strict)
-        player = Learner(config) if role == "learner" else WORKERS[role](name, tier if role == "explorer" else "")
-        if lays_down(config.fleet) and (role == "learner" or shares(pools(config.fleet)[pool_of(name)])):
-            weighty[name] = player
-            player.others_up = partial(up, turn(player))  # type: ignore[method-assign]
-        return player
+        if role == "learner":
+            return Learner(config)
+        on_card = is_on_a_card(config, pool_of(name), slot_of(name))
+        return WORKERS[role](name, tier if role == "explorer" else "", on_card)
 
     return make

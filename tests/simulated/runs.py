@@ -29,22 +29,22 @@ from solrl_ray.errors import RunError, UserError
 from solrl_ray.prompts.prompt_set import read_prompts
 from solrl_ray.records import WorkUnit
 from solrl_ray.report.data import read_summary
-from solrl_ray.simulator import virtual_clock
-from solrl_ray.simulator.faults import Fault
-from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
-from solrl_ray.simulator.world import SimulatedWorld
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.resume import check_prompts
 from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.publication import Publication, Publications
+from tests.simulated import virtual_clock
+from tests.simulated.faults import Fault
+from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
+from tests.simulated.world import SimulatedWorld
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
     "{resources: 20, start: 20, explore: 15, regenerate: 15, update: 30, collective: 30, publish: 15, "
-    "release_gpu_memory: 12, selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
+    "selector: 15, encode: 12, fetch: 12, checkpoint: 30}"
 )
 """Longer than a call that is ten times slower takes, and short: while one waits, others are asked whether they live."""
 LADDER = ("fidelity.floor=0.99", "fidelity.patience=1")
@@ -169,8 +169,8 @@ class Plan:
     for it before it is gone."""
     compiled: bool = False
     """Whether learners compile."""
-    sharing: str = ""
-    """What those who share a GPU do with their weights in others' turn; empty: nobody shares one."""
+    colocated: bool = False
+    """Whether a process a card has all of its roles."""
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -214,7 +214,7 @@ class Plan:
             scales=tuple(scales),
             evaluations=tuple(evaluations),
             compiled=rng.random() < 0.3,
-            sharing="" if shape.staleness else rng.choice(["", "keep", "lay_down", "one_at_a_time"]),
+            colocated=not shape.staleness and rng.random() < 0.6,
         )
 
 
@@ -239,6 +239,8 @@ class Ended:
     """Sentences with which it ended before it was resumed."""
     happened: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """What was said to the user."""
 
 
 @cache
@@ -266,10 +268,8 @@ def run(plan: Plan) -> Ended:
     regenerators = base.fleet.regenerators.model_copy(update={"count": plan.regenerators})
     config = _but(base, "run", root="/", name="run")
     fleet = {"explorers": explorers, "regenerators": regenerators, "learners": base.fleet.learners}
-    if plan.sharing:
-        fleet = {name: pool.model_copy(update={"num_gpus": 0.3}) for name, pool in fleet.items()}
-        config = _but(config, "fleet", sharing=plan.sharing)
-    config = _but(_but(config, "fleet", **fleet), "learner", world_size=plan.ranks)
+    placement = "colocated" if plan.colocated else "split"
+    config = _but(_but(config, "fleet", placement=placement, **fleet), "learner", world_size=plan.ranks)
     config = _but(config, "compile", learner=plan.compiled)
     disk, ended = MemoryDisk(), Ended(None)
     folder: Any = disk.path("/run")
@@ -294,10 +294,12 @@ def run(plan: Plan) -> Ended:
 
 def _attempt(plan: Plan, config: Config, path: Any, ended: Ended) -> bool:
     """One driver's life. Returns whether the run came to its end; raises the error that ended it."""
-    make = players(config, path, lambda: world.living())
-    world = SimulatedWorld(make, path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, size=_size)
+    make, cards = players(config, path), plan.ranks if plan.colocated else 0
+    world = SimulatedWorld(
+        make, path.disk, seed=plan.seed, faults=plan.faults, nodes=plan.nodes, cards=cards, size=_size
+    )
     try:
-        return virtual_clock.run(_driven(plan, config, path, world))
+        return virtual_clock.run(_driven(plan, config, path, world, ended.told))
     except PowerLoss:
         return False
     finally:
@@ -310,7 +312,7 @@ def _size(unit: WorkUnit) -> float:
     return len(unit.indices) / 4 if unit.stage == "explore" else 1.0
 
 
-async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) -> bool:
+async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld, said: list[str]) -> bool:
     if await world.blocking(
         lambda: _claimed(path, config), "opening the run folder", config.fleet.deadlines.checkpoint
     ):
@@ -333,6 +335,7 @@ async def _driven(plan: Plan, config: Config, path: Any, world: SimulatedWorld) 
             await life
         return not world.crashed.is_set()
     finally:
+        said += [text for _, text in told]
         controller._parts.folder.lock.release()
         await _clear_away(world, others)
 

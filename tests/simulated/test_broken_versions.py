@@ -6,37 +6,34 @@ must be the one that is expected: else the simulated world would not see such a 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.fleet.turns import Turns
 
 from actors.dispatch.open_iteration import OpenIteration, RolloutResult
 from actors.dispatch.selector_client import SelectorClient
-from actors.fleet.pool import Pool
+from actors.fleet.fleet import Fleet
 from actors.fleet.worker import Worker as FleetWorker
 from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
-from actors.training.policy_publisher import PolicyPublisher
 from actors.workers import selector
 from actors.workers.selector import Ack
+from actors.world import Process
 from solrl_ray.common import files
-from solrl_ray.errors import WorkerGone
 from solrl_ray.learning import state
 from solrl_ray.records import WorkUnit
 from solrl_ray.scheduling.dispatcher import Dispatcher
 from solrl_ray.scheduling.ledger import Ledger, Outcome
-from solrl_ray.simulator.world import SimulatedWorld
 from solrl_ray.storage import journal
 from solrl_ray.storage.journal import Journal
 from tests.simulated.players import Worker as Player
 from tests.simulated.players import number
 from tests.simulated.runs import Plan, undisturbed, violation
 from tests.simulated.test_seeds import SEEDS
+from tests.simulated.world import SimulatedWorld
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -184,66 +181,23 @@ def replays_pruned_units_as_if_nobody_had_been_dropped(patch: pytest.MonkeyPatch
     patch.setattr(selector, "unit_result", replayed)
 
 
-def loads_models_in_the_learners_turn(patch: pytest.MonkeyPatch) -> None:
+def sends_packed_weights_to_explorers_on_cards(patch: pytest.MonkeyPatch) -> None:
     begin = FleetWorker.__init__
 
-    def begun(self: FleetWorker, *arguments: Any, **named: Any) -> None:
-        begin(self, *arguments, **named)
-        self._turn = asyncio.Event()
-        self._turn.set()
+    def begun(self: FleetWorker, name: str, *arguments: Any, **named: Any) -> None:
+        begin(self, name, *arguments, **named)
+        self._has_base = not name.startswith("explorer")
 
     patch.setattr(FleetWorker, "__init__", begun)
+    patch.setattr(Fleet, "needs_packed", True)
 
 
-def merges_an_evaluation_in_others_turn(patch: pytest.MonkeyPatch) -> None:
-    async def merged(self: PolicyPublisher, policy: Any, parent: Any = None) -> Any:
-        return await self._learners.revision(policy, parent)
-
-    patch.setattr(PolicyPublisher, "_merged", merged)
+def packs_nothing_for_explorers_beyond_the_cards(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fleet, "needs_packed", False)
 
 
-def gives_new_learners_others_turn(patch: pytest.MonkeyPatch) -> None:
-    async def rested(self: LearnerGroup) -> None:
-        async with self._turn:
-            try:
-                await self._release_gpu_memory()
-            except WorkerGone as error:
-                await self._rebuild(error)
-
-    patch.setattr(LearnerGroup, "rest", rested)
-
-
-def takes_a_turn_before_the_others_gave_memory_back(patch: pytest.MonkeyPatch) -> None:
-    async def released(self: Pool) -> None:
-        for worker in self.workers.values():
-            worker.release_gpu_memory()
-
-    patch.setattr(Pool, "release_gpu_memory", released)
-
-
-def never_gives_a_turn_on(patch: pytest.MonkeyPatch) -> None:
-    following = Turns._next
-    patch.setattr(Turns, "_next", lambda self: None if self._holder else following(self))
-
-
-def gives_a_turn_on_while_a_worker_starts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FleetWorker, "is_to_start", False)
-    patch.setattr(FleetWorker, "is_busy", property(lambda self: bool(self.units)))
-
-
-def lets_learners_in_while_a_turn_is_given_on(patch: pytest.MonkeyPatch) -> None:
-    begin = Turns.__init__
-
-    class Open:
-        async def __aenter__(self) -> None: ...
-
-        async def __aexit__(self, *error: object) -> None: ...
-
-    def begun(self: Turns, *arguments: Any) -> None:
-        begin(self, *arguments)
-        self._lock = Open()  # type: ignore[assignment]
-
-    patch.setattr(Turns, "__init__", begun)
+def tells_of_a_lost_card_once_a_role(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Process, "told", property(lambda self: False, lambda self, told: None), raising=False)
 
 
 BROKEN: dict[Break, str] = {
@@ -262,36 +216,32 @@ BROKEN: dict[Break, str] = {
     waits_for_a_sign_of_life_without_a_deadline: "",
     counts_a_duplicate_as_a_first_result: "",
     replays_pruned_units_as_if_nobody_had_been_dropped: "",
-    loads_models_in_the_learners_turn: "have weights on the GPU",
-    merges_an_evaluation_in_others_turn: "have weights on the GPU",
-    gives_new_learners_others_turn: "have weights on the GPU",
-    takes_a_turn_before_the_others_gave_memory_back: "have weights on the GPU",
-    never_gives_a_turn_on: "has not ended",
-    gives_a_turn_on_while_a_worker_starts: "",
-    lets_learners_in_while_a_turn_is_given_on: "have weights on the GPU",
+    sends_packed_weights_to_explorers_on_cards: "was sent more",
+    packs_nothing_for_explorers_beyond_the_cards: "has not ended",
+    tells_of_a_lost_card_once_a_role: "told more than once",
 }
 """Broken version → what the violation says, if it always says the same."""
 
 
 NEEDS = {
-    forgets_what_a_dead_selector_had_not_acknowledged: ("selector", "dies before", ""),
-    waits_for_a_unit_without_a_deadline: ("regenerator", "hangs", ""),
-    waits_for_a_sign_of_life_without_a_deadline: ("regenerator", "hangs", ""),
-    counts_a_duplicate_as_a_first_result: ("selector", "dies after", ""),
-    does_not_ask_for_a_lost_group_again: ("node", "dies", ""),
-    gives_new_learners_others_turn: ("learner", "dies", "one_at_a_time"),
-    lets_learners_in_while_a_turn_is_given_on: ("node", "dies", "one_at_a_time"),
+    forgets_what_a_dead_selector_had_not_acknowledged: ("selector", "dies before", False),
+    waits_for_a_unit_without_a_deadline: ("regenerator", "hangs", False),
+    waits_for_a_sign_of_life_without_a_deadline: ("regenerator", "hangs", False),
+    counts_a_duplicate_as_a_first_result: ("selector", "dies after", False),
+    does_not_ask_for_a_lost_group_again: ("node", "dies", False),
+    tells_of_a_lost_card_once_a_role: ("learner", "dies", True),
+    sends_packed_weights_to_explorers_on_cards: ("", "", True),
 }
-"""Broken version → role and beginning of the fault, and value of `fleet.sharing` (empty: any), without which hardly
-anything of it can be seen: such seeds come first."""
+"""Broken version → role and beginning of the fault, and whether it needs cards, without which hardly anything of it can
+be seen: such seeds come first."""
 PLANS = {seed: Plan.of(seed) for seed in range(SEEDS)}
 
 
 def _shows(broken: Break, plan: Plan) -> bool:
     """Whether the plan has what a broken version needs."""
-    role, kind, sharing = NEEDS.get(broken, ("", "", ""))
+    role, kind, cards = NEEDS.get(broken, ("", "", False))
     faults = not role or any(fault.role == role and fault.kind.startswith(kind) for fault in plan.faults)
-    return faults and sharing in ("", plan.sharing)
+    return faults and (plan.colocated or not cards)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)

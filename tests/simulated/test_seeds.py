@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from solrl_ray.simulator.faults import Fault
+from tests.simulated.faults import Fault
 from tests.simulated.runs import ENDS, KINDS, SHAPES, Plan, Shape, run, undisturbed, violation
 
 SEEDS = 2000
@@ -149,30 +149,29 @@ def test_a_pruned_unit_is_repeated_whole_by_whoever_takes_it(kind: str) -> None:
 
 @pytest.mark.parametrize("role", ["explorer", "regenerator", "learner"])
 @pytest.mark.parametrize("kind", ["dies before", "dies after", "hangs"])
-@pytest.mark.parametrize("sharing", ["lay_down", "one_at_a_time"])
-def test_who_dies_or_hangs_while_weights_are_laid_down_or_come_back_changes_nothing(
-    role: str, kind: str, sharing: str
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_card_that_is_lost_in_any_of_its_stages_loses_all_its_roles_and_changes_nothing(
+    role: str, kind: str, ranks: int
 ) -> None:
-    """A player refuses to have weights on the GPU while others than those of its turn have."""
-    plan = Plan(1, Plan.of(4).shape, explorers=1, regenerators=1, ranks=1, sharing=sharing)
-    sent = [
-        line.rpartition(" ")[2] for line in run(plan).trace if line.rpartition(f" {role}-0")[1] and " is sent " in line
+    """It costs one replacement, and the user is told of it once."""
+    plan = Plan(1, Plan.of(4).shape, explorers=ranks, regenerators=ranks, ranks=ranks, colocated=True)
+    calls = [
+        line.rpartition(" ")[2] for line in run(plan).trace if line.rpartition(f" {role}-")[1] and " is sent " in line
     ]
-    turns = [
-        call for call, method in enumerate(sent, start=1) if method in ("release_gpu_memory", "load_revision", "update")
-    ]
-    assert len(turns) >= 4
-    for call in turns:
+    stages = {method: call for call, method in enumerate(calls, start=1)}
+    assert {"explore", "regenerate", "update", "shard", "load_revision"} & set(stages)
+    for method, call in stages.items():
         ended = run(replace(plan, faults=(Fault(role, call, kind),)))
-        assert ended.happened[0].endswith(f"{kind} at {sent[call - 1]}")
-        assert ended.digests == undisturbed(plan.shape)
         assert not ended.errors
+        assert ended.digests == undisturbed(plan.shape), (method, ended.happened)
+        lost = [text for text in ended.told if " was lost (" in text]
+        assert len(lost) <= 1, lost  # none if it was lost after the last update
+        assert all(text.startswith("card-") for text in lost)
 
 
-@pytest.mark.parametrize("sharing", ["lay_down", "one_at_a_time"])
-def test_an_evaluation_from_outside_has_its_turn_on_a_shared_gpu_long_before_the_run_ends(sharing: str) -> None:
+def test_an_evaluation_from_outside_has_its_time_on_cards_long_before_the_run_ends() -> None:
     shape = replace(Plan.of(4).shape, iterations=8)
-    plan = Plan(1, shape, explorers=1, regenerators=1, ranks=1, sharing=sharing, evaluations=((60, 1000),))
+    plan = Plan(1, shape, explorers=1, regenerators=1, ranks=1, colocated=True, evaluations=((60, 1000),))
     ended = run(plan)
     methods = [line.rpartition(" ")[2] for line in ended.trace if " is sent " in line]
     assert methods.count("update") == shape.iterations

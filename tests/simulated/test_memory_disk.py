@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from solrl_ray.common import files
-from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
 from solrl_ray.storage.journal import Journal
+from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 
 SEEDS = range(200)
 

@@ -22,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from actors.world import Process, Sent
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import pool_sampling
 from solrl_ray.errors import InputGone, Late, RunError, UserError, WorkerGone
 from solrl_ray.records import WorkUnit
-from solrl_ray.simulator.faults import Fault
-from solrl_ray.simulator.memory_disk import MemoryDisk, PowerLoss
+from solrl_ray.scheduling.worker_state import pool_of, slot_of
+from tests.simulated.faults import Fault
+from tests.simulated.memory_disk import MemoryDisk, PowerLoss
 
 T = TypeVar("T")
 
@@ -53,20 +55,24 @@ class Ref:
         return self.future.result()
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """As `actors.world.Sent`."""
-
-    answer: Ref
-    large: Ref | None
-
-
 @dataclass(slots=True)
 class _Call:
     method: str
     arguments: tuple[Any, ...]
     parts: int
     sent: Sent
+
+
+@dataclass(eq=False)
+class _Host:
+    """A process, with one actor or with the roles of a card."""
+
+    node: str
+    process: Process
+    inbox: asyncio.Queue[tuple[SimulatedActor, _Call]] = field(default_factory=asyncio.Queue)
+    actors: list[SimulatedActor] = field(default_factory=list)
+    life: asyncio.Task[None] | None = None
+    alive: bool = True
 
 
 @dataclass(eq=False)
@@ -77,15 +83,13 @@ class SimulatedActor:
     role: str
     player: Any
     """A plain object with the role's methods."""
-    node: str
+    host: _Host
     user: str
     """Its name at the disk."""
-    inbox: asyncio.Queue[_Call] = field(default_factory=asyncio.Queue)
     waiting: list[_Call] = field(default_factory=list)
     """Unanswered calls."""
     made: list[Ref] = field(default_factory=list)
     """Values that are lost with its node."""
-    life: asyncio.Task[None] | None = None
     died: float | None = None
     """When, on the world's clock, if the controller did not kill it."""
     alive: bool = True
@@ -104,16 +108,19 @@ class SimulatedWorld:
         seed: int = 0,
         faults: Sequence[Fault] = (),
         nodes: int = 1,
+        cards: int = 0,
         size: Callable[[WorkUnit], float] = lambda unit: 1.0,
     ) -> None:
         """
         Args:
             make: the player of a role with a name, and for explorers the tier.
             seed: of each call's time, and of what is lost with a failing node or disk.
-            nodes: number of nodes for explorers and regenerators.
+            nodes: number of nodes for explorers, regenerators and cards.
+            cards: number of learner ranks that share their processes with explorers and regenerators.
             size: factor of a unit's time.
         """
-        self._make, self._size = make, size
+        self._make, self._size, self._ranks = make, size, cards
+        self._cards: dict[int, _Host] = {}
         self._random = random.Random(seed)
         self._faults = sorted(faults, key=lambda fault: fault.call)
         self.visits: dict[int, Callable[[], None]] = {}
@@ -160,8 +167,21 @@ class SimulatedWorld:
     def seat_learners(self, seconds: float) -> bool:
         return True
 
+    def process(self, actor: SimulatedActor) -> Process:
+        return actor.host.process
+
     def kill(self, actor: SimulatedActor) -> None:
-        self._die(actor, KILLED)
+        self._die(actor.host, KILLED)
+
+    def dismiss(self, actor: SimulatedActor) -> None:
+        process = actor.host.process
+        if actor.name in process.roles:
+            process.roles.remove(actor.name)
+        if not process.roles:
+            self._die(actor.host, KILLED)
+        actor.alive = False
+        for call in list(actor.waiting):
+            self._fail(call, actor, KILLED)
 
     def living(self) -> list[str]:
         """Names of live actors."""
@@ -172,13 +192,13 @@ class SimulatedWorld:
     def send(self, actor: SimulatedActor, method: str, *arguments: Any, parts: int = 1) -> Sent:
         loop = asyncio.get_running_loop()
         large = Ref(loop.create_future()) if parts == 2 else None
-        sent = Sent(Ref(loop.create_future()), large)
+        sent = Sent(Ref(loop.create_future()), large, actor.host.process)
         self._note(f"{actor.name} is sent {method}")
         self._meanwhile()
         call = _Call(method, arguments, parts, sent)
         actor.waiting.append(call)
-        if actor.alive:
-            actor.inbox.put_nowait(call)
+        if actor.alive and actor.host.alive:
+            actor.host.inbox.put_nowait((actor, call))
         else:
             self._fail(call, actor, "the actor died")
         return sent
@@ -187,12 +207,13 @@ class SimulatedWorld:
         each = [self.send(actor, method, argument).answer for argument in arguments]
         together = asyncio.gather(*[ref.future for ref in each])
         together.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if no task waits
-        return Sent(Ref(together), None), each
+        return Sent(Ref(together), None, actor.host.process), each
 
     async def answer(self, sent: Sent, *, what: str, seconds: float | None) -> Any:
         try:
-            async with asyncio.timeout(seconds) as limit:
-                return await asyncio.shield(sent.answer.future)
+            with sent.process.waited_for(seconds) as deadline:
+                async with asyncio.timeout(deadline) as limit:
+                    return await asyncio.shield(sent.answer.future)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -269,8 +290,8 @@ class SimulatedWorld:
             self._nodes.remove(node)
         self._draining.discard(node)
         for actor in self.actors:
-            if actor.node == node:
-                self._die(actor, "its node died")
+            if actor.host.node == node:
+                self._die(actor.host, "its node died")
                 for made in actor.made:
                     made.lost = True
 
@@ -309,16 +330,34 @@ class SimulatedWorld:
     # Actors
 
     def _spawn(self, role: str, name: str) -> SimulatedActor:
-        places = self._nodes if role in ("explorer", "regenerator") else [self.node]
         player = self._make(role, name, self._tier)
-        actor = SimulatedActor(name, role, player, self._random.choice(places), f"{name} ({len(self.actors)})")
+        number = slot_of(name) if role == "learner" or pool_of(name) in ("explorers", "regenerators") else self._ranks
+        host = (
+            self._card(number) if number < self._ranks else self._host(Process(), role in ("explorer", "regenerator"))
+        )
+        actor = SimulatedActor(name, role, player, host, f"{name} ({len(self.actors)})")
         self.actors.append(actor)
-        actor.life = asyncio.get_running_loop().create_task(self._live(actor), name=f"the process of {name}")
+        host.actors.append(actor)
+        if host.process.name:
+            host.process.roles.append(name)
         return actor
 
-    async def _live(self, actor: SimulatedActor) -> None:
+    def _card(self, number: int) -> _Host:
+        """The process of a card, a new one if it is gone."""
+        if number not in self._cards or self._cards[number].process.lost:
+            self._cards[number] = self._host(Process(f"card-{number}"), True)
+        return self._cards[number]
+
+    def _host(self, process: Process, anywhere: bool) -> _Host:
+        host = _Host(self._random.choice(self._nodes if anywhere else [self.node]), process)
+        host.life = asyncio.get_running_loop().create_task(self._live(host), name=f"the process of {process.name}")
+        return host
+
+    async def _live(self, host: _Host) -> None:
         while True:
-            call = await actor.inbox.get()
+            actor, call = await host.inbox.get()
+            if not actor.alive:
+                continue
             self._count[actor.role] += 1
             fault = self._fault(actor.role, call)
             sizes = [self._size(each) for each in call.arguments if isinstance(each, WorkUnit)]
@@ -328,7 +367,7 @@ class SimulatedWorld:
             if fault in ("hangs", "is never placed"):
                 await asyncio.get_running_loop().create_future()
             if fault == "dies before":
-                self._die(actor, "the worker died")
+                self._die(host, "the worker died")
                 return
             await asyncio.sleep(seconds * LONGER.get(fault, 1.0))
             controller, self.disk.user = self.disk.user, actor.user
@@ -340,7 +379,7 @@ class SimulatedWorld:
             finally:
                 self.disk.user = controller
             if fault == "dies after":
-                self._die(actor, "the worker died")
+                self._die(host, "the worker died")
                 return
             if fault == "hangs after":
                 await asyncio.get_running_loop().create_future()
@@ -377,7 +416,7 @@ class SimulatedWorld:
             if fault == "loses its input":
                 raise InputGone("an input", "an object it needs is lost")
             arguments = [each.value if isinstance(each, Ref) else each for each in call.arguments]
-            value: Any = actor.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
+            value: Any = actor.host.node if call.method == "node" else getattr(actor.player, call.method)(*arguments)
         except Exception as raised:
             error = raised
             if not isinstance(raised, RunError | UserError):  # as `actors.cluster.wait.translated`
@@ -411,19 +450,22 @@ class SimulatedWorld:
         else:
             answer.set_result(value)
 
-    def _die(self, actor: SimulatedActor, reason: str) -> None:
-        if not actor.alive:
+    def _die(self, host: _Host, reason: str) -> None:
+        if not host.alive:
             return
-        actor.alive = False
-        actor.died = self.now() if reason != KILLED else None
-        for call in list(actor.waiting):
-            self._fail(call, actor, reason)
-        if actor.role == "selector" and self._random.random() < 0.5:  # its machine fails, not only the process
-            self.disk.gone.add(actor.user)
-            for folder in ("journal", "samples"):
-                self.disk.lose_power(self._random.randrange(1 << 30), f"/run/{folder}")
-        if actor.life is not None and actor.life is not asyncio.current_task():
-            actor.life.cancel()
+        host.alive = False
+        host.process.lost = host.process.lost or reason == KILLED
+        for actor in [each for each in host.actors if each.alive]:
+            actor.alive = False
+            actor.died = self.now() if reason != KILLED else None
+            for call in list(actor.waiting):
+                self._fail(call, actor, reason)
+            if actor.role == "selector" and self._random.random() < 0.5:  # its machine fails, not only the process
+                self.disk.gone.add(actor.user)
+                for folder in ("journal", "samples"):
+                    self.disk.lose_power(self._random.randrange(1 << 30), f"/run/{folder}")
+        if host.life is not None and host.life is not asyncio.current_task():
+            host.life.cancel()
 
     def _fail(self, call: _Call, actor: SimulatedActor, reason: str) -> None:
         self._answer(actor, call, WorkerGone(actor.name, f"its worker is gone: {reason}"))
