@@ -196,7 +196,7 @@ def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, caps
     assert solrl("plan", *FLUX, "--gpu", card) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
-    assert "fits 68.4 GB of 95 GB, which are 95% of ours" in said
+    assert "fits 72 GB of 95 GB, which are 95% of ours" in said
     assert "note: it fits, but its time is unknown: The price list of ours has nothing like" in said
 
 
