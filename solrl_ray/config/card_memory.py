@@ -183,7 +183,8 @@ def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, .
     copy = {"quantised copy": _quantized_copy(arithmetic, facts) * (_shares(roles) and not config.fleet.offload)}
     evaluate = {"a micro-batch": _sampling(config, facts, config.evaluation.samples)}
     regenerate = {"a micro-batch": _sampling(config, facts, config.rollout.regenerate.micro_batch)}
-    return ({} if is_one_stage(config) else {REGENERATE: copy | regenerate}) | {EVALUATE: copy | evaluate}
+    stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
+    return stages | {EVALUATE: copy | evaluate}
 
 
 def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:
