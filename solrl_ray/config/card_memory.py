@@ -135,6 +135,7 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
     holds = {
         "transformer": facts.explorer_bytes if alone else base,
         "copy of what LoRA touches": copied * samples,
+        "explorer's unquantised layers with LoRA": facts.plain_touched_parameters * width * _shares(roles),
         "decoder": facts.decoder_parameters * width * samples,
         "rewards": sum(kind_of(reward).gpu_bytes for reward in config.rewards) * samples,
         "CUDA context": CONTEXT,
@@ -146,18 +147,27 @@ def _process(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) 
         stages |= _regenerating(arithmetic, facts, roles)
     if LEARNER in roles:
         holds |= {"other": LEARNER_EXTRA, "LoRA policies, gradient and AdamW state": arithmetic.training_bytes or 0}
-        stages[LEARN] = {"activations": round(RESERVED * (arithmetic.activation_bytes or 0))}
+        # Captured graphs need the quantised layers at their addresses.
+        beside = _quantized_copy(arithmetic, facts) * (_shares(roles) and config.compile.cudagraphs)
+        activations = round(RESERVED * (arithmetic.activation_bytes or 0))
+        stages[LEARN] = {"quantised copy": beside, "activations": activations}
         if is_colocated(config.fleet) and arithmetic.packed_bytes:
             stages[PUBLISH] = {"packed weights": round(RESERVED * arithmetic.packed_bytes)}
     return Process(roles=roles, holds={name: size for name, size in holds.items() if size}, stages=stages)
 
 
+def _shares(roles: tuple[str, ...]) -> bool:
+    """Whether an explorer shares the model with other roles of its process."""
+    return EXPLORER in roles and len(roles) > 1
+
+
 def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
     config, pool = arithmetic.config, pool_sampling(arithmetic.config)
     explore = {"a micro-batch": _sampling(config, facts, pool.micro_batch)}
-    if len(roles) > 1:
+    if _shares(roles):
+        copy = {"quantised copy": _quantized_copy(arithmetic, facts)}  # made before weights first leave the card
         left = {"frozen weights that left": -_offloaded(config, facts, roles)}
-        return {EXPLORE: {"quantised copy": _quantized_copy(arithmetic, facts), **left, **explore}}
+        return {LOAD: copy, EXPLORE: copy | left | explore}
     quantised = pool.tier not in UNQUANTIZED_TIERS and config.publish.base == "checkpoint"
     width = DTYPE_BYTES[config.model.dtype]
     return {
@@ -168,14 +178,13 @@ def _exploring(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]
 
 
 def _regenerating(arithmetic: Arithmetic, facts: ModelFacts, roles: tuple[str, ...]) -> dict[str, Parts]:
-    """Without offloading a prompt is regenerated while others are explored, so the quantised copy stays."""
+    """Without offloading the quantised copy stays: a prompt is regenerated while others are explored."""
     config = arithmetic.config
-    beside = _quantized_copy(arithmetic, facts) * (EXPLORER in roles and not config.fleet.offload)
-    stages: dict[str, Parts] = {EVALUATE: {"a micro-batch": _sampling(config, facts, config.evaluation.samples)}}
-    if is_one_stage(config):
-        return stages
-    sampled = _sampling(config, facts, config.rollout.regenerate.micro_batch)
-    return {REGENERATE: {"quantised copy": beside, "a micro-batch": sampled}, **stages}
+    copy = {"quantised copy": _quantized_copy(arithmetic, facts) * (_shares(roles) and not config.fleet.offload)}
+    evaluate = {"a micro-batch": _sampling(config, facts, config.evaluation.samples)}
+    regenerate = {"a micro-batch": _sampling(config, facts, config.rollout.regenerate.micro_batch)}
+    stages: dict[str, Parts] = {} if is_one_stage(config) else {REGENERATE: copy | regenerate}
+    return stages | {EVALUATE: copy | evaluate}
 
 
 def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:
@@ -186,7 +195,7 @@ def _quantized_copy(arithmetic: Arithmetic, facts: ModelFacts) -> int:
 
 def _offloaded(config: Config, facts: ModelFacts, roles: tuple[str, ...]) -> int:
     """The frozen weights of quantised layers; LoRA touches the others."""
-    if not config.fleet.offload or EXPLORER not in roles or len(roles) == 1:
+    if not config.fleet.offload or not _shares(roles):
         return 0
     touched = facts.touched_parameters - facts.plain_touched_parameters
     return (facts.quantized_parameters - touched) * DTYPE_BYTES[config.model.dtype]

@@ -138,7 +138,7 @@ def test_a_plan_that_no_setting_makes_fit_names_models_that_do(capsys: pytest.Ca
     said = capsys.readouterr().err
     tried = "with micro-batches of 1 and learner.activation_memory 0"
     advice = "take a card with more memory or a smaller model"
-    assert f"; {tried} it is still 34.8 GB to evaluate: {advice}; one " in said
+    assert f"; {tried} it is still 42.4 GB to load: {advice}; one " in said
     named = "one NVIDIA RTX 4090 has room for flux2_klein_base_4b, sana_1600m and sd35_medium"
     parts = "two_stage diffusion_nft pickscore one_gpu_24gb and your prompts"
     assert said.endswith(f"; {named} with {parts} (estimated).\n")
@@ -196,7 +196,7 @@ def test_a_card_without_prices_is_told_whether_the_run_fits(tmp_path: Path, caps
     assert solrl("plan", *FLUX, "--gpu", card) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "× 6 steps (dpm2, bf16)" in said  # what auto means there
-    assert "fits 68.4 GB of 95 GB, which are 95% of ours" in said
+    assert "fits 72 GB of 95 GB, which are 95% of ours" in said
     assert "note: it fits, but its time is unknown: The price list of ours has nothing like" in said
 
 
