@@ -171,6 +171,7 @@ class SimulatedWorld:
         return actor.host.process
 
     def kill(self, actor: SimulatedActor) -> None:
+        actor.host.process.lost = True
         self._die(actor.host, KILLED)
 
     def dismiss(self, actor: SimulatedActor) -> None:
@@ -178,7 +179,7 @@ class SimulatedWorld:
         if actor.name in process.roles:
             process.roles.remove(actor.name)
         if not process.roles:
-            self._die(actor.host, KILLED)
+            self.kill(actor)
         actor.alive = False
         for call in list(actor.waiting):
             self._fail(call, actor, KILLED)
@@ -336,6 +337,7 @@ class SimulatedWorld:
             self._card(number) if number < self._ranks else self._host(Process(), role in ("explorer", "regenerator"))
         )
         actor = SimulatedActor(name, role, player, host, f"{name} ({len(self.actors)})")
+        actor.alive = host.alive  # the controller may not know yet that a card is gone
         self.actors.append(actor)
         host.actors.append(actor)
         if host.process.name:
@@ -345,7 +347,7 @@ class SimulatedWorld:
     def _card(self, number: int) -> _Host:
         """The process of a card, a new one if it is gone."""
         if number not in self._cards or self._cards[number].process.lost:
-            self._cards[number] = self._host(Process(f"card-{number}"), True)
+            self._cards[number] = self._host(Process(f"card-{number}.{len(self.actors)}"), True)
         return self._cards[number]
 
     def _host(self, process: Process, anywhere: bool) -> _Host:
@@ -454,7 +456,6 @@ class SimulatedWorld:
         if not host.alive:
             return
         host.alive = False
-        host.process.lost = host.process.lost or reason == KILLED
         for actor in [each for each in host.actors if each.alive]:
             actor.alive = False
             actor.died = self.now() if reason != KILLED else None
