@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from actors.workers.devices import prepare, settle_tier
-from solrl_ray.config.fleet import FleetConfig, Worker
-from solrl_ray.config.pools import takes_turns
+from solrl_ray.config.fleet import Worker
 from solrl_ray.config.schema import Fidelity
 from solrl_ray.errors import UserError
 from tests.support import made_runs
@@ -22,25 +21,6 @@ def test_a_tier_that_only_a_level_of_the_ladder_would_need_is_refused_before_the
     ladder = Fidelity.model_validate({"floor": 0.5, "fallback": [{"steps": 8}, {"precision": "fp8"}]})
     with pytest.raises(UserError, match="the preview tier fp8 does not run on cpu"):
         settle_tier(config.model_copy(update={"fidelity": ladder}), config.fleet.explorers)
-
-
-@pytest.mark.parametrize(
-    ("learners", "explorers", "regenerators", "expected"),
-    [
-        (0.0, 0.0, 0.0, False),
-        (0.34, 0.33, 0.33, True),
-        (0.5, 1.0, 0.5, True),
-        (0.5, 1.0, 1.0, False),
-        (1.0, 0.5, 0.5, False),
-        (0.0, 0.5, 0.5, False),
-    ],
-)
-def test_learners_take_turns_with_workers_that_hold_a_share_of_a_gpu(
-    learners: float, explorers: float, regenerators: float, expected: bool
-) -> None:
-    shares = {"explorers": explorers, "regenerators": regenerators, "learners": learners}
-    fleet = FleetConfig.model_validate({role: {"num_gpus": share} for role, share in shares.items()})
-    assert takes_turns(fleet) is expected
 
 
 def test_a_cpu_needs_no_other_kernels_for_the_same_bits() -> None:
