@@ -96,7 +96,7 @@ def freeze(module: nn.Module) -> nn.Module:
 def fingerprint(part: Any) -> str:
     """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
 
-    Reads every weight once: about as long as loading, seconds for T5-XXL.
+    Reads every weight once.
     """
     digest = hashlib.sha256()
     if not hasattr(part, "state_dict"):
@@ -108,5 +108,5 @@ def fingerprint(part: Any) -> str:
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, weight in sorted(part.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.contiguous().view(torch.uint8).numpy().data)
+        digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
