@@ -237,13 +237,14 @@ class DiffusionModel(ABC):
         """
         import transformers  # late: most processes never encode
 
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        on_gpu = self.device.type == "cuda"
+        kernels = torch.cuda.get_device_name(self.device) if on_gpu else torch.get_num_threads()
         return {
             **{name: fingerprint(part) for name, part in self._text.parts.items()},
             **({"micro_batch": str(micro_batch)} if micro_batch != 1 else {}),
             "max_sequence_length": str(self.config.max_sequence_length),
             "dtype": self.config.dtype,
-            "device": f"{self.device.type}/{threads}",
+            "device": f"{self.device.type}/{kernels}",
             "libraries": f"torch {torch.__version__}, transformers {transformers.__version__}",
         }
 

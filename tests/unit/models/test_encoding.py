@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 
@@ -83,5 +82,3 @@ def test_the_rows_of_a_batch_are_as_many_whatever_is_asked_for(
     assert len(set(rows)) == 1
     assert len(rows) == 2
     assert model.encode([], micro_batch=4) == []
-
-
