@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ class RunParts:
         self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
         self._train: Sequence[Prompt] = ()
-        self.prompts = lru_cache(maxsize=2)(self._choose)
+        self.prompts = lru_cache(maxsize=2 + config.fleet.encoders.ahead)(self._choose)
         """Cached by iteration: choosing thousands takes a while."""
 
     async def open(self, tasks: Tasks) -> None:
@@ -77,7 +77,10 @@ class RunParts:
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")
-        self.embeddings = PromptEmbeddings(world, config.fleet.deadlines)
+        show = partial(self.telemetry.note, "encoders")
+        self.embeddings = PromptEmbeddings(config, self.folder.embeddings, world, tasks, show=show)
+        for number in range(config.fleet.encoders.count):
+            self.embeddings.join(f"encoder-{number}", world.text_encoder(f"encoder-{number}"))
         self.fleet = Fleet(config, world, tasks, self.telemetry)
         self.fleet.explore_as(self.fallback.config(self.fallback_level(self.point.updates)))
         self.learners = LearnerGroup(
@@ -183,6 +186,11 @@ class RunParts:
             staleness=config.rollout.max_staleness,
         )
         return point, self.folder.take_sizes()
+
+    def prompts_from(self, iteration: int) -> list[Prompt]:
+        """Of as many iterations as `fleet.encoders.ahead` says."""
+        last = min(iteration + self.config.fleet.encoders.ahead, self.config.run.iterations)
+        return [prompt for each in range(iteration, last) for prompt in self.prompts(each)]
 
     def _choose(self, iteration: int) -> Sequence[Prompt]:
         return choose(self._train, self.config.run.seed, iteration, count=self.config.rollout.prompts)

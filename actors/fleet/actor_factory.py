@@ -84,9 +84,10 @@ class ActorFactory:
         """Handles and processes of the cards, by number."""
         self._made_cards = 0
 
-    def text_encoder(self) -> Actor:
-        make = self._here(self._classes.text_encoder, "text_encoder")
-        return self._actor("text_encoder", make.remote(self._config, self._folder / "embeddings"), "text_encoder")
+    def text_encoder(self, name: str) -> Actor:
+        worker, role = self._config.fleet.encoders, self._classes.text_encoder
+        make = self._anywhere(role, name, worker) if worker.num_gpus else self._here(role, name)
+        return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:
         make = self._here(self._classes.selector, name)

@@ -98,7 +98,7 @@ EXPLAINED = [
         r"^\S+ was refused from \S+, which is alone and was never right: ",
         r"^(explorer|regenerator)\S* cannot start$",  # and nobody of its pool has worked before
         r" found no room in the cluster within ",
-        r"^encoding \d+ prompts |^encoding prompt \S+ |^the start of the text encoder ",  # it has no successor
+        r"^encoding \d+ prompts? by encoder-0 |^the start of encoder-0 ",  # it has no successor
         r"No space left on device",
         r" passed its deadline of \S+ s$",  # a disk that hangs
     )
