@@ -25,7 +25,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.prompts.prompt_set import choose, read_prompts
+from solrl_ray.prompts.prompt_set import choose
 from solrl_ray.records import Prompt
 from solrl_ray.report.iteration_metrics import audit_plan
 from solrl_ray.rollout.fallback import FallbackLadder
@@ -35,7 +35,7 @@ from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
 from solrl_ray.scheduling.staleness import staleness_of
 from solrl_ray.storage.checkpoints import state_before
-from solrl_ray.storage.resume import ResumePoint, resume_point
+from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 
 LOCK_SECONDS = 30.0
@@ -177,8 +177,8 @@ class RunParts:
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
         self.folder.lock.take(seconds=LOCK_SECONDS)
-        self._train = read_prompts(config.prompts.train)
-        self.heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+        prompts = check_prompts(self.folder, config)  # again: a file may have changed since the command
+        self._train, self.heldout = prompts["train"], prompts["heldout"]
         point = resume_point(
             self.folder,
             iterations=config.run.iterations,

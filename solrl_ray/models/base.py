@@ -151,6 +151,13 @@ class DiffusionModel(ABC):
         return transformer_config, factor
 
     @classmethod
+    def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
+        """The text encoders by name, with shapes but no memory. The last is the long one."""
+        checkpoint = cls._open(config, key)
+        with torch.device("meta"):
+            return {name: checkpoint.text_skeleton(name) for name in cls._encoders(checkpoint)}
+
+    @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
         """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
         checkpoint = cls._open(config)

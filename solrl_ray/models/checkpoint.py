@@ -59,6 +59,11 @@ class Checkpoint:
         part_class = self._of_transformers(part)
         return paths.load_weights(part_class, self.source, self.key, subfolder=part, dtype=dtype)
 
+    def text_skeleton(self, part: str) -> Any:
+        """A text encoder with new weights of its sizes."""
+        part_class = self._of_transformers(part)
+        return part_class(part_class.config_class(**self.settings(part)))
+
     def load_tokenizer(self, part: str) -> Any:
         return paths.load_tokenizer(self._of_transformers(part), self.source, self.key, subfolder=part)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import logging
 import random
 import re
 import shutil
@@ -82,6 +83,8 @@ KINDS = {
     "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
     "node": ("dies", "drains"),
 }
+logging.getLogger("solrl_ray.prompts").setLevel(logging.ERROR)  # embeddings are torn by losses of power
+
 ENDS = (
     ("controller", "dies", 200),
     ("disk", "loses power", 600),
