@@ -20,9 +20,10 @@ from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
-from solrl_ray.config.pools import is_colocated, kinds_of_prompts
+from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
+from solrl_ray.errors import WorkerGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics
 from solrl_ray.prompts.prompt_set import choose
@@ -34,6 +35,7 @@ from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
 from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.scheduling.worker_state import replacement_name
 from solrl_ray.storage.checkpoints import state_before
 from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
@@ -63,7 +65,7 @@ class RunParts:
         self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
         self._train: Sequence[Prompt] = ()
-        self.prompts = lru_cache(maxsize=2 + config.fleet.encoders.ahead)(self._choose)
+        self.prompts = lru_cache(maxsize=2 + encoded_ahead(config.fleet))(self._choose)
         """Cached by iteration: choosing thousands takes a while."""
 
     async def open(self, tasks: Tasks) -> None:
@@ -78,9 +80,9 @@ class RunParts:
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")
         show = partial(self.telemetry.note, "encoders")
-        self.embeddings = PromptEmbeddings(config, self.folder.embeddings, world, tasks, show=show)
-        for number in range(config.fleet.encoders.count):
-            self.embeddings.join(f"encoder-{number}", world.text_encoder(f"encoder-{number}"))
+        self.embeddings = PromptEmbeddings(
+            config, self.folder.embeddings, world, tasks, show=show, lost=self._encoder_lost
+        )
         self.fleet = Fleet(config, world, tasks, self.telemetry)
         self.fleet.explore_as(self.fallback.config(self.fallback_level(self.point.updates)))
         self.learners = LearnerGroup(
@@ -98,6 +100,8 @@ class RunParts:
         self.telemetry.waits_for("places of the learners")
         await first()
         await second()
+        for number in range(encoders(config)):
+            self._encode_with(f"encoder-{number}")
         self.telemetry.waits_for("the text encoder")
         self.rollouts = Rollouts(
             config,
@@ -109,6 +113,8 @@ class RunParts:
             publication=self.fleet.publication_counts,
         )
         await self.embeddings.await_encoder()
+        if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
+            await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = (await self.embeddings.of(self.heldout[:1]))[self.heldout[0].id]
         self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
         evaluator = Evaluator(config, world, self.fleet.hand_out, self.folder, self.telemetry)
@@ -188,12 +194,29 @@ class RunParts:
         return point, self.folder.take_sizes()
 
     def prompts_from(self, iteration: int) -> list[Prompt]:
-        """Of as many iterations as `fleet.encoders.ahead` says."""
-        last = min(iteration + self.config.fleet.encoders.ahead, self.config.run.iterations)
+        """Of the iterations that are encoded together with this one."""
+        last = min(iteration + encoded_ahead(self.config.fleet), self.config.run.iterations)
         return [prompt for each in range(iteration, last) for prompt in self.prompts(each)]
 
     def _choose(self, iteration: int) -> Sequence[Prompt]:
         return choose(self._train, self.config.run.seed, iteration, count=self.config.rollout.prompts)
+
+    def _encode_with(self, encoder: str) -> None:
+        self.embeddings.join(encoder, self.world.text_encoder(encoder))
+
+    def _encoder_lost(self, name: str, actor: Any, error: WorkerGone) -> bool:
+        """Replace an encoder, unless none has ever worked. Raises RunError if no replacement is left."""
+        process = self.world.process(actor)
+        self.world.kill(actor)
+        if not self.embeddings.has_started:
+            return False
+        counted, process.counted = process.counted, bool(process.name)
+        if not counted:
+            self.fleet.replacements.spend(process.name or name, error.reason)
+        replacement = replacement_name(name)
+        self.fleet.lost(name, error.reason, replacement, 0, process)
+        self._encode_with(replacement)
+        return True
 
     async def _open_fleet(self) -> None:
         self.fleet.open()

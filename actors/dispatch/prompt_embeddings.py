@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.world import Sent, Tasks, World
+from solrl_ray.config.pools import encodes_on_cards, encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import EmbeddingCache
@@ -40,7 +41,7 @@ class PromptEmbeddings:
                     └──────────────────────────┘
 
     An encoder gets its next micro-batch when its last is done, so encoders may differ in speed, join and be lost. Each
-    answer is on the disk before its prompts count as encoded.
+    answer is on the disk before its prompts count as encoded. On cards, text encoders leave when all are.
     """
 
     def __init__(
@@ -51,16 +52,17 @@ class PromptEmbeddings:
         tasks: Tasks,
         *,
         show: Callable[[str], None] = lambda words: None,
-        lost: Callable[[str, WorkerGone], bool] = lambda name, error: False,
+        lost: Callable[[str, Any, WorkerGone], bool] = lambda name, actor, error: False,
     ) -> None:
         """
         Args:
             folder: of the embeddings, on this node.
             show: told what is being encoded, and an empty text at the end.
-            lost: told the name of a lost encoder and why; returns whether another will join. If none is left and none
-                will join, the run ends.
+            lost: told the name of a lost encoder, its actor and why; returns whether another will join. If none is
+                left and none will join, the run ends.
         """
-        self._fleet, self._keep_free = config.fleet, config.checkpoints.min_free_gb
+        self._deadlines, self._keep_free = config.fleet.deadlines, config.checkpoints.min_free_gb
+        self._batch, self._leaves = encoding_batch(config.fleet), encodes_on_cards(config.fleet)
         self._folder, self._world, self._tasks = folder, world, tasks
         self._show, self._lost = show, lost
         self._encoders: list[_Encoder] = []
@@ -87,38 +89,37 @@ class PromptEmbeddings:
         self._encoders.append(encoder)
         self._tasks.start(self._serve(encoder), f"the calls of {name}")
 
+    @property
+    def has_started(self) -> bool:
+        """Whether an encoder ever has."""
+        return self._started.is_set()
+
     async def await_encoder(self) -> None:
         """Return once an encoder has started."""
         await self._started.wait()
 
-    async def leave(self) -> None:
-        """Have the text encoders leave the memory of their devices. The next prompts bring them back."""
-        calls = [(each.name, self._world.send(each.actor, "leave")) for each in self._encoders]
-        for each in self._encoders:
-            each.is_loaded = False
-        for name, call in calls:
-            with suppress(WorkerGone):  # noticed when it is next asked
-                what = f"{name}, whose text encoders leave (fleet.deadlines.encode),"
-                await self._world.answer(call, what=what, seconds=self._fleet.deadlines.encode)
-
     # Prompts
 
-    async def encode(self, prompts: Sequence[Prompt], ahead: Sequence[Prompt] = ()) -> int:
-        """Encode what the disk lacks of `prompts`; if that is something, of `ahead` as well, as far as the disk has
-        room. Returns how many prompts were encoded.
+    async def encode(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> int:
+        """Encode what the disk lacks of `prompts`; if that is something, of `further` ones as well, as far as the disk
+        has room. Returns how many prompts were encoded.
         """
         await self._started.wait()
         missing = await self._on_disk(lambda cache: cache.lacking(prompts), "looking for embeddings")
-        if missing and ahead:
-            missing += await self._room_for(ahead)
+        if missing and further:
+            missing += await self._on_disk(
+                lambda cache: cache.affordable(cache.lacking(further), self._keep_free), "looking for embeddings"
+            )
         if coming := {self._ask(prompt) for prompt in missing}:
             self._tell()
             await asyncio.wait(coming)
+        if self._leaves and not self._coming:
+            await self._leave()
         return len(coming)
 
-    def ask_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Encode prompts for later calls of `of`, without waiting, as far as the disk has room."""
-        self._tasks.start(self._ahead(prompts), "encoding prompts ahead")
+    def ask_ahead(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
+        """`encode` for later calls of `of`, without waiting."""
+        self._tasks.start(self.encode(prompts, further), "encoding prompts ahead")
 
     async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         """Prompt id → reference of its finished embedding. All others are freed."""
@@ -140,15 +141,15 @@ class PromptEmbeddings:
         await self.encode([prompt])
         return self._world.put((await self._read([prompt]))[0])
 
-    async def _ahead(self, prompts: Sequence[Prompt]) -> None:
-        await self._started.wait()
-        await self.encode(await self._room_for(prompts))
-
-    async def _room_for(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those without an embedding for which the disk has room."""
-        return await self._on_disk(
-            lambda cache: cache.affordable(cache.lacking(prompts), self._keep_free), "looking for embeddings"
-        )
+    async def _leave(self) -> None:
+        """Have the text encoders leave the cards. The next prompts bring them back."""
+        loaded = [each for each in self._encoders if each.is_loaded]
+        calls = [self._world.send(each.actor, "leave") for each in loaded]
+        for encoder, call in zip(loaded, calls, strict=True):
+            encoder.is_loaded = False
+            with suppress(WorkerGone):  # noticed when it is next asked
+                what = f"{encoder.name}, whose text encoders leave (fleet.deadlines.start),"
+                await self._world.answer(call, what=what, seconds=self._deadlines.start)
 
     async def _read(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
         """Embeddings that were on the disk. What is damaged there is encoded again."""
@@ -162,7 +163,7 @@ class PromptEmbeddings:
 
     async def _on_disk(self, work: Callable[[EmbeddingCache], T], what: str) -> T:
         what += f" in {self._folder} (fleet.deadlines.checkpoint)"
-        return await self._world.blocking(lambda: work(self._cache), what, self._fleet.deadlines.checkpoint)
+        return await self._world.blocking(lambda: work(self._cache), what, self._deadlines.checkpoint)
 
     # The queue
 
@@ -177,7 +178,7 @@ class PromptEmbeddings:
 
     async def _serve(self, encoder: _Encoder) -> None:
         """Start an encoder, then give it prompts until it is lost."""
-        deadlines = self._fleet.deadlines
+        deadlines = self._deadlines
         try:
             what = f"the start of {encoder.name} (fleet.deadlines.start; raise it if the machine is slow or busy)"
             identity = await self._world.answer(encoder.starting, what=what, seconds=deadlines.start)
@@ -200,7 +201,7 @@ class PromptEmbeddings:
             for prompts, _ in reversed(encoder.calls):
                 self._queue.extendleft(reversed(prompts))
                 self._is_wanted.set()
-            if not self._lost(encoder.name, error) and not self._encoders:
+            if not self._lost(encoder.name, encoder.actor, error) and not self._encoders:
                 raise
 
     def _agree(self, name: str, identity: dict[str, str]) -> None:
@@ -219,7 +220,7 @@ class PromptEmbeddings:
 
     def _give(self, encoder: _Encoder) -> None:
         """Send micro-batches: one, and another to wait behind it if there are enough for the other encoders."""
-        size = self._fleet.encoding_batch
+        size = self._batch
         while self._queue and (
             not encoder.calls or (len(encoder.calls) < 2 and len(self._queue) >= size * len(self._encoders))
         ):

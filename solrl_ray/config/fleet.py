@@ -57,9 +57,9 @@ class Encoders(WorkerPool):
 
     micro_batch: Positive | None = None
     """Texts encoded at once, always as many; null: 16 on GPUs, 1 on CPUs."""
-    ahead: Positive = 1
+    ahead: Positive | None = None
     """How many iterations' prompts are encoded together, if the disk has room: with more, text encoders come to the
-    cards less often.
+    cards less often; null: 16 on the cards of learners, else 1.
     """
 
 
@@ -107,9 +107,3 @@ class FleetConfig(Section):
     a whole iteration is explored before it is regenerated. null: where the card is too small for both.
     """
     deadlines: Deadlines = Deadlines()
-
-    @property
-    def encoding_batch(self) -> int:
-        """Texts that an encoder embeds at once."""
-        gpus = (self.learners if self.placement == "colocated" else self.encoders).num_gpus
-        return self.encoders.micro_batch or (16 if gpus else 1)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from solrl_ray.config.arithmetic import DTYPE_BYTES
+from solrl_ray.config.pools import encoder_of, encoders, encoding_batch
 from solrl_ray.config.schema import Config, Model
 from solrl_ray.models.sizes import CLIP_TOKENS, FAMILY_SIZES
 
@@ -52,19 +53,17 @@ def encoding_costs(
         text_encoders: what `DiffusionModel.text_skeletons` returns.
         transformer: its ``config.json``.
     """
-    fleet, model = config.fleet, config.model
-    on_cards = fleet.placement == "colocated" and fleet.learners.num_gpus > 0
-    on_gpu = on_cards or fleet.encoders.num_gpus > 0
-    batch, *others, long = fleet.encoding_batch, *text_encoders.values()
+    model, worker = config.model, encoder_of(config.fleet)
+    batch, *others, long = encoding_batch(config.fleet), *text_encoders.values()
     tokens = [CLIP_TOKENS] * len(others) + [model.max_sequence_length]
     work = sum(2 * _multiplied(each) * count for each, count in zip((*others, long), tokens, strict=True))
     weight_bytes = sum(_parameters(each) for each in (*others, long)) * DTYPE_BYTES[model.dtype]
     rows = batch + (batch > 1)  # see `DiffusionModel.encode`
     return EncodingCosts(
         load_seconds=weight_bytes / LOAD_BYTES,
-        batch_seconds=rows * work / (GPU_FLOPS if on_gpu else THREAD_FLOPS * fleet.encoders.threads),
+        batch_seconds=rows * work / (GPU_FLOPS if worker.num_gpus else THREAD_FLOPS * worker.threads),
         batch=batch,
-        encoders=config.learner.world_size if on_cards else fleet.encoders.count,
+        encoders=encoders(config),
         weight_bytes=weight_bytes,
         prompt_bytes=_prompt_bytes(model, transformer),
     )

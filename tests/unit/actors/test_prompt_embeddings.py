@@ -83,7 +83,7 @@ class Scene:
             config, disk.path(FOLDER), self.world, tasks, show=self.said.append, lost=self._lost
         )
 
-    def _lost(self, name: str, error: WorkerGone) -> bool:
+    def _lost(self, name: str, actor: Any, error: WorkerGone) -> bool:
         self.lost.append(f"{name}: {error}")
         return self.successor
 
@@ -267,40 +267,36 @@ def test_encoders_must_agree_on_what_fixes_an_embedding() -> None:
 
 def test_text_encoders_leave_and_come_back_with_the_time_to_load_them() -> None:
     async def play(scene: Scene) -> None:
+        assert await scene.embeddings.encode([]) == 0
+        assert scene.player("encoder-0").left == 1  # though there was nothing to encode
+        await scene.embeddings.of(prompts("a"))  # in 10 s, of which 5 are for the prompt
+        assert scene.player("encoder-0").left == 2
+        await scene.embeddings.of(prompts("a"))
+        assert scene.player("encoder-0").left == 2
+
+    cards = "fleet={placement: colocated, learners: {num_gpus: 1}, encoders: {micro_batch: 1}, deadlines: {encode: 5}}"
+    played(play, cards, "model.dtype=bfloat16")
+
+    async def stays(scene: Scene) -> None:
         await scene.embeddings.encode(prompts("a"))
-        await scene.embeddings.leave()
-        assert scene.player("encoder-0").left == 1
-        await scene.embeddings.encode(prompts("b"))  # in 10 s, of which 5 are for a prompt
 
-    played(play)
-    loading = "fleet.deadlines={encode: 5, start: 180}"
     with pytest.raises(RunError, match="deadline of 5 s"):
-        played(play, loading)
-
-    async def only_back(scene: Scene) -> None:
-        await scene.embeddings.await_encoder()
-        for encoder in scene.embeddings._encoders:
-            encoder.is_loaded = False
-        await scene.embeddings.encode(prompts("b"))
-
-    played(only_back, loading)
+        played(stays, "fleet.deadlines.encode=5")
 
 
 def test_other_iterations_are_encoded_together_with_one_that_is_missing() -> None:
     async def play(scene: Scene) -> None:
-        assert await scene.embeddings.encode(prompts("ab"), ahead=prompts("bcd")) == 4
-        assert await scene.embeddings.encode(prompts("cd"), ahead=prompts("ef")) == 0
+        assert await scene.embeddings.encode(prompts("ab"), further=prompts("bcd")) == 4
+        assert await scene.embeddings.encode(prompts("cd"), further=prompts("ef")) == 0
         assert scene.asked == "abcd"
 
     played(play)
 
 
-def test_nothing_is_encoded_ahead_that_would_fill_the_disk() -> None:
+def test_nothing_is_encoded_early_that_would_fill_the_disk() -> None:
     async def play(scene: Scene) -> None:
         await scene.embeddings.encode(prompts("a"))
-        assert await scene.embeddings.encode(prompts("b"), ahead=prompts("cd")) == 1
-        scene.embeddings.ask_ahead(prompts("ef"))
-        await asyncio.sleep(100.0)
+        assert await scene.embeddings.encode(prompts("b"), further=prompts("cd")) == 1
         assert scene.asked == "ab"
 
     played(play, "checkpoints.min_free_gb=1.0e9")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from actors.workers.card import Card
 from actors.workers.text_encoder import TextEncoder
 from solrl_ray import models
 from solrl_ray.config.loading import load
@@ -27,14 +30,14 @@ def config_of(path: Path, *overrides: str) -> Config:
     return config.model_copy(update={"model": tiny.model_config(path)})
 
 
-class Loads:
-    """Loads the text encoders, and knows which are in memory."""
+class Noting(TextEncoder):
+    """Knows which models that it has loaded are in memory."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        super().__init__(config)
         self.made: list[weakref.ref[DiffusionModel]] = []
 
-    def __call__(self) -> DiffusionModel:
+    def _load(self) -> DiffusionModel:
         model = models.load(self._config.model, "cpu", components={"text"})
         self.made.append(weakref.ref(model))
         return model
@@ -62,15 +65,41 @@ def test_it_answers_what_its_model_encodes_in_micro_batches(tiny_pipeline: Path,
 
 
 def test_text_encoders_that_left_are_no_longer_in_memory_and_come_back_the_same(tiny_pipeline: Path) -> None:
-    config = config_of(tiny_pipeline)
-    loads = Loads(config)
-    encoder = TextEncoder(config, loads)
-    assert not loads.made
+    encoder = Noting(config_of(tiny_pipeline))
+    assert not encoder.made
     encoder.start()
     before = [each.digest for each in encoder.embed(PROMPTS)]
-    assert (len(loads.made), loads.living) == (1, 1)
+    assert (len(encoder.made), encoder.living) == (1, 1)
     encoder.leave()
     encoder.leave()  # as for an encoder that had nothing to do since
-    assert loads.living == 0
+    assert encoder.living == 0
     assert [each.digest for each in encoder.embed(PROMPTS)] == before
-    assert len(loads.made) == 2
+    assert len(encoder.made) == 2
+
+
+def test_on_a_card_it_makes_room_before_it_loads_and_whenever_it_encodes(tiny_pipeline: Path) -> None:
+    said: list[str] = []
+
+    class Model:
+        def enter(self, role: str) -> None:
+            said.append(f"{role} with {encoder.living} models")
+
+    model: Any = Model()
+    encoder = Noting(config_of(tiny_pipeline))
+    encoder.share(model)
+    encoder.start()
+    encoder.embed(PROMPTS[:1])
+    assert said == ["encoder with 0 models", "encoder with 1 models"]
+
+
+def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
+    config = config_of(tiny_pipeline)
+    card = Card("card-0", config)
+    card.host("encoder-0", Noting, config)
+    card.call_as("encoder-0", "start")
+    answered = card.do_as("encoder-0", pickle.dumps(("embed", [PROMPTS])))
+    assert [each.prompt_id for each in answered] == ["1", "2", "3"]
+    encoder = card._roles["encoder-0"]
+    assert encoder.living == 1
+    card.dismiss("encoder-0")
+    assert encoder.living == 0
