@@ -136,6 +136,7 @@ def world(explorer: Callable[[str], Actor], regenerator: Callable[[str], Actor] 
         learner=None,
         explore_with=lambda config: None,
         seat_learners=None,
+        dismiss=lambda actor: ray.kill(actor.handle),
     )
     return RayWorld(factory)  # type: ignore[arg-type]
 
