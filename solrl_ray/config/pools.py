@@ -95,6 +95,8 @@ def apart(config: Config) -> dict[str, WorkerPool]:
 def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float:
     """What all processes of workers reserve together."""
     groups = [(config.learner.world_size, config.fleet.learners), *((p.count, p) for p in apart(config).values())]
+    if not encodes_on_cards(config.fleet):
+        groups.append((config.fleet.encoders.count, config.fleet.encoders))
     return sum(count * float(getattr(worker, resource)) for count, worker in groups)
 
 
