@@ -88,7 +88,8 @@ class ActorFactory:
         worker, role = self._config.fleet.encoders, self._classes.text_encoder
         if encodes_on_cards(self._config.fleet):
             return self._on_card(slot_of(name), name, "text_encoder", role, self._config)
-        make = self._anywhere(role, name, worker) if worker.num_gpus else self._here(role, name)
+        reserves = worker.num_gpus or worker.num_cpus
+        make = self._anywhere(role, name, worker) if reserves else self._here(role, name)
         return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:

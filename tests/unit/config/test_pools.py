@@ -140,3 +140,14 @@ def test_encoders_reserve_their_own_unless_cards_encode(tmp_path: Path) -> None:
     assert (encoded_ahead(split.fleet), encoded_ahead(together.fleet)) == (1, 16)
     on_cpus = cards(tmp_path, "fleet.encoders.threads=4", placement="split")
     assert (encoders(on_cpus), encoding_batch(on_cpus.fleet)) == (1, 1)
+
+
+def test_encoders_that_reserve_something_are_asked_for(tmp_path: Path) -> None:
+    def wanted(*settings: str, placement: str = "split") -> dict[str, tuple[int, float]]:
+        asked = requests(cards(tmp_path, *settings, placement=placement))
+        return {each.key: (each.count, each.each["GPU"]) for each in asked if each.key == "fleet.encoders"}
+
+    assert wanted("fleet.encoders={count: 3, num_gpus: 1}") == {"fleet.encoders": (3, 1)}
+    assert wanted("fleet.encoders={count: 3, num_cpus: 2}") == {"fleet.encoders": (3, 0)}
+    assert wanted("fleet.encoders={count: 3, threads: 2}") == {}  # beside the run folder, as its other helpers
+    assert wanted("fleet.encoders={count: 3, num_gpus: 1}", placement="colocated") == {}
