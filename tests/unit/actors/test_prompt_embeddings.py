@@ -16,10 +16,10 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, WorkerGone
 from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Prompt, PromptEmbedding
-from solrl_ray.simulator import virtual_clock
-from solrl_ray.simulator.faults import Fault
-from solrl_ray.simulator.memory_disk import MemoryDisk
-from solrl_ray.simulator.world import Ref, SimulatedWorld
+from tests.simulated import virtual_clock
+from tests.simulated.faults import Fault
+from tests.simulated.memory_disk import MemoryDisk
+from tests.simulated.world import Ref, SimulatedWorld
 from tests.support.documents import ROOT
 
 FOLDER = "/run/embeddings"

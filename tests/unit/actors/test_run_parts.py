@@ -13,10 +13,10 @@ from actors.world import Process
 from solrl_ray.config.loading import load
 from solrl_ray.errors import RunError, UserError, WorkerGone
 from solrl_ray.scheduling.replacements import Replacements
-from solrl_ray.simulator import virtual_clock
-from solrl_ray.simulator.memory_disk import MemoryDisk
-from solrl_ray.simulator.world import SimulatedWorld
 from solrl_ray.storage.resume import check_prompts
+from tests.simulated import virtual_clock
+from tests.simulated.memory_disk import MemoryDisk
+from tests.simulated.world import SimulatedWorld
 from tests.support.documents import ROOT
 
 
