@@ -154,7 +154,7 @@ class Controller:
         )
         unexplored = iteration + 1 + self._staleness
         if unexplored < self._last:
-            parts.embeddings.ask_ahead(parts.prompts(unexplored))
+            parts.embeddings.ask_ahead(parts.prompts(unexplored), parts.prompts_from(unexplored))
             if not self._staleness and not self._evaluates_before(unexplored):
                 self._tasks.start(parts.ask_ahead(unexplored), f"asking for the pools of iteration {unexplored}")
         await parts.evaluations.beside_update()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from actors.training.checkpoints import CheckpointWriter
 from actors.training.learner_group import LearnerGroup
 from actors.training.policy_publisher import PolicyPublisher
 from actors.world import Tasks, World
-from solrl_ray.config.pools import is_colocated, kinds_of_prompts
+from solrl_ray.config.pools import encoded_ahead, encoders, encodes_on_cards, is_colocated, kinds_of_prompts
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import is_one_stage, pool_sampling, unreproducible_rewards, warnings
+from solrl_ray.errors import WorkerGone
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics
-from solrl_ray.prompts.prompt_set import choose, read_prompts
+from solrl_ray.prompts.prompt_set import choose
 from solrl_ray.records import Prompt
 from solrl_ray.report.iteration_metrics import audit_plan
 from solrl_ray.rollout.fallback import FallbackLadder
@@ -34,8 +35,9 @@ from solrl_ray.scheduling import placement
 from solrl_ray.scheduling.iteration_state import IterationPlan
 from solrl_ray.scheduling.scaling import forgotten
 from solrl_ray.scheduling.staleness import staleness_of
+from solrl_ray.scheduling.worker_state import replacement_name
 from solrl_ray.storage.checkpoints import state_before
-from solrl_ray.storage.resume import ResumePoint, resume_point
+from solrl_ray.storage.resume import ResumePoint, check_prompts, resume_point
 from solrl_ray.storage.run_folder import RunFolder
 
 LOCK_SECONDS = 30.0
@@ -63,7 +65,7 @@ class RunParts:
         self.fallback = FallbackLadder(config, staleness=config.rollout.max_staleness)
         self.heldout: Sequence[Prompt] = ()
         self._train: Sequence[Prompt] = ()
-        self.prompts = lru_cache(maxsize=2)(self._choose)
+        self.prompts = lru_cache(maxsize=2 + encoded_ahead(config.fleet))(self._choose)
         """Cached by iteration: choosing thousands takes a while."""
 
     async def open(self, tasks: Tasks) -> None:
@@ -77,7 +79,10 @@ class RunParts:
         for note in (*self.point.notes, *forgotten(config, sizes), *(f"warning: {w}" for w in warnings(config))):
             self.telemetry.message(note)
         self.telemetry.state("starting workers", stage="start")
-        self.embeddings = PromptEmbeddings(world, config.fleet.deadlines)
+        show = partial(self.telemetry.note, "encoders")
+        self.embeddings = PromptEmbeddings(
+            config, self.folder.embeddings, world, tasks, show=show, lost=self._encoder_lost
+        )
         self.fleet = Fleet(config, world, tasks, self.telemetry)
         self.fleet.explore_as(self.fallback.config(self.fallback_level(self.point.updates)))
         self.learners = LearnerGroup(
@@ -95,6 +100,8 @@ class RunParts:
         self.telemetry.waits_for("places of the learners")
         await first()
         await second()
+        for number in range(encoders(config)):
+            self._encode_with(f"encoder-{number}")
         self.telemetry.waits_for("the text encoder")
         self.rollouts = Rollouts(
             config,
@@ -106,6 +113,8 @@ class RunParts:
             publication=self.fleet.publication_counts,
         )
         await self.embeddings.await_encoder()
+        if encodes_on_cards(config.fleet):  # at once, so that text encoders leave the cards once
+            await self.embeddings.encode([*self.heldout, *self.prompts_from(self.point.updates)])
         probe = (await self.embeddings.of(self.heldout[:1]))[self.heldout[0].id]
         self.publisher = PolicyPublisher(config, self.folder, world, self.fleet, self.learners, self.fallback, probe)
         evaluator = Evaluator(config, world, self.fleet.hand_out, self.folder, self.telemetry)
@@ -174,8 +183,8 @@ class RunParts:
     def _find(self) -> tuple[ResumePoint, Mapping[str, int]]:
         config = self.config
         self.folder.lock.take(seconds=LOCK_SECONDS)
-        self._train = read_prompts(config.prompts.train)
-        self.heldout = read_prompts(config.prompts.heldout)[: config.evaluation.prompts]
+        prompts = check_prompts(self.folder, config)  # again: a file may have changed since the command
+        self._train, self.heldout = prompts["train"], prompts["heldout"]
         point = resume_point(
             self.folder,
             iterations=config.run.iterations,
@@ -184,8 +193,30 @@ class RunParts:
         )
         return point, self.folder.take_sizes()
 
+    def prompts_from(self, iteration: int) -> list[Prompt]:
+        """Of the iterations that are encoded together with this one."""
+        last = min(iteration + encoded_ahead(self.config.fleet), self.config.run.iterations)
+        return [prompt for each in range(iteration, last) for prompt in self.prompts(each)]
+
     def _choose(self, iteration: int) -> Sequence[Prompt]:
         return choose(self._train, self.config.run.seed, iteration, count=self.config.rollout.prompts)
+
+    def _encode_with(self, encoder: str) -> None:
+        self.embeddings.join(encoder, self.world.text_encoder(encoder))
+
+    def _encoder_lost(self, name: str, actor: Any, error: WorkerGone) -> bool:
+        """Replace an encoder, unless none has ever worked. Raises RunError if no replacement is left."""
+        process = self.world.process(actor)
+        self.world.kill(actor)
+        if not self.embeddings.has_started:
+            return False
+        counted, process.counted = process.counted, bool(process.name)
+        if not counted:
+            self.fleet.replacements.spend(process.name or name, error.reason)
+        replacement = replacement_name(name)
+        self.fleet.lost(name, error.reason, replacement, 0, process)
+        self._encode_with(replacement)
+        return True
 
     async def _open_fleet(self) -> None:
         self.fleet.open()

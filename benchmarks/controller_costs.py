@@ -251,7 +251,7 @@ async def _controller(root: Path) -> dict[str, float]:
         some = list(pool.workers.values())[:TOGETHER]
         costs = {
             "queue": _queued(fleet, world, tasks),
-            "embed": await _embedded(PromptEmbeddings(world, config.fleet.deadlines)),
+            "embed": await _embedded(PromptEmbeddings(config, folder.embeddings, world, tasks), world),
             "worker": _looking(fleet) / WORKERS,
             "load": await _loading(some, world),
         }
@@ -300,18 +300,14 @@ def _queued(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> float:
     return statistics.median(seconds)
 
 
-async def _embedded(embeddings: PromptEmbeddings) -> float:
-    """Seconds a prompt, of many, to ask for its embedding and to take the answer, which is there."""
+async def _embedded(embeddings: PromptEmbeddings, world: NotingWorld) -> float:
+    """Seconds a prompt, of many, to ask for its embedding, to keep the answer and to refer to it."""
     prompts = _prompts(_plan(0, LARGE, MICRO_BATCH))
+    embeddings.join("encoder-0", world.text_encoder("encoder-0"))
     await embeddings.await_encoder()
     began = time.thread_time()
-    embeddings.ask_ahead(prompts)
-    asked = time.thread_time() - began
-    calls = list({id(each.call): each.call.answer for each in embeddings._ahead.values()}.values())
-    ray.wait(calls, num_returns=len(calls), timeout=60.0)
-    began = time.thread_time()
     await embeddings.of(prompts)
-    return (asked + time.thread_time() - began) / len(prompts)
+    return (time.thread_time() - began) / len(prompts)
 
 
 async def _handed_out(fleet: Fleet, world: NotingWorld, tasks: Tasks) -> dict[str, float]:

@@ -113,8 +113,8 @@ class OneProcessWorld:
 
     # Actors
 
-    def text_encoder(self) -> TextEncoder:
-        return TextEncoder(self._config, self._folder / "embeddings")
+    def text_encoder(self, name: str) -> TextEncoder:
+        return TextEncoder(self._config)
 
     def selector(self, name: str) -> Selector:
         return Selector(self._folder, self._config.fleet.strict)

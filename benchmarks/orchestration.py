@@ -20,6 +20,7 @@ import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from solrl_ray.config.loading import load
 from solrl_ray.config.schema import Config
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import (
     Address,
     Attestation,
@@ -75,14 +77,16 @@ SHORT, PUBLISHED = Work(8, 2), Work(48, 4)
 
 
 class SleepingEncoder(Callee):
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config) -> None:
         pass
 
-    def start(self) -> None:
-        pass
+    def start(self) -> dict[str, str]:
+        return {}
 
-    def embed(self, prompt: Prompt) -> PromptEmbedding:
-        return PromptEmbedding(prompt_id=prompt.id, tensors={"prompt_embeds": torch.zeros(1)}, digest=prompt.id)
+    def embed(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+        tensors = {"prompt_embeds": torch.zeros(1)}
+        digest = embedding_digest(tensors)
+        return [PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=digest) for prompt in prompts]
 
 
 class SleepingWorker(Callee):

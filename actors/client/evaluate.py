@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Evaluated, Scorer
 from actors.world import Tasks, World
 from solrl_ray.config.fleet import Learners, WorkerPool
+from solrl_ray.config.pools import encoders
 from solrl_ray.config.schema import Config
 from solrl_ray.config.strategies import unreproducible_rewards
 from solrl_ray.evaluation.held_out import (
@@ -126,7 +128,10 @@ class FinishedRunEvaluation:
             self._telemetry.state("starting workers")
             fleet = Fleet(config, self._world, tasks, self._telemetry, explores=False)
             fleet.open()
-            embeddings = PromptEmbeddings(self._world, deadlines)
+            folder, show = RunFolder(self._request.run).embeddings, partial(self._telemetry.note, "encoders")
+            embeddings = PromptEmbeddings(config, folder, self._world, tasks, show=show)
+            for number in range(encoders(config)):
+                embeddings.join(f"encoder-{number}", self._world.text_encoder(f"encoder-{number}"))
             await embeddings.await_encoder()
             references = await embeddings.of(self._prompts)
             found: dict[str, dict[str, Evaluated]] = {}

@@ -1,73 +1,245 @@
-"""Prompt embeddings by reference: encoded when first needed or ahead of time, one copy a node."""
+"""Prompt embeddings: encoded by all encoders when first needed or ahead of time, kept on disk, given by reference."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from actors.world import Sent, World
-from solrl_ray.config.deadlines import Deadlines
-from solrl_ray.records import Prompt
+from actors.world import Sent, Tasks, World
+from solrl_ray.config.pools import encodes_on_cards, encoding_batch
+from solrl_ray.config.schema import Config
+from solrl_ray.errors import RunError, WorkerGone
+from solrl_ray.prompts.embedding_cache import EmbeddingCache
+from solrl_ray.records import Prompt, PromptEmbedding
+
+T = TypeVar("T")
 
 TOGETHER = 64
-"""Prompts in one message to the encoder; it holds their embeddings in memory together."""
+"""Embeddings read at once; so many are in memory together."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedding:
-    call: Sent
-    """The call that made it, together with others."""
-    reference: Any
+@dataclass(slots=True, eq=False)
+class _Encoder:
+    name: str
+    actor: Any
+    starting: Sent
+    is_loaded: bool = True
+    calls: deque[tuple[list[Prompt], Sent]] = field(default_factory=deque)
+    """Micro-batches without an answer: one running, the other waiting."""
 
 
 class PromptEmbeddings:
-    def __init__(self, world: World, deadlines: Deadlines) -> None:
-        self._world = world
-        self._deadlines = deadlines
-        self._encoder = world.text_encoder()
-        self._starting = world.send(self._encoder, "start")
-        self._held: dict[str, _Embedding] = {}
-        """Embeddings that `of` returned last."""
-        self._ahead: dict[str, _Embedding] = {}
-        """Embeddings asked for ahead, until `of` takes them."""
+    """::
+
+        encode ─► queue ─► a micro-batch ─► an encoder ─► the disk ─► of: references, one copy a node
+                    ▲                          │ lost
+                    └──────────────────────────┘
+
+    An encoder gets its next micro-batch when its last is done, so encoders may differ in speed, join and be lost. Each
+    answer is on the disk before its prompts count as encoded. On cards, text encoders leave when all are.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        world: World,
+        tasks: Tasks,
+        *,
+        show: Callable[[str], None] = lambda words: None,
+        lost: Callable[[str, Any, WorkerGone], bool] = lambda name, actor, error: False,
+    ) -> None:
+        """
+        Args:
+            folder: of the embeddings, on this node.
+            show: told what is being encoded, and an empty text at the end.
+            lost: told the name of a lost encoder, its actor and why; returns whether another will join. If none is
+                left and none will join, the run ends.
+        """
+        self._deadlines, self._keep_free = config.fleet.deadlines, config.checkpoints.min_free_gb
+        self._batch, self._leaves = encoding_batch(config.fleet), encodes_on_cards(config.fleet)
+        self._folder, self._world, self._tasks = folder, world, tasks
+        self._show, self._lost = show, lost
+        self._encoders: list[_Encoder] = []
+        self._first: tuple[str, dict[str, str]] | None = None
+        """The encoder that started first, and its identity."""
+        self._cache: EmbeddingCache
+        """From then on."""
+        self._started = asyncio.Event()
+        self._queue: deque[Prompt] = deque()
+        self._is_wanted = asyncio.Event()
+        """Whether the queue holds something."""
+        self._coming: dict[str, asyncio.Future[None]] = {}
+        """By prompt id: done when its embedding is on the disk."""
+        self._counts = (0, 0)
+        """Prompts encoded, and asked for, since there was nothing to do."""
+        self._held: dict[str, Any] = {}
+        """References that `of` returned last."""
+
+    # Encoders
+
+    def join(self, name: str, actor: Any) -> None:
+        """Start an encoder and use it from then on."""
+        encoder = _Encoder(name, actor, self._world.send(actor, "start"))
+        self._encoders.append(encoder)
+        self._tasks.start(self._serve(encoder), f"the calls of {name}")
+
+    @property
+    def has_started(self) -> bool:
+        """Whether an encoder ever has."""
+        return self._started.is_set()
 
     async def await_encoder(self) -> None:
-        """Return once the text encoder has started."""
-        what, seconds = "the start of the text encoder", self._deadlines.start
-        what += " (fleet.deadlines.start; raise it if the machine is slow or busy)"
-        await self._world.answer(self._starting, what=what, seconds=seconds)
+        """Return once an encoder has started."""
+        await self._started.wait()
 
-    def ask_ahead(self, prompts: Sequence[Prompt]) -> None:
-        """Start encoding prompts for later calls of `of`, without waiting. They survive calls in between."""
-        self._ahead = self._calls(prompts)
+    # Prompts
+
+    async def encode(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> int:
+        """Encode what the disk lacks of `prompts`; if that is something, of `further` ones as well, as far as the disk
+        has room. Returns how many prompts were encoded.
+        """
+        await self._started.wait()
+        missing = await self._on_disk(lambda cache: cache.lacking(prompts), "looking for embeddings")
+        if missing and further:
+            missing += await self._on_disk(
+                lambda cache: cache.affordable(cache.lacking(further), self._keep_free), "looking for embeddings"
+            )
+        if coming := {self._ask(prompt) for prompt in missing}:
+            self._tell()
+            await asyncio.wait(coming)
+        if self._leaves and not self._coming:
+            await self._leave()
+        return len(coming)
+
+    def ask_ahead(self, prompts: Sequence[Prompt], further: Sequence[Prompt] = ()) -> None:
+        """`encode` for later calls of `of`, without waiting."""
+        self._tasks.start(self.encode(prompts, further), "encoding prompts ahead")
 
     async def of(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        """Prompt id → reference of its finished embedding. All others are freed, except those asked for ahead."""
-        found = self._calls(prompts)
-        missing = [each for key, each in found.items() if key not in self._held]
-        what, seconds = f"encoding {len(missing)} prompts", self._deadlines.encode * max(1, len(missing))
-        calls = {id(each.call): each.call for each in missing}
-        await asyncio.gather(*[self._world.answer(call, what=what, seconds=seconds) for call in calls.values()])
-        self._held = found
-        self._ahead = {key: each for key, each in self._ahead.items() if key not in found}
-        return {key: each.reference for key, each in found.items()}
+        """Prompt id → reference of its finished embedding. All others are freed."""
+        wanted = {prompt.id: prompt for prompt in prompts}
+        found = {key: self._held[key] for key in wanted if key in self._held}
+        missing = [prompt for key, prompt in wanted.items() if key not in found]
+        if missing:
+            await self.encode(missing)
+        for first in range(0, len(missing), TOGETHER):
+            for embedding in await self._read(missing[first : first + TOGETHER]):
+                found[embedding.prompt_id] = self._world.put(embedding)
+        self._held = {key: found[key] for key in wanted}
+        return dict(self._held)
 
     async def one(self, prompt: Prompt) -> Any:
         """Reference of one finished embedding. Only the caller keeps it."""
-        found = self._calls([prompt])[prompt.id]
-        await self._world.answer(found.call, what=f"encoding prompt {prompt.id}", seconds=self._deadlines.encode)
-        return found.reference
+        if prompt.id in self._held:
+            return self._held[prompt.id]
+        await self.encode([prompt])
+        return self._world.put((await self._read([prompt]))[0])
 
-    def _calls(self, prompts: Sequence[Prompt]) -> dict[str, _Embedding]:
-        """Embeddings that exist already, and calls for the others."""
-        found = self._held | self._ahead
-        wanted = {prompt.id: prompt for prompt in prompts}
-        missing = [prompt for key, prompt in wanted.items() if key not in found]
-        for first in range(0, len(missing), TOGETHER):
-            together = missing[first : first + TOGETHER]
-            call, references = self._world.send_each(self._encoder, "embed", together)
-            made = zip(together, references, strict=True)
-            found |= {prompt.id: _Embedding(call, reference) for prompt, reference in made}
-        return {key: found[key] for key in wanted}
+    async def _leave(self) -> None:
+        """Have the text encoders leave the cards. The next prompts bring them back."""
+        loaded = [each for each in self._encoders if each.is_loaded]
+        calls = [self._world.send(each.actor, "leave") for each in loaded]
+        for encoder, call in zip(loaded, calls, strict=True):
+            encoder.is_loaded = False
+            with suppress(WorkerGone):  # noticed when it is next asked
+                what = f"{encoder.name}, whose text encoders leave (fleet.deadlines.start),"
+                await self._world.answer(call, what=what, seconds=self._deadlines.start)
+
+    async def _read(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+        """Embeddings that were on the disk. What is damaged there is encoded again."""
+        for _ in range(2):
+            read = await self._on_disk(lambda cache: [cache.read(prompt) for prompt in prompts], "reading embeddings")
+            found = [embedding for embedding in read if embedding is not None]
+            if len(found) == len(prompts):
+                return found
+            await self.encode(prompts)
+        raise RunError(f"{self._folder} does not keep embeddings of prompts: some are damaged again after a moment")
+
+    async def _on_disk(self, work: Callable[[EmbeddingCache], T], what: str) -> T:
+        what += f" in {self._folder} (fleet.deadlines.checkpoint)"
+        return await self._world.blocking(lambda: work(self._cache), what, self._deadlines.checkpoint)
+
+    # The queue
+
+    def _ask(self, prompt: Prompt) -> asyncio.Future[None]:
+        if prompt.id not in self._coming:
+            self._coming[prompt.id] = asyncio.get_running_loop().create_future()
+            self._queue.append(prompt)
+            self._is_wanted.set()
+            done, asked = self._counts
+            self._counts = done, asked + 1
+        return self._coming[prompt.id]
+
+    async def _serve(self, encoder: _Encoder) -> None:
+        """Start an encoder, then give it prompts until it is lost."""
+        deadlines = self._deadlines
+        try:
+            what = f"the start of {encoder.name} (fleet.deadlines.start; raise it if the machine is slow or busy)"
+            identity = await self._world.answer(encoder.starting, what=what, seconds=deadlines.start)
+            self._agree(encoder.name, identity)
+            while True:
+                await self._is_wanted.wait()
+                self._give(encoder)
+                while encoder.calls:
+                    prompts, call = encoder.calls[0]
+                    seconds = deadlines.encode * len(prompts) + deadlines.start * (not encoder.is_loaded)
+                    many = "s" * (len(prompts) > 1)
+                    what = f"encoding {len(prompts)} prompt{many} by {encoder.name} (fleet.deadlines.encode)"
+                    made = await self._world.answer(call, what=what, seconds=seconds)
+                    encoder.is_loaded = True
+                    encoder.calls.popleft()
+                    self._give(encoder)
+                    await self._keep(prompts, made)
+        except WorkerGone as error:
+            self._encoders.remove(encoder)
+            for prompts, _ in reversed(encoder.calls):
+                self._queue.extendleft(reversed(prompts))
+                self._is_wanted.set()
+            if not self._lost(encoder.name, encoder.actor, error) and not self._encoders:
+                raise
+
+    def _agree(self, name: str, identity: dict[str, str]) -> None:
+        """Raise RunError if an encoder would make other embeddings than those before."""
+        if self._first is None:
+            self._first = name, identity
+            self._cache = EmbeddingCache(self._folder, identity)
+            self._started.set()
+        first, expected = self._first
+        for key in sorted(identity.keys() | expected.keys()):
+            if identity.get(key) != expected.get(key):
+                raise RunError(
+                    f"{name} would make other embeddings than {first}: its {key} is {identity.get(key)}, not "
+                    f"{expected.get(key)}; all encoders need the same checkpoint, libraries and kind of device"
+                )
+
+    def _give(self, encoder: _Encoder) -> None:
+        """Send micro-batches: one, and another to wait behind it if there are enough for the other encoders."""
+        size = self._batch
+        while self._queue and (
+            not encoder.calls or (len(encoder.calls) < 2 and len(self._queue) >= size * len(self._encoders))
+        ):
+            prompts = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+            encoder.calls.append((prompts, self._world.send(encoder.actor, "embed", prompts)))
+        if not self._queue:
+            self._is_wanted.clear()
+
+    async def _keep(self, prompts: Sequence[Prompt], made: Sequence[PromptEmbedding]) -> None:
+        await self._on_disk(lambda cache: cache.write(prompts, made), "writing embeddings")
+        for prompt in prompts:
+            self._coming.pop(prompt.id).set_result(None)
+        done, asked = self._counts
+        self._counts = done + len(prompts), asked
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._coming:
+            self._show("encoding prompts {:,} of {:,}".format(*self._counts))
+        else:
+            self._counts = 0, 0
+            self._show("")

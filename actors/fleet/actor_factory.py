@@ -23,7 +23,7 @@ from actors.workers.text_encoder import TextEncoder
 from actors.world import Process
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import is_colocated, is_on_a_card, pools
+from solrl_ray.config.pools import encodes_on_cards, is_colocated, is_on_a_card, pools
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.scheduling.worker_state import pool_of, slot_of
@@ -84,9 +84,13 @@ class ActorFactory:
         """Handles and processes of the cards, by number."""
         self._made_cards = 0
 
-    def text_encoder(self) -> Actor:
-        make = self._here(self._classes.text_encoder, "text_encoder")
-        return self._actor("text_encoder", make.remote(self._config, self._folder / "embeddings"), "text_encoder")
+    def text_encoder(self, name: str) -> Actor:
+        worker, role = self._config.fleet.encoders, self._classes.text_encoder
+        if encodes_on_cards(self._config.fleet):
+            return self._on_card(slot_of(name), name, "text_encoder", role, self._config)
+        reserves = worker.num_gpus or worker.num_cpus
+        make = self._anywhere(role, name, worker) if reserves else self._here(role, name)
+        return self._actor(name, make.remote(self._config), "text_encoder")
 
     def selector(self, name: str) -> Actor:
         make = self._here(self._classes.selector, name)

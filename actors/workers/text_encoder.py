@@ -1,42 +1,80 @@
-"""The process with the text encoders. All others get embeddings, by reference."""
+"""An encoder: the text encoders of a model. All other roles get embeddings, by reference."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import torch
+from collections.abc import Sequence
 
 from actors.cluster.progress_notes import noted
 from actors.cluster.rpc import Callee
+from actors.workers import devices
 from solrl_ray import models
 from solrl_ray.common.doing import doing
+from solrl_ray.config.pools import encoder_of, encoding_batch
 from solrl_ray.config.schema import Config
-from solrl_ray.errors import RunError
-from solrl_ray.prompts.embedding_cache import EmbeddingCache
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Prompt, PromptEmbedding
+from solrl_ray.weight_sync.shared_model import SharedModel
 
 
 class TextEncoder(Callee):
-    """The constructor loads nothing, so that errors in `start` reach the caller."""
+    """The constructor loads nothing, so that errors in `start` reach the caller.
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    ::
+
+        start: load, take the digest ─► embed … ─► leave ─► embed: load again …
+
+    As a role of a card it is asked to let the text encoders leave between the stages of encoding. They are dropped
+    rather than moved to the host: both bring T5-XXL's 9.5 GB back at the speed of copies from pageable memory, and the
+    files are in the page cache, which the host may use otherwise. The digest is not taken again.
+    """
+
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._folder = folder
-        self._cache: EmbeddingCache | None = None
+        self._model: DiffusionModel | None = None
+        self._shared: SharedModel | None = None
 
     def __repr__(self) -> str:
         """Shown in Ray's dashboard and before each line that this process logs."""
         return f"encoder of {self._config.model.family} prompts"
 
-    @noted
-    def start(self) -> None:
-        torch.set_num_threads(1)  # an embedding must not depend on the node's number of cores
-        model = models.load(self._config.model, "cpu", components={"text"})
-        with doing("taking the digest of the text encoders"):
-            self._cache = EmbeddingCache(self._folder, model)
+    def share(self, model: SharedModel) -> None:
+        """Live in a card's process. Text encoders are no part of the shared copy, which stays on the card."""
+        self._shared = model
 
-    def embed(self, prompt: Prompt) -> PromptEmbedding:
-        """The prompt's embedding, from the cache on disk or encoded now."""
-        if self._cache is None:
-            raise RunError("the text encoder was used before it was started")
-        return self._cache.get([prompt])[0]
+    def start(self) -> dict[str, str]:
+        """Load; returns what fixes the bits of an embedding besides its text."""
+        return self._identity()
+
+    def embed(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+        """The prompts' embeddings, in their order."""
+        model = self._loaded()
+        encoded = model.encode([prompt.text for prompt in prompts], encoding_batch(self._config.fleet))
+        return [
+            PromptEmbedding(prompt_id=prompt.id, tensors=tensors, digest=embedding_digest(tensors))
+            for prompt, tensors in zip(prompts, encoded, strict=True)
+        ]
+
+    def leave(self) -> None:
+        """Free the memory of the text encoders; `embed` loads them again."""
+        self._model = None
+        devices.free_cache()
+
+    @noted
+    def _identity(self) -> dict[str, str]:
+        model = self._loaded()
+        with doing("taking the digest of the text encoders"):
+            return model.text_identity(encoding_batch(self._config.fleet))
+
+    def _loaded(self) -> DiffusionModel:
+        if self._shared is not None:
+            self._shared.enter("encoder")
+        if self._model is None:
+            self._model = self._load()
+        return self._model
+
+    @noted
+    def _load(self) -> DiffusionModel:
+        # An embedding must not depend on the node's number of cores.
+        device = devices.prepare(encoder_of(self._config.fleet), deterministic=self._config.run.deterministic)
+        return models.load(self._config.model, device, components={"text"})

@@ -41,7 +41,8 @@ def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
         if synced:
             write_synced(partial, content)
         else:
-            partial.write_bytes(content)
+            with partial.open("wb") as file:
+                file.write(content)
         partial.replace(path)
         if synced:
             sync_folder(path.parent)

@@ -33,7 +33,9 @@ class Deadlines(Section):
     selector: Seconds = 60.0
     """One call to the selector."""
     encode: Seconds = 60.0
-    """The embedding of one prompt."""
+    """The embedding of one prompt; a batch of several gets this much for each, and `start` if it must load the text
+    encoders again.
+    """
     fetch: Seconds = 120.0
     """Fetching an answer, the samples of an iteration or their embeddings."""
     checkpoint: Seconds = 600.0

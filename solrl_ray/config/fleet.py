@@ -52,6 +52,17 @@ class OtherExplorers(WorkerPool):
     """How many of an iteration's prompts they explore, spread evenly over it; `explorers` explore the others."""
 
 
+class Encoders(WorkerPool):
+    """Workers that embed prompts. Threads, kind of device and `micro_batch` are part of an embedding's identity."""
+
+    micro_batch: Positive | None = None
+    """Texts encoded at once, always as many; null: 16 on GPUs, 1 on CPUs."""
+    ahead: Positive | None = None
+    """How many iterations' prompts are encoded together, if the disk has room: with more, text encoders come to the
+    cards less often; null: 16 on the cards of learners, else 1.
+    """
+
+
 class Learners(Worker):
     """Ranks of the learner group. Their places are reserved together, and kept while the group is rebuilt."""
 
@@ -66,6 +77,8 @@ class FleetConfig(Section):
     other_explorers: list[OtherExplorers] = []
     """Explorers of other score classes, with their own prompts."""
     regenerators: WorkerPool = WorkerPool(count=1)
+    encoders: Encoders = Encoders()
+    """With GPUs and `placement` colocated, each card has an encoder instead."""
     learners: Learners = Learners(threads=2)
     """Resources of each rank; `learner.world_size` is their number."""
     max_inflight: Positive = 2

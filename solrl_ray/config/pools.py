@@ -95,7 +95,34 @@ def apart(config: Config) -> dict[str, WorkerPool]:
 def reserved(config: Config, resource: Literal["num_cpus", "num_gpus"]) -> float:
     """What all processes of workers reserve together."""
     groups = [(config.learner.world_size, config.fleet.learners), *((p.count, p) for p in apart(config).values())]
+    if not encodes_on_cards(config.fleet):
+        groups.append((config.fleet.encoders.count, config.fleet.encoders))
     return sum(count * float(getattr(worker, resource)) for count, worker in groups)
+
+
+def encodes_on_cards(fleet: FleetConfig) -> bool:
+    """Whether each learner rank's card has an encoder, instead of `fleet.encoders`."""
+    return is_colocated(fleet) and fleet.learners.num_gpus > 0
+
+
+def encoders(config: Config) -> int:
+    """How many encoders there are."""
+    return config.learner.world_size if encodes_on_cards(config.fleet) else config.fleet.encoders.count
+
+
+def encoder_of(fleet: FleetConfig) -> Worker:
+    """Resources of the process that an encoder lives in."""
+    return fleet.learners if encodes_on_cards(fleet) else fleet.encoders
+
+
+def encoding_batch(fleet: FleetConfig) -> int:
+    """Texts that an encoder embeds at once."""
+    return fleet.encoders.micro_batch or (16 if encoder_of(fleet).num_gpus else 1)
+
+
+def encoded_ahead(fleet: FleetConfig) -> int:
+    """How many iterations' prompts are encoded together."""
+    return fleet.encoders.ahead or (16 if encodes_on_cards(fleet) else 1)
 
 
 def needs_packed(config: Config, explorers: int) -> bool:

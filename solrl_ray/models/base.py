@@ -37,9 +37,9 @@ class TextEncoders(nn.Module):
     def __init__(self, pipeline_class: Any, encoders: Mapping[str, Any], tokenizers: Mapping[str, Any]) -> None:
         super().__init__()
         self.encoders = nn.ModuleDict({name: encoder for name, encoder in encoders.items() if encoder is not None})
-        parts = {**encoders, **tokenizers}
-        self.identity = {name: fingerprint(part) for name, part in parts.items() if part is not None}
-        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **parts)
+        given = {**encoders, **tokenizers}
+        self.parts = {name: part for name, part in given.items() if part is not None}
+        self.pipeline = pipeline_class(scheduler=None, vae=None, transformer=None, **given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,13 @@ class DiffusionModel(ABC):
         return transformer_config, factor
 
     @classmethod
+    def text_skeletons(cls, config: Model, key: str = KEY) -> dict[str, nn.Module]:
+        """The text encoders by name, with shapes but no memory. The last is the long one."""
+        checkpoint = cls._open(config, key)
+        with torch.device("meta"):
+            return {name: checkpoint.text_skeleton(name) for name in cls._encoders(checkpoint)}
+
+    @classmethod
     def truncated(cls, config: Model, texts: Sequence[str]) -> list[Truncation]:
         """Which of `texts` each tokenizer would truncate; loads only the tokenizers."""
         checkpoint = cls._open(config)
@@ -212,25 +219,39 @@ class DiffusionModel(ABC):
         return self.SIZES.activation_bytes(self.config, settings, self._factor, blocks=count, compiled=compiled)
 
     @torch.no_grad()
-    def encode(self, texts: Sequence[str]) -> list[dict[str, Tensor]]:
-        """Encode each text separately, so that an embedding depends on its text alone.
+    def encode(self, texts: Sequence[str], micro_batch: int = 1) -> list[dict[str, Tensor]]:
+        """Encode texts in batches of one shape, so that an embedding depends on its text alone.
+
+        Kernels differ between shapes, so the rest of a batch is filled up. They also differ without a mask, which
+        transformers drops if no row is padded. Therefore a batch of several has an empty text as one row more.
 
         Returns one dict a text: tensors by name in `dtype`, without batch dimension, on the CPU.
         """
-        pipeline = self._text.pipeline
-        batches = [self._encode(pipeline, text) for text in texts]
-        return [{name: tensor[0].to("cpu", self.dtype) for name, tensor in batch.items()} for batch in batches]
+        encoded: list[dict[str, Tensor]] = []
+        for first in range(0, len(texts), micro_batch):
+            part = list(texts[first : first + micro_batch])
+            rows = part + part[-1:] * (micro_batch - len(part)) + [""] * (micro_batch > 1)
+            batch = self._encode(self._text.pipeline, rows)
+            batch = {name: tensor[: len(part)].to("cpu", self.dtype) for name, tensor in batch.items()}
+            # Copies: a row that is a view would be sent and kept with its whole batch.
+            encoded += [{name: tensor[row].clone() for name, tensor in batch.items()} for row in range(len(part))]
+        return encoded
 
-    def text_identity(self) -> dict[str, str]:
-        """What fixes the bits of `encode` besides the text: weights, settings, libraries, device."""
+    def text_identity(self, micro_batch: int = 1) -> dict[str, str]:
+        """What fixes the bits of `encode` besides the text: weights, settings, libraries, device.
+
+        Reads every weight once: about as long as loading, seconds for T5-XXL.
+        """
         import transformers  # late: most processes never encode
 
-        threads = torch.get_num_threads() if self.device.type == "cpu" else 0
+        on_gpu = self.device.type == "cuda"
+        kernels = torch.cuda.get_device_name(self.device) if on_gpu else torch.get_num_threads()
         return {
-            **self._text.identity,
+            **{name: fingerprint(part) for name, part in self._text.parts.items()},
+            **({"micro_batch": str(micro_batch)} if micro_batch != 1 else {}),
             "max_sequence_length": str(self.config.max_sequence_length),
             "dtype": self.config.dtype,
-            "device": f"{self.device.type}/{threads}",
+            "device": f"{self.device.type}/{kernels}",
             "libraries": f"torch {torch.__version__}, transformers {transformers.__version__}",
         }
 
@@ -288,8 +309,8 @@ class DiffusionModel(ABC):
         """Set what else `_velocity` needs, if anything."""
 
     @abstractmethod
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """One text's tensors by name, with a batch dimension of 1."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """The texts' tensors by name, with a batch dimension. Shapes may depend on nothing but the number of texts."""
 
     @abstractmethod
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:

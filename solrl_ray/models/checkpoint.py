@@ -59,6 +59,11 @@ class Checkpoint:
         part_class = self._of_transformers(part)
         return paths.load_weights(part_class, self.source, self.key, subfolder=part, dtype=dtype)
 
+    def text_skeleton(self, part: str) -> Any:
+        """A text encoder with new weights of its sizes."""
+        part_class = self._of_transformers(part)
+        return part_class(part_class.config_class(**self.settings(part)))
+
     def load_tokenizer(self, part: str) -> Any:
         return paths.load_tokenizer(self._of_transformers(part), self.source, self.key, subfolder=part)
 
@@ -96,7 +101,7 @@ def freeze(module: nn.Module) -> nn.Module:
 def fingerprint(part: Any) -> str:
     """SHA-256 over what a text encoder (configuration, all weights) or a tokenizer computes with.
 
-    Reads every weight once: about as long as loading, seconds for T5-XXL.
+    Reads every weight once.
     """
     digest = hashlib.sha256()
     if not hasattr(part, "state_dict"):
@@ -108,5 +113,5 @@ def fingerprint(part: Any) -> str:
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
     for name, weight in sorted(part.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.contiguous().view(torch.uint8).numpy().data)
+        digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -34,10 +34,10 @@ class Flux(DiffusionModel):
         side = torch.arange(self._grid, dtype=torch.float32)
         self._image_ids = torch.cartesian_prod(torch.zeros(1), side, side).to(self.device)  # (0, row, column)
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, max_sequence_length, width], ``pooled_prompt_embeds`` [1, width]."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, max_sequence_length, width], ``pooled_prompt_embeds`` [B, width]."""
         sequence, pooled, _ = pipeline.encode_prompt(
-            text, device=self.device, max_sequence_length=self.config.max_sequence_length
+            texts, device=self.device, max_sequence_length=self.config.max_sequence_length
         )
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 

@@ -33,10 +33,10 @@ class Flux2Klein(DiffusionModel):
         one, side = torch.arange(1), torch.arange(self._grid)
         self._image_ids = torch.cartesian_prod(one, side, side, one).to(self.device)
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, max_sequence_length, 3 · width]."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, max_sequence_length, 3 · width]."""
         sequence, _ = pipeline.encode_prompt(
-            text, device=self.device, max_sequence_length=self.config.max_sequence_length
+            texts, device=self.device, max_sequence_length=self.config.max_sequence_length
         )
         return {"prompt_embeds": sequence}
 

@@ -31,11 +31,14 @@ class QwenImage(DiffusionModel):
     ENCODERS = ("text_encoder",)
     SIZES = sizes.QWEN_IMAGE
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, max_sequence_length, width], ``prompt_embeds_mask`` [1, max_sequence_length]."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_embeds_mask`` [B, max_sequence_length].
+
+        One by one: the pipeline pads the texts of a batch to the longest of them, so the shape would depend on it.
+        """
         longest = self.config.max_sequence_length
-        sequence, _ = pipeline.encode_prompt(text, device=self.device, max_sequence_length=longest)
-        return fixed_length(sequence, longest)
+        options = {"device": self.device, "max_sequence_length": longest}
+        return fixed_length([pipeline.encode_prompt(text, **options)[0][0] for text in texts], longest)
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         sequence, mask = embedding["prompt_embeds"], embedding["prompt_embeds_mask"]
@@ -76,13 +79,14 @@ class QwenImage(DiffusionModel):
         return [count - stock.prompt_template_encode_start_idx for count in whole]
 
 
-def fixed_length(sequence: Tensor, tokens: int) -> dict[str, Tensor]:
-    """A text [1, n, width] padded with zeros to `tokens` tokens, and the mask [1, tokens] of its own n.
+def fixed_length(texts: Sequence[Tensor], tokens: int) -> dict[str, Tensor]:
+    """Texts [n, width], each padded with zeros to `tokens` tokens, and the masks [B, tokens] of their own n.
 
-    Raises `ValueError` if it is longer.
+    Raises `ValueError` if one is longer.
     """
-    own = sequence.shape[1]
-    if own > tokens:
-        raise ValueError(f"a text of {own} tokens does not fit into {tokens}")
-    mask = torch.arange(tokens, device=sequence.device) < own
-    return {"prompt_embeds": functional.pad(sequence, (0, 0, 0, tokens - own)), "prompt_embeds_mask": mask[None]}
+    lengths = [len(text) for text in texts]
+    if max(lengths) > tokens:
+        raise ValueError(f"a text of {max(lengths)} tokens does not fit into {tokens}")
+    padded = [functional.pad(text, (0, 0, 0, tokens - len(text))) for text in texts]
+    mask = torch.arange(tokens) < torch.tensor(lengths)[:, None]
+    return {"prompt_embeds": torch.stack(padded), "prompt_embeds_mask": mask}

@@ -40,10 +40,10 @@ class Sana(DiffusionModel):
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._timesteps = TIMESTEPS * float(transformer_config.get("timestep_scale") or 1.0)
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, max_sequence_length, width], ``prompt_attention_mask`` [1, max_sequence_length]."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, max_sequence_length, width], ``prompt_attention_mask`` [B, max_sequence_length]."""
         sequence, mask, _, _ = pipeline.encode_prompt(
-            text,
+            texts,
             do_classifier_free_guidance=False,
             device=self.device,
             max_sequence_length=self.config.max_sequence_length,

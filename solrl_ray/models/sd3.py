@@ -37,12 +37,12 @@ class StableDiffusion3(DiffusionModel):
     def _set_up(self, transformer_config: Mapping[str, Any]) -> None:
         self._text_width = int(transformer_config["joint_attention_dim"])
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, 77 + max_sequence_length, width], ``pooled_prompt_embeds`` [1, width]."""
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, 77 + max_sequence_length, width], ``pooled_prompt_embeds`` [B, width]."""
         if pipeline.text_encoder_3 is None:
-            return self._encode_without_t5(pipeline, text)
+            return self._encode_without_t5(pipeline, texts)
         sequence, _, pooled, _ = pipeline.encode_prompt(
-            text,
+            texts,
             None,
             None,
             device=self.device,
@@ -51,12 +51,12 @@ class StableDiffusion3(DiffusionModel):
         )
         return {"prompt_embeds": sequence, "pooled_prompt_embeds": pooled}
 
-    def _encode_without_t5(self, pipeline: Any, text: str) -> dict[str, Tensor]:
+    def _encode_without_t5(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
         """As `encode_prompt`, which would ask a transformer for the width of T5."""
-        clips = [pipeline._get_clip_prompt_embeds(text, device=self.device, clip_model_index=i) for i in (0, 1)]
+        clips = [pipeline._get_clip_prompt_embeds(texts, device=self.device, clip_model_index=i) for i in (0, 1)]
         sequence = torch.cat([clip[0] for clip in clips], dim=-1)
         sequence = functional.pad(sequence, (0, self._text_width - sequence.shape[-1]))
-        t5 = sequence.new_zeros(1, self.config.max_sequence_length, self._text_width)
+        t5 = sequence.new_zeros(len(texts), self.config.max_sequence_length, self._text_width)
         pooled = torch.cat([clip[1] for clip in clips], dim=-1)
         return {"prompt_embeds": torch.cat([sequence, t5], dim=1), "pooled_prompt_embeds": pooled}
 

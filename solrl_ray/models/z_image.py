@@ -39,15 +39,15 @@ class ZImage(DiffusionModel):
     ENCODERS = ("text_encoder",)
     SIZES = sizes.Z_IMAGE
 
-    def _encode(self, pipeline: Any, text: str) -> dict[str, Tensor]:
-        """``prompt_embeds`` [1, tokens, width], ``prompt_embeds_mask`` [1, tokens]: `FamilySizes.text_tokens`."""
-        (sequence,), _ = pipeline.encode_prompt(
-            text,
+    def _encode(self, pipeline: Any, texts: list[str]) -> dict[str, Tensor]:
+        """``prompt_embeds`` [B, tokens, width], ``prompt_embeds_mask`` [B, tokens]: `FamilySizes.text_tokens`."""
+        sequences, _ = pipeline.encode_prompt(
+            list(texts),  # which the pipeline changes
             device=self.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.config.max_sequence_length,
         )
-        return fixed_length(sequence[None], self.SIZES.text_tokens(self.config))
+        return fixed_length(sequences, self.SIZES.text_tokens(self.config))
 
     def _velocity(self, latents: Tensor, sigmas: Tensor, embedding: dict[str, Tensor]) -> Tensor:
         answer: Tensor = self.transformer(

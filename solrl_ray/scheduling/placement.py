@@ -13,7 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 from solrl_ray.config.fleet import Worker
-from solrl_ray.config.pools import REGENERATORS, apart, is_colocated, key_of, shares
+from solrl_ray.config.pools import REGENERATORS, apart, encodes_on_cards, is_colocated, key_of, shares
 from solrl_ray.config.schema import Config
 
 RESOURCES = ("GPU", "CPU")
@@ -113,6 +113,9 @@ def requests(config: Config) -> list[Request]:
         # If both pools share cards, what is left for one depends on which came first.
         later = int(shares(fleet.explorers) and shares(fleet.regenerators))
         asked[REGENERATORS] = replace(asked[REGENERATORS], turn=later)
+    encoding = fleet.encoders
+    if not encodes_on_cards(fleet) and (encoding.num_gpus or encoding.num_cpus):
+        asked["encoders"] = request("fleet.encoders", encoding, encoding.count)
     ranks = request("fleet.learners", learners, config.learner.world_size)
     turn = -1 if ranks_first(config) else 2
     return [*asked.values(), replace(ranks, placement=learners.placement, turn=turn)]

@@ -11,6 +11,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError, UserError
 from solrl_ray.metrics.records import EvaluationMetrics, IterationMetrics, measured_seconds
 from solrl_ray.prompts.prompt_set import prompts_digest, read_prompts
+from solrl_ray.records import Prompt
 from solrl_ray.storage.checkpoints import newest_state
 from solrl_ray.storage.run_folder import RunFolder
 
@@ -71,8 +72,8 @@ def check_readable(folder: RunFolder, config: Config) -> None:
         check_prompts(folder, config)
 
 
-def check_prompts(folder: RunFolder, config: Config) -> None:
-    """Record a run's prompts when it begins: training prompts, and the evaluated held-out ones, in order.
+def check_prompts(folder: RunFolder, config: Config) -> dict[str, list[Prompt]]:
+    """Record a run's prompts when it begins, and return them: ``train``, and the evaluated ones of ``heldout``.
 
     Raises UserError if it began with others: each iteration's choice, and the meaning of evaluation rewards, would
     change silently.
@@ -84,7 +85,7 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
     now = {part: {"prompts": len(found), "digest": prompts_digest(found)} for part, found in used.items()}
     if not folder.prompts.is_file():
         replace_file(folder.prompts, json.dumps(now, indent=1).encode())
-        return
+        return used
     mend = "remove it, if the prompts are those that the run began with"
     was = read_json(folder.prompts, mend)
     parts = was.values() if isinstance(was, dict) and was.keys() == now.keys() else (None,)
@@ -96,6 +97,7 @@ def check_prompts(folder: RunFolder, config: Config) -> None:
             f"{folder.path} began with ({was[part]['prompts']} then, {now[part]['prompts']} now, by text and order); "
             f"put the file back, or begin another run with --from {folder.path}"
         )
+    return used
 
 
 def _measured(folder: RunFolder, updates: int) -> tuple[list[IterationMetrics], list[EvaluationMetrics]]:

@@ -35,7 +35,7 @@ from solrl_ray.weight_sync.payload import Payload
 from solrl_ray.weight_sync.publish import touched_linears
 from solrl_ray.weight_sync.receive import Receiver
 
-Role = Literal["explorer", "regenerator", "learner"]
+Role = Literal["encoder", "explorer", "regenerator", "learner"]
 
 
 class SharedModel:
@@ -115,7 +115,7 @@ class SharedModel:
         """Make the weights those that a role computes with."""
         if role == "explorer" and self._explored is not None:
             self._explored.make()
-        elif self._explored is not None and (role == "learner" or self._explored.offload):
+        elif self._explored is not None and (role in ("encoder", "learner") or self._explored.offload):
             self._explored.free()
         if role == "regenerator" and self._merged is not None and not self._is_merged:
             self._merged.reapply()

@@ -19,7 +19,6 @@ from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
 from actors.workers.selector import Selector
 from actors.workers.text_encoder import TextEncoder
-from solrl_ray.config.schema import Config
 from tests.chaos.notes import Note
 
 
@@ -48,12 +47,8 @@ def noted(before: str, method: Callable[..., Any], after: str) -> Any:
 
 
 class NotingEncoder(TextEncoder):
-    def __init__(self, config: Config, folder: Path) -> None:
-        super().__init__(config, folder)
-        self._notes = Path(config.run.root, "notes.jsonl")
-
     def _note(self, doing: str) -> None:
-        write(self._notes, "text_encoder", doing)
+        write(Path(self._config.run.root, "notes.jsonl"), "text_encoder", doing)
 
     start = noted("starting", TextEncoder.start, "idle")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,8 @@ from actors.ray_world import RayWorld
 from actors.world import Tasks
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.fleet import FleetConfig
-from solrl_ray.records import Attestation, Prompt, Receipt, Refusal, WorkUnit
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, WorkUnit
 from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
@@ -114,13 +115,14 @@ def spawn(
 
 
 class Encoder(Callee):
-    def start(self) -> None: ...
+    def start(self) -> dict[str, str]:
+        return {}
 
-    def embed(self, prompt: Prompt) -> str:
-        return f"embedding of {prompt.id}"
+    def embed(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+        return [PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=embedding_digest({})) for prompt in prompts]
 
 
-def encoder() -> Actor:
+def encoder(name: str) -> Actor:
     return Actor(ray.remote(Encoder).options(num_cpus=0).remote(), "text_encoder")
 
 
@@ -134,6 +136,7 @@ def world(explorer: Callable[[str], Actor], regenerator: Callable[[str], Actor] 
         learner=None,
         explore_with=lambda config: None,
         seat_learners=None,
+        dismiss=lambda actor: ray.kill(actor.handle),
     )
     return RayWorld(factory)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ WHOLE = {
     "text_encoder": ("idle",),
 }
 """Role → what its players note when they can work (again)."""
-EVERYBODY = ("driver", "controller", "text_encoder")
+EVERYBODY = ("driver", "controller")
 """Who ends the run, which is whole again when an explorer of the resumed one is at work."""
 
 
@@ -42,7 +42,7 @@ class End:
 ENDS = {
     "the controller is gone": "controller",
     "encoding ": "text_encoder",
-    "the start of the text encoder": "text_encoder",
+    "the start of encoder-": "text_encoder",
 }
 """How a run may end → for whose death: who is not replaced, see docs/reference/failures.md."""
 

@@ -21,9 +21,10 @@ from actors.evaluation import requests
 from actors.evaluation.requests import EvaluationRequest, EvaluationRequests, RequestProgress
 from actors.training.policy_publisher import PolicyPublisher, PublishedRevision
 from actors.workers.regenerator import Evaluated
+from actors.world import Tasks
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import RewardError, RewardNonsense, RunError
-from solrl_ray.records import Prompt, WorkUnit
+from solrl_ray.records import Prompt, PromptEmbedding, WorkUnit
 from solrl_ray.storage.run_folder import RunFolder
 from tests.chaos.fleets import Scene, opened
 from tests.chaos.pools import Worker, revision, run, spawn, until
@@ -42,9 +43,11 @@ class Scores(Worker):
         self._held = (receipt.policy, receipt.revision)  # type: ignore[union-attr]
         return receipt
 
-    def score(self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: str, pictured: bool) -> Evaluated:
+    def score(
+        self, config: Config, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding, pictured: bool
+    ) -> Evaluated:
         assert self._held == (unit.policy, unit.revision)
-        assert embedding == f"embedding of {prompt.id}"
+        assert embedding.prompt_id == prompt.id
         word, _, path = prompt.text.partition(" ")
         if word == "raises":
             raise RewardError("the reward has no tokenizer")
@@ -119,17 +122,19 @@ async def live(folder: Path, *overrides: str) -> AsyncIterator[Live]:
     kept = ("fleet.max_replacements=0", "evaluation.share=0.5", "fleet.max_inflight=1", *overrides)
     async with opened(folder, spawn, *kept, regenerator=lambda name: spawn(name, "C", kind=Scores)) as scene:
         config, there = scene.config, scene.world
-        embeddings = PromptEmbeddings(there, config.fleet.deadlines)
-        await embeddings.await_encoder()
-        nothing: Any = None
-        probe = ray.put("probe")
-        publisher = PolicyPublisher(config, RunFolder(folder), there, scene.fleet, nothing, nothing, probe)
-        publisher.newest = PublishedRevision(revision(5), "", 0)
-        tell = scene.telemetry.message
-        asked = EvaluationRequests(config, there, scene.fleet.hand_out, publisher, embeddings, tell)
-        this = Live(scene, asked, publisher)
-        await this.regenerates()
-        yield this
+        async with Tasks() as tasks:
+            embeddings = PromptEmbeddings(config, RunFolder(folder).embeddings, there, tasks)
+            embeddings.join("encoder-0", there.text_encoder("encoder-0"))
+            await embeddings.await_encoder()
+            nothing: Any = None
+            probe = ray.put("probe")
+            publisher = PolicyPublisher(config, RunFolder(folder), there, scene.fleet, nothing, nothing, probe)
+            publisher.newest = PublishedRevision(revision(5), "", 0)
+            tell = scene.telemetry.message
+            asked = EvaluationRequests(config, there, scene.fleet.hand_out, publisher, embeddings, tell)
+            this = Live(scene, asked, publisher)
+            await this.regenerates()
+            yield this
 
 
 def scores(progress: RequestProgress) -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ def test_memory_does_not_grow_over_200_iterations(tmp_path: Path, staleness: int
     actors = json.loads(out.read_text())["actors"]
     print(json.dumps(actors))
     roles = {name.partition("-")[0] for name in actors}
-    assert roles == {"controller", "text_encoder", "selector", "explorer", "regenerator", "learner", "object store"}
+    assert roles == {"controller", "encoder", "selector", "explorer", "regenerator", "learner", "object store"}
     grow = {name: row for name, row in actors.items() if row["held_an_iteration"] > ALLOWED_KB}
     assert grow == {}
     assert actors["object store"]["held_an_iteration"] <= ALLOWED_STORE_KB

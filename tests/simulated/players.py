@@ -23,6 +23,7 @@ from solrl_ray.config.update import passes
 from solrl_ray.errors import NonsenseError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.learning.update_metrics import UpdateMetrics
+from solrl_ray.prompts.embedding_cache import embedding_digest
 from solrl_ray.records import Attestation, Prompt, PromptEmbedding, Receipt, Refusal, SampleGroup, UnitResult, WorkUnit
 from solrl_ray.rollout.pruning import survivors
 from solrl_ray.scheduling.iteration_state import IterationSummary, group_digest
@@ -59,10 +60,13 @@ def publisher(lora: Lora) -> Publisher:
 
 
 class TextEncoder:
-    def start(self) -> None: ...
+    def start(self) -> dict[str, str]:
+        return {"text_encoder": "simulated"}
 
-    def embed(self, prompt: Prompt) -> PromptEmbedding:
-        return PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=prompt.id)
+    def embed(self, prompts: Sequence[Prompt]) -> list[PromptEmbedding]:
+        return [PromptEmbedding(prompt_id=prompt.id, tensors={}, digest=embedding_digest({})) for prompt in prompts]
+
+    def leave(self) -> None: ...
 
 
 class Worker:

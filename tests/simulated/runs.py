@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import gc
+import logging
 import random
 import re
 import shutil
@@ -82,6 +83,8 @@ KINDS = {
     "text_encoder": ("dies before", "hangs", "is slow", "is late", "comes twice"),
     "node": ("dies", "drains"),
 }
+logging.getLogger("solrl_ray.prompts").setLevel(logging.ERROR)  # embeddings are torn by losses of power
+
 ENDS = (
     ("controller", "dies", 200),
     ("disk", "loses power", 600),
@@ -98,7 +101,7 @@ EXPLAINED = [
         r"^\S+ was refused from \S+, which is alone and was never right: ",
         r"^(explorer|regenerator)\S* cannot start$",  # and nobody of its pool has worked before
         r" found no room in the cluster within ",
-        r"^encoding \d+ prompts |^encoding prompt \S+ |^the start of the text encoder ",  # it has no successor
+        r"^encoding \d+ prompts? by encoder-0 |^the start of encoder-0 ",  # it has no successor
         r"No space left on device",
         r" passed its deadline of \S+ s$",  # a disk that hangs
     )

@@ -146,8 +146,8 @@ class SimulatedWorld:
 
     # Actors
 
-    def text_encoder(self) -> SimulatedActor:
-        return self._spawn("text_encoder", "text_encoder")
+    def text_encoder(self, name: str) -> SimulatedActor:
+        return self._spawn("text_encoder", name)
 
     def selector(self, name: str) -> SimulatedActor:
         return self._spawn("selector", name)

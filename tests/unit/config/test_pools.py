@@ -4,7 +4,17 @@ import pytest
 
 from solrl_ray.config.checks import check
 from solrl_ray.config.loading import load_with_sources
-from solrl_ray.config.pools import apart, is_on_a_card, kinds_of_prompts, needs_packed, prompts_of, reserved
+from solrl_ray.config.pools import (
+    apart,
+    encoded_ahead,
+    encoders,
+    encoding_batch,
+    is_on_a_card,
+    kinds_of_prompts,
+    needs_packed,
+    prompts_of,
+    reserved,
+)
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.scheduling.placement import requests
@@ -118,3 +128,26 @@ def test_what_is_wrong_with_other_explorers_is_said_before_anything_starts(other
 def begun(setting: str) -> None:
     loaded = load_with_sources([CONFIGS / "demo.yaml"], ["rollout.prompts=12", setting])
     check(loaded.config, loaded.sources)
+
+
+def test_encoders_reserve_their_own_unless_cards_encode(tmp_path: Path) -> None:
+    more = "fleet.encoders={count: 3, num_gpus: 1}"
+    split, together = cards(tmp_path, more, placement="split"), cards(tmp_path, more)
+    assert (encoders(split), encoders(together)) == (3, 2)
+    assert reserved(split, "num_gpus") == 2 + 4 + 1 + 3
+    assert reserved(together, "num_gpus") == 2 + 2
+    assert (encoding_batch(split.fleet), encoding_batch(together.fleet)) == (16, 16)
+    assert (encoded_ahead(split.fleet), encoded_ahead(together.fleet)) == (1, 16)
+    on_cpus = cards(tmp_path, "fleet.encoders.threads=4", placement="split")
+    assert (encoders(on_cpus), encoding_batch(on_cpus.fleet)) == (1, 1)
+
+
+def test_encoders_that_reserve_something_are_asked_for(tmp_path: Path) -> None:
+    def wanted(*settings: str, placement: str = "split") -> dict[str, tuple[int, float]]:
+        asked = requests(cards(tmp_path, *settings, placement=placement))
+        return {each.key: (each.count, each.each["GPU"]) for each in asked if each.key == "fleet.encoders"}
+
+    assert wanted("fleet.encoders={count: 3, num_gpus: 1}") == {"fleet.encoders": (3, 1)}
+    assert wanted("fleet.encoders={count: 3, num_cpus: 2}") == {"fleet.encoders": (3, 0)}
+    assert wanted("fleet.encoders={count: 3, threads: 2}") == {}  # beside the run folder, as its other helpers
+    assert wanted("fleet.encoders={count: 3, num_gpus: 1}", placement="colocated") == {}

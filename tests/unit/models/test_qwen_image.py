@@ -62,7 +62,7 @@ def test_texts_of_a_batch_are_masked_as_in_the_stock_pipeline(path: Path) -> Non
 
 def test_a_text_that_does_not_fit_is_no_text_of_that_length() -> None:
     with pytest.raises(ValueError, match="a text of 5 tokens does not fit into 4"):
-        fixed_length(torch.zeros(1, 5, 2), 4)
+        fixed_length([torch.zeros(5, 2)], 4)
 
 
 def test_a_skeleton_has_its_tables_of_positions(path: Path) -> None:

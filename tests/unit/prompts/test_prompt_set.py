@@ -1,22 +1,16 @@
-"""Prompt files, the choice of an iteration's prompts, and the cache of embeddings."""
+"""Prompt files, and the choice of an iteration's prompts."""
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
-from solrl_ray import models
 from solrl_ray.errors import UserError
-from solrl_ray.models.base import DiffusionModel
-from solrl_ray.prompts.embedding_cache import EmbeddingCache, embedding_digest
 from solrl_ray.prompts.prompt_set import choose, prompt_id, read_prompts
 from solrl_ray.records import Prompt
-from tests.support import tiny
 
 
 def prompts_of(*texts: str) -> list[Prompt]:
@@ -117,77 +111,3 @@ def test_every_prompt_is_chosen_about_equally_often() -> None:
 def test_choosing_more_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match="takes 3 prompts, but there are 2"):
         choose(prompts_of("a", "b"), run_seed=1, iteration=0, count=3)
-
-
-# --- embeddings
-
-
-@pytest.fixture(scope="module")
-def model(tiny_pipeline: Path) -> DiffusionModel:
-    return models.load(tiny.model_config(tiny_pipeline, dtype="bfloat16"), "cpu", components={"text"})
-
-
-def files(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-
-
-def test_embeddings_come_in_order_and_are_written_once(model: DiffusionModel, tmp_path: Path) -> None:
-    cat, dog = prompts_of("a cat", "a dog")
-    first = EmbeddingCache(tmp_path, model).get([dog, cat, dog])
-    assert [embedding.prompt_id for embedding in first] == [dog.id, cat.id, dog.id]
-    assert len(files(tmp_path)) == 2
-    assert all(name.endswith(".safetensors") for name in files(tmp_path))
-    before = files(tmp_path)
-    again = EmbeddingCache(tmp_path, model).get([cat, dog])
-    assert files(tmp_path) == before
-    assert [embedding.digest for embedding in again] == [first[1].digest, first[0].digest]
-    expected = model.encode(["a cat"])[0]
-    assert again[0].tensors.keys() == expected.keys() == {"prompt_embeds", "pooled_prompt_embeds"}
-    for name, tensor in expected.items():
-        assert again[0].tensors[name].dtype == torch.bfloat16
-        assert torch.equal(again[0].tensors[name], tensor)
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
-def test_a_damaged_file_is_encoded_again_with_a_warning(
-    model: DiffusionModel, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
-    prompts = prompts_of("a cat")
-    good = EmbeddingCache(tmp_path, model).get(prompts)[0]
-    (file,) = tmp_path.iterdir()
-    content = file.read_bytes()
-    damaged = {"cut": content[:-10], "flipped": content[:-1] + bytes([content[-1] ^ 1]), "empty": b""}[damage]
-    file.write_bytes(damaged)
-    with caplog.at_level(logging.WARNING, logger="solrl_ray"):
-        again = EmbeddingCache(tmp_path, model).get(prompts)[0]
-    assert again.digest == good.digest
-    assert file.read_bytes() == content
-    assert "embedding of 'a cat' is encoded again" in caplog.text
-
-
-def test_other_text_encoders_do_not_share_embeddings(model: DiffusionModel, tmp_path: Path) -> None:
-    other_path = tiny.build_pipeline(tmp_path / "pipeline", seed=9)
-    config = tiny.model_config(other_path, dtype="bfloat16")
-    other = models.load(config, "cpu", components={"text"})
-    first = EmbeddingCache(tmp_path / "cache", model).get(prompts_of("a cat"))[0]
-    second = EmbeddingCache(tmp_path / "cache", other).get(prompts_of("a cat"))[0]
-    assert first.digest != second.digest
-    assert len(files(tmp_path / "cache")) == 2
-
-
-def test_a_cache_needs_the_text_encoders(tiny_pipeline: Path, tmp_path: Path) -> None:
-    without = models.load(tiny.model_config(tiny_pipeline), "cpu", components={"vae"})
-    with pytest.raises(ValueError, match=r"'text' of .* was not loaded"):
-        EmbeddingCache(tmp_path, without)
-
-
-def test_the_digest_covers_names_dtypes_shapes_and_bytes() -> None:
-    base = embedding_digest({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])})
-    assert base == embedding_digest({"b": torch.tensor([3.0]), "a": torch.tensor([1.0, 2.0])})
-    changed = [
-        {"a": torch.tensor([1.0, 2.5]), "b": torch.tensor([3.0])},
-        {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([3.0])},
-        {"a": torch.tensor([1.0, 2.0]), "c": torch.tensor([3.0])},
-        {"a": torch.tensor([1.0, 2.0]).view(torch.int32), "b": torch.tensor([3.0])},
-    ]
-    assert len({base, *(embedding_digest(tensors) for tensors in changed)}) == 5

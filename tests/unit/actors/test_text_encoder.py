@@ -1,0 +1,105 @@
+"""An encoder on a tiny checkpoint: what it answers, before and after its text encoders have left."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.workers.card import Card
+from actors.workers.text_encoder import TextEncoder
+from solrl_ray import models
+from solrl_ray.config.loading import load
+from solrl_ray.config.schema import Config
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.prompts.embedding_cache import embedding_digest
+from solrl_ray.records import Prompt
+from tests.support import tiny
+from tests.support.documents import ROOT
+
+PROMPTS = [Prompt(id="1", text="a red square"), Prompt(id="2", text="two blue circles"), Prompt(id="3", text="a dog")]
+
+
+def config_of(path: Path, *overrides: str) -> Config:
+    config = load([ROOT / "configs" / "demo.yaml"], overrides)
+    return config.model_copy(update={"model": tiny.model_config(path)})
+
+
+class Noting(TextEncoder):
+    """Knows which models that it has loaded are in memory."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.made: list[weakref.ref[DiffusionModel]] = []
+
+    def _load(self) -> DiffusionModel:
+        model = models.load(self._config.model, "cpu", components={"text"})
+        self.made.append(weakref.ref(model))
+        return model
+
+    @property
+    def living(self) -> int:
+        gc.collect()
+        return sum(each() is not None for each in self.made)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_it_answers_what_its_model_encodes_in_micro_batches(tiny_pipeline: Path, size: int) -> None:
+    config = config_of(tiny_pipeline, f"fleet.encoders.micro_batch={size}")
+    encoder, model = TextEncoder(config), models.load(config.model, "cpu", components={"text"})
+    threads = torch.get_num_threads()
+    try:
+        assert encoder.start() == model.text_identity(size)
+        answers = encoder.embed(PROMPTS)
+        expected = model.encode([prompt.text for prompt in PROMPTS], size)
+    finally:
+        torch.set_num_threads(threads)
+    assert [each.prompt_id for each in answers] == ["1", "2", "3"]
+    assert [each.digest for each in answers] == [embedding_digest(tensors) for tensors in expected]
+    assert all(embedding_digest(each.tensors) == each.digest for each in answers)
+
+
+def test_text_encoders_that_left_are_no_longer_in_memory_and_come_back_the_same(tiny_pipeline: Path) -> None:
+    encoder = Noting(config_of(tiny_pipeline))
+    assert not encoder.made
+    encoder.start()
+    before = [each.digest for each in encoder.embed(PROMPTS)]
+    assert (len(encoder.made), encoder.living) == (1, 1)
+    encoder.leave()
+    encoder.leave()  # as for an encoder that had nothing to do since
+    assert encoder.living == 0
+    assert [each.digest for each in encoder.embed(PROMPTS)] == before
+    assert len(encoder.made) == 2
+
+
+def test_on_a_card_it_makes_room_before_it_loads_and_whenever_it_encodes(tiny_pipeline: Path) -> None:
+    said: list[str] = []
+
+    class Model:
+        def enter(self, role: str) -> None:
+            said.append(f"{role} with {encoder.living} models")
+
+    model: Any = Model()
+    encoder = Noting(config_of(tiny_pipeline))
+    encoder.share(model)
+    encoder.start()
+    encoder.embed(PROMPTS[:1])
+    assert said == ["encoder with 0 models", "encoder with 1 models"]
+
+
+def test_it_is_a_role_of_a_card(tiny_pipeline: Path) -> None:
+    config = config_of(tiny_pipeline)
+    card = Card("card-0", config)
+    card.host("encoder-0", Noting, config)
+    card.call_as("encoder-0", "start")
+    answered = card.do_as("encoder-0", pickle.dumps(("embed", [PROMPTS])))
+    assert [each.prompt_id for each in answered] == ["1", "2", "3"]
+    encoder = card._roles["encoder-0"]
+    assert encoder.living == 1
+    card.dismiss("encoder-0")
+    assert encoder.living == 0
