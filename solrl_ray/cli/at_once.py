@@ -17,7 +17,7 @@ from pathlib import Path
 
 from solrl_ray.common import own_code, ray_auth
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, lacks_space, refuses_files
+from solrl_ray.common.files import READ_SECONDS, lacks_space, located, refuses_files
 from solrl_ray.config.contradictions import value_of
 from solrl_ray.config.loading import LoadedConfig
 from solrl_ray.config.own_functions import of as own_functions
@@ -49,7 +49,7 @@ def check(loaded: LoadedConfig, *, address: str | None, resumes: bool) -> None:
 
     in_time(lambda: checked_prompts(loaded.config, loaded.sources), what="reading the prompts", seconds=READ_SECONDS)
     init = loaded.config.run.init
-    if init and not resumes and not Path(init).expanduser().exists():
+    if init and not resumes and not located(init, "run.init").exists():
         raise UserError(
             f"run.init is {init!r} ({loaded.sources.of('run.init')}), which is not there; it must be a run folder, "
             "a checkpoint of one, or a LoRA file."
@@ -86,7 +86,7 @@ def job_server(url: str) -> None:
 def upload(loaded: LoadedConfig, folder: Path) -> None:
     """Raise UserError for a file that a job would not have if it gets only `folder`."""
     for key, path in _files(loaded):
-        place = Path(path).expanduser()
+        place = located(path, key)
         inside = (folder / place).resolve()
         named = f"{key} is {path!r} ({loaded.sources.of(key)})"
         if place.is_absolute():
@@ -114,7 +114,7 @@ def _folder(loaded: LoadedConfig, named: str, resumes: bool) -> None:
     from solrl_ray.storage.run_folder import RunFolder
 
     config = loaded.config
-    root = Path(config.run.root).expanduser().absolute()
+    root = located(config.run.root, "run.root").absolute()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     reason = refuses_files(existing)
     if reason:

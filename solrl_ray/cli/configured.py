@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS
+from solrl_ray.common.files import READ_SECONDS, located
 from solrl_ray.common.lazy_imports import import_large
 from solrl_ray.config import checks, continuation, fitting, idle_explorers, own_functions, padded_samples, strategies
 from solrl_ray.config.arithmetic import Arithmetic, describe, paragraphs
@@ -78,7 +78,7 @@ def resumed(arguments: argparse.Namespace) -> LoadedConfig:
         if given is None:
             raise UserError("--resume needs a run folder or the run's configuration files.")
         loaded = given
-        folder = Path(loaded.config.run.root).expanduser() / loaded.config.run.name
+        folder = located(loaded.config.run.root, "run.root") / loaded.config.run.name
     was = continuation.stored(folder)
     loaded = replace(loaded, config=continuation.carried(loaded.config, was))
     checks.check(loaded.config, loaded.sources)
@@ -94,7 +94,7 @@ def _place(folder: Path, was: Config) -> dict[str, tuple[str, str]]:
     another working folder. Then the folder's present path counts.
     """
     here, root = folder.absolute(), was.run.root
-    if (Path(root).expanduser() / was.run.name).absolute() != here:
+    if (located(root, "run.root") / was.run.name).absolute() != here:
         root = str(here.parent)
     return {"run.root": ("--resume", root), "run.name": ("--resume", here.name)}
 

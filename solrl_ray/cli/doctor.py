@@ -98,7 +98,7 @@ def models_on(card: Card, fastest: str) -> Finding:
 def _storage(root: Path) -> Iterator[Finding]:
     places = (("runs", root), ("compiled code", compilation.cache_folder("")))
     for what, place in places:
-        folder = place.expanduser().absolute()
+        folder = place.absolute()
         existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         problem = refuses_files(existing) or ("" if free else "is full")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import solrl_ray
 from solrl_ray.cli import push, verbs
+from solrl_ray.common.files import located
 from solrl_ray.errors import UserError
 
 
@@ -27,12 +28,17 @@ class _Parser(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         if left:
-            found.config = [*found.config, *map(Path, left)]
+            found.config = [*found.config, *map(_path, left)]
         return found
 
     def inside(self, kind: str) -> Any:
         """The object to which its commands or actions are added."""
         return self.add_subparsers(dest=kind.lower(), required=True, metavar=kind, parser_class=_Parser)
+
+
+def _path(text: str) -> Path:
+    """A path; a shell expands no ``~`` in ``--out=~/x``."""
+    return located(text, "a path")
 
 
 def _shared(*names: str, **settings: Any) -> _Parser:
@@ -45,7 +51,7 @@ def _shared(*names: str, **settings: Any) -> _Parser:
 CONFIG = _shared(
     "config",
     nargs="*",
-    type=Path,
+    type=_path,
     metavar="CONFIG",
     help="names from `solrl list`; YAML files win",
 )
@@ -53,9 +59,9 @@ SET = _shared("--set", action="append", default=[], metavar="KEY=VALUE", help="s
 CLUSTER = _shared("--address", metavar="ADDRESS", help="a running Ray cluster; default: start a local one")
 ITS_CLUSTER = _shared("--address", metavar="ADDRESS", help="the run's Ray cluster; auto: this machine's")
 PLAIN = _shared("--no-live", action="store_true", help="plain lines instead of the live view")
-RUN = _shared("run", type=Path, metavar="RUN", help="run folder, such as runs/demo")
-RUNS = _shared("runs", nargs="+", type=Path, metavar="RUN", help="run folders; several are compared")
-LIVE_RUN = _shared("run", nargs="?", type=Path, metavar="RUN", help="run folder; default: the cluster's live run")
+RUN = _shared("run", type=_path, metavar="RUN", help="run folder, such as runs/demo")
+RUNS = _shared("runs", nargs="+", type=_path, metavar="RUN", help="run folders; several are compared")
+LIVE_RUN = _shared("run", nargs="?", type=_path, metavar="RUN", help="run folder; default: the cluster's live run")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -100,7 +106,7 @@ def _plan(commands: Any) -> None:
         help="a card: print whether the run fits and its time; h200, h100-80, l40s, … or a file; "
         "replaces the gpu of --cluster",
     )
-    command.add_argument("--cluster", dest="machines", type=Path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
+    command.add_argument("--cluster", dest="machines", type=_path, metavar="FILE", help="YAML: gpu, gpus_per_node, …")
     for role in ("explorers", "regenerators", "learners"):
         command.add_argument(f"--{role}", type=int, metavar="N", help=f"instead of the configuration's {role}")
 
@@ -108,7 +114,7 @@ def _plan(commands: Any) -> None:
 def _list(commands: Any) -> None:
     words = "list the parts of a run, and whether their checkpoints are here"
     command = _add(commands, "list", verbs.list_parts, words)
-    command.add_argument("--configs", type=Path, metavar="FOLDER", help="your own parts; default: this package's")
+    command.add_argument("--configs", type=_path, metavar="FOLDER", help="your own parts; default: this package's")
     words = "print a whole configuration to start from, every key with its meaning"
     _add(commands, "config", verbs.show_config, words, CONFIG, SET)
 
@@ -135,9 +141,9 @@ def _live(commands: Any) -> None:
 def _stored(commands: Any) -> None:
     """Commands for a run folder."""
     trace = _add(commands, "trace", verbs.trace, "write a run's timeline for Perfetto", RUN)
-    trace.add_argument("--out", type=Path, metavar="FILE", help="default: trace.json in the run folder")
+    trace.add_argument("--out", type=_path, metavar="FILE", help="default: trace.json in the run folder")
     report = _add(commands, "report", verbs.report, "build the report of a run folder again, or compare runs", RUNS)
-    report.add_argument("--out", type=Path, metavar="FILE", help="for several runs; default: runs.html")
+    report.add_argument("--out", type=_path, metavar="FILE", help="for several runs; default: runs.html")
     words = "publish a run's LoRA on the Hugging Face hub, with a model card"
     action = _add(commands, "push", push.push, words, RUN)
     action.add_argument("repository", metavar="OWNER/NAME", help="the hub's repository; made if missing")
@@ -152,7 +158,7 @@ def _prompts(commands: Any) -> None:
     words = "convert a published set or a table to a run's prompt files"
     action = _add(actions, "import", verbs.import_prompts, words)
     action.add_argument("source", metavar="SOURCE", help="file, folder with train and test files, or a data set's id")
-    action.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for train and heldout .jsonl")
+    action.add_argument("--out", required=True, type=_path, metavar="DIR", help="folder for train and heldout .jsonl")
     action.add_argument("--name", default="", choices=("pickscore", "drawbench"), help="the published set")
     action.add_argument("--heldout", metavar="N|FILE", help="hold out N prompts, or those of FILE")
     action.add_argument("--column", default="", metavar="NAME", help="the column that holds the prompts")
@@ -172,20 +178,20 @@ def _completion(commands: Any, top: argparse.ArgumentParser) -> None:
 def _doctor(commands: Any) -> None:
     words = "test this machine: devices, precision tiers, storage"
     command = _add(commands, "doctor", verbs.doctor, words)
-    command.add_argument("--root", type=Path, default=Path("runs"), metavar="FOLDER", help="the folder of runs")
+    command.add_argument("--root", type=_path, default=Path("runs"), metavar="FOLDER", help="the folder of runs")
 
 
 def _validate(commands: Any) -> None:
     words = "check a model on this machine: against diffusers, in every precision, an update, a revision"
     command = _add(commands, "validate", verbs.validate, words, SET)
     words = "a model's name from `solrl list`, or a file; then others, such as a method's"
-    command.add_argument("config", nargs="+", type=Path, metavar="CONFIG", help=words)
+    command.add_argument("config", nargs="+", type=_path, metavar="CONFIG", help=words)
     command.add_argument("--steps", type=int, default=4, metavar="N", help="solver steps of pictures; default: 4")
     words = "pixels a side; default: the model's, 256 at most"
     command.add_argument("--resolution", type=int, metavar="N", help=words)
     words = "deadline of each step, seconds; default: 1800"
     command.add_argument("--deadline", type=float, default=1800.0, metavar="SECONDS", help=words)
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")
+    command.add_argument("--out", type=_path, metavar="FOLDER", help="folder of the report; default: validation/MODEL")
 
 
 def _eval(commands: Any) -> None:
@@ -199,11 +205,11 @@ def _eval(commands: Any) -> None:
         "base,ema if not given",
     )
     words = "rewards by name from `solrl list` or by YAML file; default: the run's"
-    command.add_argument("--rewards", nargs="+", type=Path, default=[], metavar="NAME|FILE", help=words)
+    command.add_argument("--rewards", nargs="+", type=_path, default=[], metavar="NAME|FILE", help=words)
     command.add_argument("--prompts", metavar="FILE", help="held-out prompts; default: the run's")
     command.add_argument("--samples", type=int, metavar="N", help="images a prompt, at fixed addresses")
     command.add_argument("--steps", type=int, metavar="N", help="solver steps")
     command.add_argument("--solver", metavar="NAME", help="solver: euler or dpm2; default: the run's")
     command.add_argument("--updates", type=int, metavar="N", help="the checkpoint after N updates; default: the newest")
-    command.add_argument("--out", type=Path, metavar="DIR", help="default: eval/updates-N in the run folder")
+    command.add_argument("--out", type=_path, metavar="DIR", help="default: eval/updates-N in the run folder")
     command.add_argument("--alone", action="store_true", help="do not use the live run's workers")

@@ -6,7 +6,6 @@ Also `model_facts`: sizes from the model's files, read without loading a weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from solrl_ray import models, rewards
 from solrl_ray.cli.outline import Inputs, checked_prompts, facts_of, preview_tier, without_gpus
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, lacks_space
+from solrl_ray.common.files import READ_SECONDS, lacks_space, located
 from solrl_ray.config import own_functions
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.loading import Sources
@@ -80,7 +79,7 @@ def _reference(config: Config, sources: Sources, heldout: tuple[Prompt, ...]) ->
 
 
 def _space(config: Config, sources: Sources) -> None:
-    root = Path(config.run.root).expanduser().absolute()
+    root = located(config.run.root, "run.root").absolute()
 
     def reason() -> str:
         existing = next(folder for folder in (root, *root.parents) if folder.exists())

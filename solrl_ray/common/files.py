@@ -53,6 +53,17 @@ def replace_file(path: Path, content: bytes, *, synced: bool = True) -> None:
             partial.unlink()
 
 
+def located(path: str | Path, key: str) -> Path:
+    """`path` with its ``~`` or ``~name`` expanded. Raises UserError naming `key` if there is no such home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        home = str(path).partition("/")[0]
+        raise UserError(
+            f"{key} is {str(path)!r}, but this machine knows no home {home}; write its whole path."
+        ) from None
+
+
 def read_json(path: Path, mend: str = "") -> Any:
     """The content of a JSON file. Raises UserError if it is damaged, with its name and how to `mend` it."""
     try:

@@ -24,7 +24,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
-from solrl_ray.common.files import replace_folder
+from solrl_ray.common.files import located, replace_folder
 from solrl_ray.errors import UserError
 
 FORMS = "'module:function' or 'file.py:function'"
@@ -81,7 +81,7 @@ def find(spec: str, key: str) -> OwnCode | None:
     """
     place, _ = split(spec, key)
     if names_file(place):
-        file = Path(place).expanduser().absolute()
+        file = located(place, key).absolute()
         if not file.is_file():
             raise UserError(f"{key} is {spec!r}, but there is no file {file}.")
         return OwnCode(_entry(place), _with_imports(file.parent, _entry(place), file, f"{key} is {spec!r}"))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solrl_ray.common.files import located
 from solrl_ray.config.schema import Compile
 from solrl_ray.config.strategies import UNQUANTIZED_TIERS
 from solrl_ray.errors import UserError
@@ -133,7 +134,7 @@ def what_compiles(*said: str) -> str:
 def cache_folder(configured: str) -> Path:
     """Folder of compiled code kept between runs: `configured`, else ``solrl_ray`` in the user's cache folder."""
     if configured:
-        return Path(configured).expanduser()
+        return located(configured, "compile.cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "solrl_ray" / "compiled"
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 
 import solrl_ray
 from solrl_ray.common.doing import doing
+from solrl_ray.common.files import located
 from solrl_ray.errors import UserError
 
 BUILTIN = "builtin:"
@@ -28,7 +29,7 @@ def resolve(path: str) -> Path | str:
     if path.startswith(BUILTIN):
         room, _, rest = path.removeprefix(BUILTIN).partition("/")
         return Path(solrl_ray.__file__).parent / room / "assets" / rest
-    local = Path(path).expanduser()
+    local = located(path, "a path of the configuration")
     if local.exists() or path.startswith(("/", "./", "../", "~")) or not _may_be_hub_id(path):
         return local
     return path

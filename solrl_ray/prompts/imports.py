@@ -1,6 +1,6 @@
 """Converts prompt sets to the two files that a run reads: ``train.jsonl`` and ``heldout.jsonl``.
 
-text, CSV, TSV, JSONL, parquet, a folder of two of them, a data set's id
+text, CSV, TSV, JSON, JSONL, parquet, a folder of two of them, a data set's id
     ──► strip ──► one of each id ──► train without what is held out ──► files, and counts of all lines
 """
 
@@ -9,21 +9,25 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.common.files import replace_file
+from solrl_ray.common.files import located, replace_file
 from solrl_ray.errors import UserError
-from solrl_ray.prompts.prompt_set import json_object, prompt_id
+from solrl_ray.prompts.prompt_set import checked_text, json_object, prompt_id, utf8_text
 
 PUBLISHED = {"pickscore": (25432, 2048), "drawbench": (0, 200)}
 """Known sets → lines to train on and lines held out, as published. DrawBench is for evaluation only."""
 COLUMNS = ("text", "prompt", "prompts", "caption")
 """Usual names of the prompt column, in any case."""
-SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
+SUFFIXES = (".txt", ".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""In any case."""
+HUB = "hf://datasets/"
+"""May stand before the id of a data set, for one that would be taken for a path."""
 SPLIT = b"solrl.heldout"
 HELDOUT_STEMS = ("test", "heldout")
 _HELP = f"give a {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]} file, a folder with a train and a test file, or an id"
@@ -64,9 +68,9 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
     if name == "drawbench":
         first, second = [], [*first, *second]
     if isinstance(heldout, str):
-        if not Path(heldout).is_file():
+        if not located(heldout, "--heldout").is_file():
             raise UserError(f"--heldout is {heldout!r}; it must be a number of prompts, or a file of them.")
-        read = (read[0], _read(Path(heldout), column))
+        read = (read[0], _read(located(heldout, "--heldout"), column))
         second = read[1].texts
     empty = first.count("") + second.count("")
     first, second = [text for text in first if text], [text for text in second if text]
@@ -76,7 +80,8 @@ def import_prompts(source: str, *, name: str = "", heldout: int | str | None = N
         if second:
             raise UserError(f"--heldout is {heldout}, but {source} has held-out prompts of its own; leave it out.")
         if not 0 < heldout < len(train):
-            raise UserError(f"--heldout is {heldout}; it must be 1 to {len(train) - 1}, for {source} has {len(train)}.")
+            most = f"1 to {len(train) - 1}, for" if len(train) > 1 else "left out, for"
+            raise UserError(f"--heldout is {heldout}; it must be {most} {source} has {len(train)} to train on.")
         # By a separate hash, so that the choice of one does not depend on the others.
         chosen = set(
             sorted(train, key=lambda key: blake2b(key.encode(), digest_size=8, person=SPLIT).digest())[:heldout]
@@ -155,7 +160,7 @@ class _Lines:
 
 def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
     """The source's training and held-out lines; a single file is all for training."""
-    path = Path(source).expanduser()
+    path = located(source, "SOURCE")
     if path.is_file():
         return _read(path, column), _Lines([])
     if path.is_dir():
@@ -163,60 +168,126 @@ def _parts(source: str, column: str) -> tuple[_Lines, _Lines]:
         if train is None and apart is None:
             raise UserError(f"{path} has neither a train nor a test file ({', '.join(SUFFIXES)}).")
         return (_read(train, column) if train else _Lines([])), (_read(apart, column) if apart else _Lines([]))
-    if source.count("/") == 1 and not source.startswith((".", "/", "~")):
-        splits = _datasets(source).load_dataset(source)
-        rows = {split: _column(splits[split], splits[split].column_names, column, source) for split in splits}
+    name = source.removeprefix(HUB)
+    # The hub's names may have dots; a path has a suffix, or begins with a folder that is there.
+    is_path = re.search(r"^[./~]|\.[A-Za-z]\w*$", name) or Path(name).parent.is_dir()
+    if name.count("/") == 1 and all(name.split("/")) and (name != source or not is_path):
+        splits = _dataset(source, name)
+        rows = {split: _column(_rows(table, f"{source}, {split}"), column) for split, table in splits.items()}
         train_rows = rows.get("train", next(iter(rows.values())) if len(rows) == 1 else _Lines([]))
         return train_rows, next((rows[stem] for stem in HELDOUT_STEMS if stem in rows), _Lines([]))
-    raise UserError(f"There is no {source}; {_HELP} of a data set.")
+    raise UserError(f"There is no {source}; {_HELP} of a data set of the hub, such as {HUB}owner/name.")
 
 
 def _file(folder: Path, stems: Sequence[str]) -> Path | None:
-    found = (folder / f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES)
-    return next((path for path in found if path.is_file()), None)
+    files = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_file()}
+    return next((files[f"{stem}{suffix}"] for stem in stems for suffix in SUFFIXES if f"{stem}{suffix}" in files), None)
 
 
 def _read(path: Path, column: str) -> _Lines:
     """The prompts of one file, stripped."""
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise UserError(f"{path} is of no known kind; {_HELP} of a data set.")
-    if path.suffix == ".parquet":
-        table = _datasets(str(path)).load_dataset("parquet", data_files=str(path), split="train")
-        return _column(table, table.column_names, column, str(path))
+    if suffix == ".parquet":
+        table = _dataset(str(path), "parquet", data_files=str(path), split="train")
+        return _column(_rows(table, str(path)), column)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if path.suffix == ".txt":
-        return _Lines([line.strip() for line in text.removesuffix("\n").split("\n")])
-    if path.suffix == ".jsonl":
-        rows = [json_object(line, f"{path}, line {n}") for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-        return _column(rows, list(rows[0]) if rows else [], column, str(path))
+        text = utf8_text(path, str(path))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
+    lines = [(f"{path}, line {number}", line) for number, line in enumerate(text.removesuffix("\n").split("\n"), 1)]
+    match suffix:
+        case ".txt":
+            return _Lines([line.strip() for _, line in lines])
+        case ".jsonl":
+            return _column(((place, json_object(line, place)) for place, line in lines if line.strip()), column)
+        case ".json":
+            return _json(text, str(path), column)
+        case ".tsv":
+            return _column(_named(_tabbed(lines), f"{path}", "\t"), column)
+    return _column(_named(_commas(text, path), f"{path}", ","), column)
+
+
+Row = tuple[str, dict[str, Any]]
+"""Where it stands, for messages, and its values by column."""
+
+
+def _rows(table: Iterable[dict[str, Any]], source: str) -> Iterator[Row]:
+    return ((f"{source}, row {number}", row) for number, row in enumerate(table, 1))
+
+
+def _json(text: str, source: str, column: str) -> _Lines:
+    """A list of prompts, or of objects."""
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is not JSON: {error}") from error
+    wanted = dict if isinstance(entries, list) and entries and isinstance(entries[0], dict) else str
+    if not isinstance(entries, list) or (bad := [n for n, x in enumerate(entries, 1) if not isinstance(x, wanted)]):
+        place = f", entry {bad[0]}, holds {entries[bad[0] - 1]!r:.80}" if isinstance(entries, list) else " is no list"
+        raise UserError(f"{source}{place}; right is a list of prompts, or of objects with a prompt each.")
+    if wanted is dict:
+        return _column(((f"{source}, entry {n}", entry) for n, entry in enumerate(entries, 1)), column)
+    return _Lines([checked_text(entry, f"{source}, entry {n}").strip() for n, entry in enumerate(entries, 1)])
+
+
+def _commas(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Where each row of a CSV file begins, and its fields; empty lines are left out."""
     # Strict: else an unclosed quote would join all following lines into one prompt.
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    table = csv.reader(io.StringIO(text, newline=""), strict=True)
+    begin = 1
     try:
-        return _column(table, table.fieldnames or [], column, str(path))
+        for fields in table:
+            if fields:
+                yield f"{path}, line {begin}", fields
+            begin = table.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{path}, line {table.line_num + 1}: {error}; quotes must come in pairs.") from error
+        raise UserError(
+            f"{path}, line {begin}: {error}; a field with a quote must be in quotes, and its own quotes doubled."
+        ) from error
 
 
-def _column(rows: Iterable[Mapping[str, Any]], names: Sequence[str], column: str, source: str) -> _Lines:
-    if not names:
-        return _Lines([])
-    lower = {name.strip().lower(): name for name in names}
-    wanted = [column] if column else [lower[known] for known in COLUMNS if known in lower]
-    if not wanted or wanted[0] not in names:
-        asked = f"no column {column!r}" if column else f"none of the columns {', '.join(COLUMNS)}"
-        raise UserError(f"{source} has {asked}; it has {', '.join(names)}: name one with --column.")
-    values = []
-    for number, row in enumerate(rows, 1):
-        if wanted[0] not in row:
-            raise UserError(f"{source}: its prompt number {number} has no {wanted[0]!r}, which the first one has.")
-        values.append(row[wanted[0]])
-    if bad := [value for value in values if not isinstance(value, str) and value is not None]:
-        raise UserError(f"column {wanted[0]!r} of {source} holds {bad[0]!r}; it must hold prompts as text.")
-    return _Lines([(value or "").strip() for value in values], wanted[0])
+def _tabbed(lines: Sequence[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Rows as by `_commas`. The format has no quotes; only if all of the file are as CSV has them, they are dropped."""
+    rows = [(place, line.split("\t")) for place, line in lines if line.strip()]
+    quoted = all(_QUOTED.fullmatch(field) for _, fields in rows for field in fields if '"' in field)
+    return ((p, [f.strip()[1:-1].replace('""', '"') if quoted and '"' in f else f for f in fs]) for p, fs in rows)
+
+
+_QUOTED = re.compile(r'\s*"([^"]|"")*"\s*')
+
+
+def _named(rows: Iterator[tuple[str, list[str]]], source: str, separator: str) -> Iterator[Row]:
+    """Rows by the names of the first one. Raises UserError: another number of fields than names."""
+    _, names = next(rows, ("", list[str]()))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{source} has two columns {twice[0]!r}; each needs a name of its own.")
+    for place, fields in rows:
+        if len(fields) != len(names):
+            mend = "a prompt with a comma must be in double quotes" if separator == "," else "a prompt can have no tab"
+            shown = repr(separator.join(fields))
+            raise UserError(
+                f"{place} has {len(fields)} fields, its header {len(names)} ({', '.join(names)}): {shown:.200}; {mend}."
+            )
+        yield place, dict(zip(names, fields, strict=True))
+
+
+def _column(rows: Iterable[Row], column: str) -> _Lines:
+    wanted, texts = "", []
+    for place, row in rows:
+        if not wanted:
+            lower = {name.strip().lower(): name for name in row}
+            wanted = column or next((lower[known] for known in COLUMNS if known in lower), "")
+            if not wanted or wanted not in row:
+                asked = f"no column {column!r}" if column else f"none of the columns {', '.join(COLUMNS)}"
+                raise UserError(f"{place}, has {asked}; it has {', '.join(row)}: name one with --column.")
+        if wanted not in row:
+            raise UserError(f"{place}, has no {wanted!r}, which the first one has; it has {', '.join(row)}.")
+        texts.append(
+            checked_text(row[wanted] if row[wanted] is not None else "", f"{place}, column {wanted!r}").strip()
+        )
+    return _Lines(texts, wanted)
 
 
 def _distinct(texts: Iterable[str]) -> dict[str, str]:
@@ -224,12 +295,17 @@ def _distinct(texts: Iterable[str]) -> dict[str, str]:
     return {prompt_id(text): text for text in texts}
 
 
-def _datasets(source: str) -> Any:
+def _dataset(source: str, name: str, **options: Any) -> Any:
+    """What the package 'datasets' loads."""
     try:
         import datasets
     except ImportError:
         raise UserError(
-            f"{source} is read with the package 'datasets', which is not installed: pip install datasets, or export "
-            "the prompts to a text, CSV or JSONL file."
+            f"{source} {'' if Path(source).is_file() else 'is no file here; as a data set of the hub it '}is read "
+            "with the package 'datasets', which is not installed: pip install datasets, or export the prompts to a "
+            "text, CSV or JSONL file."
         ) from None
-    return datasets
+    try:
+        return datasets.load_dataset(name, **options)
+    except Exception as error:  # of the hub, the network, the file's format
+        raise UserError(f"{source} cannot be loaded: {type(error).__name__}: {error}") from error

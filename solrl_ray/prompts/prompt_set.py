@@ -33,10 +33,10 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     Raises `UserError` naming `key` and the file if it is missing, not UTF-8, malformed or without a prompt.
     """
     file = Path(resolve(path))
+    if (suffix := file.suffix.lower()) in (".csv", ".tsv", ".json", ".parquet"):
+        raise UserError(f"{key} is {path!r}; `solrl prompts import {path}` makes of it the files that a run reads.")
     try:
-        content = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{key} is {path!r}, but {file} is not UTF-8 text: {error}") from error
+        content = utf8_text(file, f"{key} is {path!r}, but {file}")
     except OSError as error:
         raise UserError(
             f"{key} is {path!r}, but {file} cannot be read ({error.strerror})"
@@ -50,7 +50,7 @@ def read_prompts(path: str, key: str = "prompts") -> list[Prompt]:
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
-        text = _json_text(line, key, f"{file}, line {number}") if file.suffix == ".jsonl" else line.strip()
+        text = _json_text(line, key, f"{file}, line {number}") if suffix == ".jsonl" else line.strip()
         prompts.setdefault(prompt_id(text), Prompt(id=prompt_id(text), text=text))
     if not prompts:
         raise UserError(f"{key} is {path!r}, but {file} holds no prompt.")
@@ -96,10 +96,28 @@ def json_object(line: str, place: str) -> dict[str, Any]:
     return entry
 
 
+def utf8_text(file: Path, said: str) -> str:
+    """The file's text. Raises OSError, or a UserError that begins with `said` and names the line that is not UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        bad, line = error.object[error.start : error.end], error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"{said}, line {line}, is not UTF-8 text: it has the bytes {bad!r}; save it as UTF-8."
+        ) from error
+
+
+def checked_text(value: Any, place: str) -> str:
+    """`value`, if it is text. Raises a UserError that begins with `place` if not."""
+    if not isinstance(value, str):
+        raise UserError(f"{place}, holds {value!r:.80}; it must hold a prompt as text.")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(f"{place}, has half of a surrogate pair, which is no character; write the whole pair.")
+    return value
+
+
 def _json_text(line: str, key: str, place: str) -> str:
     text = json_object(line, f"{key}: {place}").get("text")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{key}: {place} has no prompt; it needs a key 'text' with the prompt as a string.")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{key}: {place} has half of a surrogate pair, which is no character; write the whole pair.")
-    return text.strip()
+    return checked_text(text, f"{key}: {place}").strip()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from solrl_ray.common.checked_json import parse, with_checksum
 from solrl_ray.common.files import (
     lacks_space,
+    located,
     make_folder,
     read_json,
     remove,
@@ -87,7 +88,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, config: Config) -> RunFolder:
-        return cls(Path(config.run.root).expanduser() / config.run.name)
+        return cls(located(config.run.root, "run.root") / config.run.name)
 
     # Claiming it
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from solrl_ray import models
+from solrl_ray.common.files import located
 from solrl_ray.config import continuation
 from solrl_ray.config.loading import Sources
 from solrl_ray.config.schema import Config, Lora, Model
@@ -39,7 +40,7 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     """
     init = config.run.init
     named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"
-    path = Path(init).expanduser()
+    path = located(init, "run.init")
     source = continuation.origin(path)
     if source is not None:
         trained = continuation.stored(source).model

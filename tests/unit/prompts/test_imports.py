@@ -53,14 +53,82 @@ def test_drawbench_is_a_table_that_is_held_out_as_a_whole(tmp_path: Path) -> Non
     ("name", "content"),
     [
         ("p.txt", "a cat\r\na dog\r\n"),
-        ("p.tsv", "Prompt\tCategory\na cat\tx\na dog\ty\n"),
+        ("p.TSV", "Prompt\tCategory\na cat\tx\na dog\ty\n"),
         ("p.csv", "\ufeffid,caption\n1,a cat\n2,a dog\n"),
-        ("p.jsonl", '{"prompt": " a cat"}\n\n{"prompt": "a dog", "n": 1}\n'),
+        ("p.JSONL", '{"prompt": " a cat"}\n\n{"prompt": "a dog", "n": 1}\n'),
+        ("p.json", '["a cat", " a dog"]'),
+        ("p.json", '[{"text": "a cat"}, {"text": "a dog", "n": 1}]'),
     ],
 )
 def test_every_form_gives_the_same_prompts(name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode())
     assert import_prompts(str(tmp_path / name)).train == ("a cat", "a dog")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [  # as a spreadsheet and as pandas write them
+        ('id\ttext\n1\ta sign "open", lit\n2\t"a" dog\n', ('a sign "open", lit', '"a" dog')),
+        ('id\ttext\n1\t"a sign ""open"", lit"\n2\t"""a"" dog"\n', ('a sign "open", lit', '"a" dog')),
+        ('text\n"a cat\na dog"\n', ('"a cat', 'a dog"')),
+    ],
+)
+def test_quotes_of_a_tab_separated_file_are_text_unless_all_of_them_quote_fields(
+    content: str, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "p.tsv").write_text(content)
+    assert import_prompts(str(tmp_path / "p.tsv")).train == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("p.csv", "id,prompt\n1,a red cat, on a mat\n", "p.csv, line 2 has 3 fields, its header 2 (id, prompt): "),
+        ("p.csv", 'prompt,id\n"a\ncat",1\n\na dog\n', "p.csv, line 5 has 1 fields, its header 2 (prompt, id): 'a dog'"),
+        ("p.tsv", "id\tprompt\n1\ta\tb\n", "p.tsv, line 2 has 3 fields, its header 2"),
+    ],
+)
+def test_a_row_of_another_number_of_fields_loses_nothing_silently(
+    name: str, content: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError) as refused:
+        import_prompts(str(tmp_path / name))
+    assert place in str(refused.value)
+
+
+@pytest.mark.parametrize("source", ["prompts/captions.csv", "there/captoins", "~nobody-of-that-name/p.txt", "a/"])
+def test_a_mistyped_path_is_not_asked_for_at_the_hub(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"^There is no |knows no home ~nobody-of-that-name"):
+        import_prompts(source)
+
+
+class Hub:
+    """The package 'datasets', as far as it is called."""
+
+    def __init__(self, **splits: list[dict[str, object]]) -> None:
+        self.splits = splits
+
+    def load_dataset(self, name: str, **options: str) -> dict[str, list[dict[str, object]]]:
+        if name != "owner/na.me":
+            raise ConnectionError(f"no {name}")
+        return self.splits
+
+
+def test_a_data_set_is_read_by_its_splits_and_its_errors_are_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", Hub(train=[{"text": "a cat"}, {"text": None}], test=[{"text": "b"}]))
+    imported = import_prompts("hf://datasets/owner/na.me")
+    assert (imported.train, imported.heldout, imported.empty) == (("a cat",), ("b",), 1)
+    with pytest.raises(UserError, match=r"^owner/other cannot be loaded: ConnectionError: no owner/other$"):
+        import_prompts("owner/other")
+    monkeypatch.setitem(sys.modules, "datasets", Hub(train=[{"text": "a cat"}, {"text": 7}]))
+    with pytest.raises(UserError, match=r"^hf://datasets/owner/na.me, train, row 2, column 'text', holds 7; it must"):
+        import_prompts("hf://datasets/owner/na.me")
 
 
 def test_which_prompts_are_split_off_does_not_depend_on_their_order(tmp_path: Path) -> None:
@@ -89,16 +157,27 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
     [
         ("p.csv", "name,size\nx,1\n", {}, "has none of the columns text, prompt, prompts, caption; it has name, size"),
         ("p.csv", "text\nx\n", {"column": "title"}, "has no column 'title'; it has text: name one with --column"),
-        ("p.jsonl", '{"text": 3}\n', {}, "column 'text' of .* holds 3; it must hold prompts as text"),
+        ("p.jsonl", '{"text": 3}\n', {}, r"p\.jsonl, line 1, column 'text', holds 3; it must hold a prompt"),
+        (
+            "p.jsonl",
+            '{"text": "a"}\n\n{"text": "\\ud83d"}\n',
+            {},
+            r"line 3, column 'text', has half of a surrogate pair",
+        ),
+        ("p.json", '["a", 3]', {}, r"p\.json, entry 2, holds 3; right is a list of prompts"),
+        ("p.json", '{"a": 3}', {}, r"p\.json is no list; right is a list of prompts"),
+        ("p.json", "[" * 100_000, {}, r"p\.json is not JSON"),
+        ("p.csv", "text,Text,text\na,b,c\n", {}, r"has two columns 'text'"),
         ("p.jsonl", "[1]\n", {}, "line 1 is not a JSON object"),
         ("p.jsonl", "{\n", {}, "line 1 is not JSON"),
-        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "prompt number 2 has no 'text', which the first one has"),
-        ("p.csv", 'text\na cat\n"a dog\na cow\n', {}, r"p\.csv, line 3: unexpected end of data; quotes must"),
-        ("p.tsv", 'text\n"a" dog\n', {}, r"p\.tsv, line 2: .*expected after.*; quotes must come in pairs"),
+        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "line 2, has no 'text', which the first one has; it has txt"),
+        ("p.csv", 'text\na cat\n"a dog\na cow\n', {}, r"p\.csv, line 3: unexpected end of data; a field with a quote"),
+        ("p.csv", 'text\n"a" dog\n', {}, r"p\.csv, line 2: .*expected after.*; a field with a quote"),
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout is 'no.txt'; it must be a number of prompts, or a file"),
         ("p.txt", " \n", {}, "holds no prompt"),
         ("p.txt", "a\nb\n", {"heldout": 2}, r"--heldout is 2; it must be 1 to 1, for .* has 2"),
-        ("p.pdf", "x", {}, "is of no known kind; give a .txt, .jsonl, .csv, .tsv or .parquet file"),
+        ("p.txt", "a\n", {"heldout": 1}, r"--heldout is 1; it must be left out, for .* has 1"),
+        ("p.pdf", "x", {}, "is of no known kind; give a .txt, .jsonl, .json, .csv, .tsv or .parquet file"),
     ],
 )
 def test_a_bad_source_is_one_sentence(
@@ -165,3 +244,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     imported = import_prompts(str(tmp_path / "p.txt"))
     with pytest.raises(UserError, match=r"^--out is '/proc/x', which cannot be written: /proc/x: its folder"):
         write_prompts(imported, Path("/proc/x"))
+
+
+def test_bytes_that_are_no_text_are_named_by_their_line(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_bytes("text\na cat\nKöln\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"p\.csv, line 3, is not UTF-8 text: .*xf6"):
+        import_prompts(str(tmp_path / "p.csv"))
+
+
+def test_a_run_does_not_take_a_table_for_lines_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "p.CSV").write_text("id,prompt\n1,a cat\n")
+    with pytest.raises(UserError, match=r"^prompts is '.*p\.CSV'; `solrl prompts import .*p\.CSV` makes"):
+        read_prompts(str(tmp_path / "p.CSV"))
+    (tmp_path / "p.JSONL").write_text('{"text": "a cat"}\n')
+    assert [prompt.text for prompt in read_prompts(str(tmp_path / "p.JSONL"))] == ["a cat"]
