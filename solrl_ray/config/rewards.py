@@ -36,7 +36,7 @@ class Question(Section):
     """What a judge is asked about a picture, and how its answer becomes a score between 0 and 1."""
 
     text: Location
-    """``{prompt}`` stands for the picture's prompt."""
+    """``{prompt}`` stands for the picture's prompt. A question for a number names `low` and `high`."""
     answer: Literal["number", "yes"] = "number"
     """``number``: the answer's number, between `low` and `high`. ``yes``: the probability of "yes" against "no", from
     the first token's log-probabilities.
@@ -45,10 +45,12 @@ class Question(Section):
     """The number that scores 0."""
     high: float = 10.0
     """The number that scores 1."""
-    pattern: str = r"-?\d+(?:\.\d+)?"
-    """Regular expression of the number in an answer; its group, if it has one. The last match counts."""
+    pattern: str = ""
+    """Regular expression of the place of the number in an answer, where its group begins, if it has one; empty: the answer
+    is the number alone, and is asked for as JSON where the endpoint can. All that match must be the same number.
+    """
     max_tokens: Positive = 16
-    """Limit of an answer; reasoning takes hundreds."""
+    """Limit of an answer; reasoning takes hundreds. An answer that was cut has no score."""
 
 
 class Judge(Section):

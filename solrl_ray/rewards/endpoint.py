@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import base64
-import http.client
 import io
 import os
 import socket
@@ -11,9 +12,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+import aiohttp
 from PIL import Image
 from torch import Tensor
 
@@ -21,9 +26,10 @@ from solrl_ray.errors import RewardError, SilentServer, UserError
 
 PAUSE = 0.5
 """Seconds before the first retry; doubled for each further one."""
-CHUNK = 65536
-MAX_ANSWER = 16 * 2**20
+MAX_ANSWER = 4 * 2**20
 """Limit of an answer, bytes; a score takes some 20."""
+IDLE = 4.0
+"""Seconds for which an idle connection is kept; servers close theirs after 5 or more."""
 CONNECT_CHECK = 5.0
 """Limit of the server check before a run, seconds."""
 
@@ -34,6 +40,11 @@ class TryAgain(Exception):
     """A failure that may be temporary: no connection, a timeout, a busy or failing server, an answer without a
     score.
     """
+
+    def __init__(self, message: str, seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        """The pause that the server asks for."""
 
 
 class Refusal(RewardError):
@@ -47,20 +58,21 @@ class Refusal(RewardError):
 
 
 class Endpoint:
-    """Posts JSON, and repeats the request if the server cannot be reached, times out or answers 429 or 5xx, or if the
-    reader of its answer asks for it. Every other answer ends the run with the server's own words: a failed reward is
-    never a number. Thread-safe.
+    """Posts JSON over connections that are kept. Repeats the request if the server cannot be reached, times out or
+    answers 429 or 5xx, not before the time in Retry-After, or if the reader of its answer asks for it. Every other
+    answer ends the run with the server's own words: a failed reward is never a number. Thread-safe.
     """
 
     def __init__(self, name: str, url: str, *, token: str, timeout: float, retries: int) -> None:
         """
         Args:
             name: the reward's.
-            timeout: limit of one attempt, seconds.
+            timeout: limit of one attempt, from its connection to the last byte, and of a pause; seconds.
             retries: further attempts after a failure that may be temporary.
         """
-        self._name, self._url, self._token = name, urlsplit(url), token
-        self._shown, self._timeout, self._attempts = url, timeout, retries + 1
+        self._name, self._url, self._token = name, url, token
+        self._timeout, self._attempts = timeout, retries + 1
+        self._loop, self._session = _shared()
         self._lock = threading.Lock()
         self._counted: Counter[str] = Counter()
 
@@ -78,14 +90,14 @@ class Endpoint:
         for attempt in range(self._attempts):
             self.count(requests=1, retries=int(attempt > 0))
             try:
-                return read(self._post(body, identity))
+                return read(asyncio.run_coroutine_threadsafe(self._post(body, identity), self._loop).result())
             except TryAgain as error:
                 if attempt + 1 == self._attempts:
                     raise RewardError(
-                        f"Reward {self._name} got no scores from {self._shown} in {self._attempts} attempts of at most "
+                        f"Reward {self._name} got no scores from {self._url} in {self._attempts} attempts of at most "
                         f"{self._timeout:g} s; the last one: {error}."
                     ) from error
-                time.sleep(PAUSE * 2**attempt)
+                time.sleep(max(PAUSE * 2**attempt, min(error.seconds, self._timeout)))
         raise AssertionError("unreachable")
 
     def count(self, **more: int) -> None:
@@ -99,31 +111,53 @@ class Endpoint:
             counted, self._counted = self._counted, Counter()
         return {name: count for name, count in counted.items() if count}
 
-    def _post(self, body: bytes, identity: str) -> bytes:
+    async def _post(self, body: bytes, identity: str) -> bytes:
         """The body of the answer. Raises TryAgain or Refusal."""
-        deadline = time.monotonic() + self._timeout
-        kind = http.client.HTTPSConnection if self._url.scheme == "https" else http.client.HTTPConnection
-        assert self._url.hostname
-        connection = kind(self._url.hostname, _port(self._url), timeout=self._timeout)
         headers = {"Content-Type": "application/json", "X-Request-Id": identity}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        post = self._session.post(self._url, data=body, headers=headers, allow_redirects=False)
+        answer = bytearray()
         try:
-            connection.request("POST", target, body, headers)
-            response = connection.getresponse()
-            answer = _read(response, connection, deadline)
-        except (OSError, http.client.HTTPException) as error:
+            async with asyncio.timeout(self._timeout), post as response:
+                async for part in response.content.iter_any():
+                    answer += part
+                    if len(answer) > MAX_ANSWER:
+                        raise TryAgain(f"an answer of more than {MAX_ANSWER} bytes")
+        except (OSError, aiohttp.ClientError) as error:
             raise TryAgain(f"{type(error).__name__} {error}".strip()) from error
-        finally:
-            connection.close()
         if response.status == 200:
-            return answer
+            return bytes(answer)
         words = f"{response.status} {response.reason}: {' '.join(answer.decode(errors='replace').split())[:500]}"
         if response.status == 429 or response.status >= 500:
-            raise TryAgain(words)
-        message = f"Reward {self._name} was refused by {self._shown}: {words}."
+            raise TryAgain(words, _seconds(response.headers.get("Retry-After", "")))
+        message = f"Reward {self._name} was refused by {self._url}: {words}."
         raise Refusal(message, response.status, words)
+
+
+@cache
+def _shared() -> tuple[asyncio.AbstractEventLoop, aiohttp.ClientSession]:
+    """This process's connections, and the loop that serves them in a thread of its own."""
+
+    async def opened() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
+        return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward servers", daemon=True).start()
+    session = asyncio.run_coroutine_threadsafe(opened(), loop).result()
+    atexit.register(lambda: asyncio.run_coroutine_threadsafe(session.close(), loop).result(1.0))
+    return loop, session
+
+
+def _seconds(retry_after: str) -> float:
+    """What a header Retry-After asks for, as seconds or as a date; 0 if it is neither."""
+    try:
+        if retry_after.isdecimal():
+            return float(retry_after)
+        return (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):  # TypeError: a date without its zone
+        return 0.0
 
 
 def check_url(url: str, key: str, example: str) -> None:
@@ -164,21 +198,6 @@ def png(image: Tensor) -> str:
     file = io.BytesIO()
     Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG", compress_level=1)
     return base64.b64encode(file.getvalue()).decode("ascii")
-
-
-def _read(response: http.client.HTTPResponse, connection: http.client.HTTPConnection, deadline: float) -> bytes:
-    """The whole answer; a server that sends it byte by byte does not extend the deadline."""
-    answer = b""
-    while part := response.read1(CHUNK):
-        answer += part
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out while the answer was arriving")
-        if len(answer) > MAX_ANSWER:
-            raise http.client.HTTPException(f"an answer of more than {MAX_ANSWER} bytes")
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
-    return answer
 
 
 def _port(url: SplitResult) -> int:

@@ -37,6 +37,17 @@ SHOWN = 500
 """Characters of an answer in a message."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 """Token counts of an answer, also their names in metrics."""
+LIKELY = 0.5
+"""Least probability that the first token is yes or no."""
+NUMBER = re.compile(
+    r"(?P<number>[-−]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"(?:\s*(?:/|(?:out )?of)\s*(?P<of>\d+(?:\.\d+)?)|\s*(?P<percent>%))?"
+)
+"""Also as a fraction or in percent."""
+ALONE = re.compile(r"(?<![\w.,])" + NUMBER.pattern)
+"""Not at the end of a word, such as SD3."""
+REASONING = re.compile(r"<(think|thinking|thought|reasoning)>.*?(</\1>|\Z)|\A.*</think>", re.DOTALL)
+"""Also without its first tag, which may be in a chat template, or without its end."""
 
 
 class NoScore(ValueError):
@@ -58,6 +69,7 @@ class Judge(CheckpointReward):
         self._endpoint = Endpoint(name, url, token=token, timeout=config.timeout, retries=config.retries)
         self._known: OrderedDict[str, float] = OrderedDict()
         """Digest of the request → score, the longest unused first."""
+        self._format = _format(config.question)
 
     @classmethod
     def check(cls, config: RewardConfig, keys: Keys, resolution: int) -> None:
@@ -99,6 +111,13 @@ class Judge(CheckpointReward):
         return self._endpoint.take_costs()
 
     def _score(self, body: bytes, identity: str) -> float:
+        if form := self._format:
+            try:
+                return self._endpoint.ask(json.dumps(form | json.loads(body)).encode(), identity, self._read)
+            except Refusal as refusal:
+                if refusal.status not in (400, 422):
+                    raise
+                self._format = {}  # not every endpoint can
         return self._endpoint.ask(body, identity, self._read)
 
     def _body(self, picture: Tensor, prompt: str) -> bytes:
@@ -124,11 +143,11 @@ class Judge(CheckpointReward):
             usage = content.get("usage") or {}
             self._endpoint.count(**{name: int(usage.get(name) or 0) for name in TOKENS})
             choice = content["choices"][0]
-            text = choice["message"]["content"] or ""
+            text = choice["message"]["content"] or ""  # null: a model that reasons has not come to its answer
             return score(self._config.question, choice)
         except NoScore as error:
             raise TryAgain(f"the answer {text[-SHOWN:]!r} has no score: {error}") from error
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TryAgain(f"{answer[:SHOWN].decode(errors='replace')!r} is no chat completion") from error
 
     def _remember(self, scores: Mapping[str, float]) -> None:
@@ -146,13 +165,22 @@ def score(question: Question, choice: Mapping[str, Any]) -> float:
     """
     if question.answer == "yes":
         return probability_of_yes(_alternatives(choice))
-    text = choice["message"]["content"] or ""  # null: a model that reasons has not come to its answer
-    found = [match.group(match.re.groups and 1) for match in re.finditer(question.pattern, text)]
+    if choice.get("finish_reason") == "length":
+        raise NoScore(f"it was cut at judge.question.max_tokens, {question.max_tokens}; allow more")
+    text = REASONING.sub("", choice["message"]["content"] or "")
+    if question.pattern:
+        places = [match.start(match.re.groups and 1) for match in re.finditer(question.pattern, text)]
+        numbers = [NUMBER.match(text, place) for place in places if place >= 0]
+    else:
+        numbers = list(ALONE.finditer(text))
+    found = {_value(number, question) for number in numbers if number}
     if not found:
-        if choice.get("finish_reason") == "length":
-            raise NoScore(f"it was cut at judge.question.max_tokens, {question.max_tokens}; allow more")
-        raise NoScore(f"nothing in it matches judge.question.pattern, {question.pattern!r}")
-    value = _number(found[-1], question)
+        where = f" where judge.question.pattern, {question.pattern!r}, matches" if question.pattern else ""
+        raise NoScore(f"no number is in it{where}")
+    if len(found) > 1:
+        several = " and ".join(f"{value:g}" for value in sorted(found))
+        raise NoScore(f"it has several numbers, {several}; let judge.question.pattern say which one counts")
+    (value,) = found
     if not question.low <= value <= question.high:
         raise NoScore(
             f"{value:g} is not between judge.question.low, {question.low:g}, and judge.question.high, {question.high:g}"
@@ -166,10 +194,10 @@ def probability_of_yes(alternatives: Sequence[Mapping[str, Any]]) -> float:
     for entry in alternatives:
         word = entry["token"].strip().lower()
         if word in total:
-            total[word] += math.exp(entry["logprob"])
-    if not sum(total.values()) > 0:
+            total[word] += math.exp(min(entry["logprob"], 0.0))
+    if not sum(total.values()) >= LIKELY:
         raise NoScore(
-            "neither yes nor no is among the most likely first tokens; let judge.question.text ask for one of them, or "
+            "its first token is probably neither yes nor no; let judge.question.text ask for one of them, or "
             "take the answer 'number'"
         )
     return total["yes"] / sum(total.values())
@@ -187,11 +215,27 @@ def _alternatives(choice: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         ) from None
 
 
-def _number(found: str | None, question: Question) -> float:
-    try:
-        return float(found or "")
-    except ValueError:
-        raise NoScore(f"judge.question.pattern, {question.pattern!r}, found {found!r}, which is no number") from None
+def _value(found: re.Match[str], question: Question) -> float:
+    """A number on the question's scale: 7.5, 7,5 and 7.5/10 are the same. Raises NoScore for another scale."""
+    number = found["number"].replace("−", "-")
+    if re.search(r",\d{3}(?!\d)", number):
+        raise NoScore(f"{number} may be a fraction or thousands")
+    value, of = float(number.replace(",", ".")), 100.0 if found["percent"] else float(found["of"] or question.high)
+    if of == question.high:
+        return value
+    if question.low or not 0 < of < math.inf:
+        raise NoScore(f"{found[0]} is not on the scale from {question.low:g} to {question.high:g}")
+    return value / of * question.high
+
+
+def _format(question: Question) -> dict[str, Any]:
+    """The field of a request that asks for a JSON object with the number; empty if the answer is to be more."""
+    if question.answer == "yes" or question.pattern:
+        return {}
+    number = {"type": "number", "minimum": question.low, "maximum": question.high}
+    schema = {"type": "object", "properties": {"score": number}, "required": ["score"], "additionalProperties": False}
+    form = {"name": "score", "schema": schema, "strict": True}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:
@@ -202,6 +246,12 @@ def _settings(config: RewardConfig, keys: Keys) -> tuple[JudgeConfig, str]:
     question = judge.question
     if not question.low < question.high:
         raise UserError(f"{keys('judge.question.high')} is {question.high:g}; it must be above low, {question.low:g}.")
+    for bound in (question.low, question.high) if question.answer == "number" else ():
+        if not re.search(rf"(?<![\d.]){re.escape(f'{bound:g}')}(?![\d]|\.\d)", question.text):
+            raise UserError(
+                f"{keys('judge.question.text')} does not name {bound:g}; it must ask for a number from low, "
+                f"{question.low:g}, to high, {question.high:g}."
+            )
     try:
         groups = re.compile(question.pattern).groups
     except re.error as error:

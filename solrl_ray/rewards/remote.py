@@ -50,7 +50,7 @@ class RemoteReward(CheckpointReward):
         shown = answer[:200].decode(errors="replace")
         try:
             scores = json.loads(answer)["scores"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RewardError(
                 f'Reward {self.name} got {shown!r} from {self._url}; right would be {{"scores": [...]}}.'
             ) from error
@@ -58,7 +58,7 @@ class RemoteReward(CheckpointReward):
             raise RewardError(
                 f"Reward {self.name} got {shown!r} from {self._url}; right would be {count} numbers in 'scores'."
             )
-        return torch.tensor(scores, dtype=torch.float32)
+        return torch.tensor([float(score) for score in scores], dtype=torch.float32)
 
 
 def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
@@ -70,4 +70,5 @@ def _settings(config: RewardConfig, keys: Keys) -> tuple[RemoteConfig, str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Not a whole number beyond what a float holds, either."""
+    return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63)

@@ -15,14 +15,14 @@ from solrl_ray.config.loading import read_file
 from solrl_ray.config.rewards import Judge, Question, RewardConfig
 from solrl_ray.errors import RewardError, UserError
 from solrl_ray.rewards import endpoint
-from solrl_ray.rewards.judge import probability_of_yes, score
+from solrl_ray.rewards.judge import NoScore, probability_of_yes, score
 from tests.support.chat_server import Asked, Model, serving
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "rewards"
 SHIPPED = {
     "judge_aesthetics": "9",
     "judge_alignment": "",
-    "judge_objects": "SHARE: 90",
+    "judge_objects": "a dog: right\n2 cats: wrong\nSHARE: 90",
     "judge_text_rendering": "OPEN 24.\nSCORE: 9",
 }
 """With an answer that stands for 0.9."""
@@ -38,7 +38,7 @@ def images() -> torch.Tensor:
 
 
 def config(url: str, *, question: dict[str, Any] | None = None, **settings: Any) -> RewardConfig:
-    asked = Question(**({"text": 'How red is "{prompt}"?'} | (question or {})))
+    asked = Question(**({"text": 'How red is "{prompt}", from 0 to 10?'} | (question or {})))
     return RewardConfig(kind="judge", judge=Judge(url=url, model="eyes", question=asked, **settings))
 
 
@@ -65,7 +65,7 @@ def test_each_picture_is_asked_about_with_its_own_prompt() -> None:
     with serving(lambda asked: "5") as server:
         judge(server.url, request={"seed": 3, "temperature": 0.5}).score(images(), PROMPTS)
     by_text = {asked.text: asked for asked in server.asked}
-    assert by_text.keys() == {'How red is "a red square"?', 'How red is "two {prompt} circles"?'}
+    assert by_text.keys() == {f'How red is "{prompt}", from 0 to 10?' for prompt in PROMPTS}
     expected = (images() * 255).round().byte().permute(0, 2, 3, 1)
     for text, picture in zip(by_text, expected if "a red" in next(iter(by_text)) else expected.flip(0), strict=True):
         assert (by_text[text].picture == picture.numpy()).all()
@@ -92,12 +92,28 @@ def test_an_answer_that_is_neither_yes_nor_no_has_no_score() -> None:
     ("question", "answer", "expected"),
     [
         ({}, "7", 0.7),
-        ({"low": 1, "high": 5}, "I see 2 dogs, so 4.", 0.75),
+        ({}, "7.5/10", 0.75),
+        ({}, "3/10", 0.3),
+        ({}, "9 out of 10", 0.9),
+        ({}, "4 of 5.", 0.8),
+        ({}, "85 %", 0.85),
+        ({}, "7,5", 0.75),
+        ({}, "1e1", 1.0),
+        ({}, ".5", 0.05),
+        ({}, '{"score": 8}', 0.8),
+        ({}, "**8**, so 8/10", 0.8),
+        ({}, "SD3.5 drew it: 6", 0.6),
+        ({}, "<think>2 dogs of 3, so 4?</think>\n7", 0.7),
+        ({}, "2 dogs of 3, so 4?</think>7", 0.7),
+        ({"low": 1, "high": 5}, "4/5", 0.75),
+        ({"pattern": r"SCORE: *(\d+)"}, "OPEN 24 hours\nSCORE: 8,5/10", 0.85),
+        ({"pattern": r"S(\d)"}, "S8", 0.8),
+        ({"low": 0, "high": 100, "pattern": r"SHARE: *(\d+)"}, "1 of 4 lines is right. SHARE: 25%", 0.25),
         ({"pattern": r"SCORE: *(\d+)"}, "OPEN 24 hours\nSCORE: 8", 0.8),
         ({"low": -1, "high": 1}, "-0.5", 0.25),
     ],
 )
-def test_the_last_number_that_matches_counts(question: dict[str, Any], answer: str, expected: float) -> None:
+def test_a_number_is_read_as_it_is_written(question: dict[str, Any], answer: str, expected: float) -> None:
     assert score(Question(text="?", **question), {"message": {"content": answer}}) == pytest.approx(expected)
 
 
@@ -170,14 +186,93 @@ def chat(content: str | None, **choice: Any) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ({}, "7 or 8"),
+        ({}, "Between 6-8."),
+        ({}, "I see 2 dogs, so 4."),
+        ({}, "11/10"),
+        ({}, "-3"),
+        ({}, "7,500"),
+        ({}, "9" * 6000),
+        ({}, "1/" + "9" * 6000),
+        ({}, "1e999"),
+        ({}, "<think>It is a 7"),
+        ({}, "SD3"),
+        ({"low": 1, "high": 5}, "8/10"),
+        ({"pattern": r"SCORE: *(\d+)"}, "SCORE: 3. No, wait, SCORE: 8"),
+    ],
+)
+def test_what_is_no_number_of_the_scale_is_no_score(question: dict[str, Any], answer: str) -> None:
+    with pytest.raises(NoScore):
+        score(Question(text="?", **question), {"message": {"content": answer}})
+
+
+def test_an_answer_that_was_cut_is_asked_for_again() -> None:
+    with serving(answering(chat("First, 7 of", finish_reason="length"), "3")) as server:
+        assert judge(server.url).score(images()[:1], ["a"]).tolist() == pytest.approx([0.3])
+
+
+def test_a_number_alone_is_asked_for_as_json_until_an_endpoint_refuses_that() -> None:
+    def model(asked: Asked) -> str | tuple[int, bytes]:
+        return (400, b"unknown field response_format") if "response_format" in asked.body else "5"
+
+    with serving(lambda asked: '{"score": 5}') as server:
+        assert judge(server.url).score(images()[:1], ["a"]).tolist() == [0.5]
+    schema = server.asked[0].body["response_format"]["json_schema"]["schema"]["properties"]["score"]
+    assert schema == {"type": "number", "minimum": 0.0, "maximum": 10.0}
+    with serving(model) as server:
+        one = judge(server.url)
+        assert one.score(images()[:1], ["a"]).tolist() == one.score(images()[1:], ["a"]).tolist() == [0.5]
+        assert ["response_format" in asked.body for asked in server.asked] == [True, False, False]
+        server.asked.clear()
+        judge(server.url, question={"pattern": r"(\d+)"}).score(images()[:1], ["a"])
+        assert "response_format" not in server.asked[0].body
+
+
+NESTED = b'{"choices": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NESTED,
+        b'{"usage": {"prompt_tokens": Infinity}, "choices": []}',
+        b'{"usage": {"prompt_tokens": "many"}, "choices": []}',
+        b'{"usage": [1], "choices": []}',
+        b'{"usage": {"prompt_tokens": ' + b"9" * 6000 + b"}}",
+        b'{"choices": {"0": 1}}',
+        b'{"choices": [7]}',
+        b"[]",
+        b" " * (endpoint.MAX_ANSWER + 1),
+    ],
+    ids=range(9),
+)
+def test_an_answer_of_any_shape_is_the_rewards_own_error(answer: bytes) -> None:
+    with serving(lambda asked: (200, answer)) as server, pytest.raises(RewardError, match="in 1 attempts"):
+        judge(server.url, retries=0).score(images()[:1], ["a"])
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), -3.0, 10**400])
+def test_a_probability_that_is_none_is_no_score(logprob: float) -> None:
+    found = [{"token": "Yes", "logprob": logprob}, {"token": "No", "logprob": logprob}]
+    if logprob == 10**400:
+        assert probability_of_yes(found) == 0.5
+    else:
+        with pytest.raises(NoScore):
+            probability_of_yes(found)
+
+
+@pytest.mark.parametrize(
     ("question", "answer", "message"),
     [
-        ({}, "I cannot say.", r"'I cannot say\.' has no score: nothing in it matches judge\.question\.pattern, "),
+        ({}, "I cannot say.", r"'I cannot say\.' has no score: no number is in it\.$"),
         ({}, "11", r"11 is not between judge\.question\.low, 0, and judge\.question\.high, 10\.$"),
         ({}, chat(None, finish_reason="length"), r"it was cut at judge\.question\.max_tokens, 16; allow more\.$"),
-        ({"pattern": r"Score(\d+)?"}, "Score", r"judge\.question\.pattern, .*, found None, which is no number\.$"),
+        ({}, "7 or 8", r"has no score: it has several numbers, 7 and 8; let judge\.question\.pattern say which one"),
+        ({"pattern": r"Score(\d+)?"}, "Score", r"no number is in it where judge\.question\.pattern, .*, matches\.$"),
         ({"answer": "yes"}, chat("Yes", logprobs=None), r"without log-probabilities, .* take 'number'\.$"),
-        ({"answer": "yes"}, {"Maybe": 0.9}, r"neither yes nor no .*; let judge\.question\.text ask for one of them"),
+        ({"answer": "yes"}, {"Maybe": 0.9}, r"neither yes nor no; let judge\.question\.text ask for one of them"),
         ({}, (200, b"<html>"), r"the last one: '<html>' is no chat completion\.$"),
     ],
 )
@@ -203,7 +298,7 @@ def test_a_judge_that_takes_too_long_ends_the_run_and_says_for_how_long_it_was_w
         return "5"
 
     with serving(slowly) as server:
-        with pytest.raises(RewardError, match=r"in 2 attempts of at most 0\.1 s; the last one: TimeoutError timed out"):
+        with pytest.raises(RewardError, match=r"in 2 attempts of at most 0\.1 s; the last one: TimeoutError"):
             judge(server.url, retries=1, timeout=0.1).score(images()[:1], ["a"])
         late.set()
 
@@ -237,6 +332,7 @@ def test_the_token_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"url": "localhost:8000"}, r"judge\.url is .* must be an address such as 'http://127"),
         ({"question": {"low": 3, "high": 3}}, r"judge\.question\.high is 3; it must be above low, 3\.$"),
+        ({"question": {"text": "How red, from 0 to 100?"}}, r"judge\.question\.text does not name 10; it must ask for"),
         ({"question": {"pattern": "("}}, r"judge\.question\.pattern is '\(', which is no regular expression"),
         ({"question": {"pattern": "(a)(b)"}}, r"judge\.question\.pattern is .* which has 2 groups; at most one"),
     ],
@@ -263,7 +359,7 @@ def test_an_endpoint_that_refuses_a_question_is_missed_before_the_run(path: str,
             UserError, match=rf"^rewards\.0\.judge\.url is .* 'eyes': {status} .*; set {remedy} to what"
         ):
             rewards.check([config(url)], 5, str)
-        assert len(server.asked) == 1
+        assert len(server.asked) == (2 if status == 400 else 1)  # once without asking for JSON
 
 
 def test_an_endpoint_that_is_busy_before_the_run_may_answer_later() -> None:

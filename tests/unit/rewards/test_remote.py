@@ -7,8 +7,13 @@ import io
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any
 
 import numpy as np
@@ -44,16 +49,28 @@ class Seen:
         self.answers = answers
         self.requests: list[tuple[dict[str, Any], dict[str, str]]] = []
         self.url = ""
+        self.connections: set[tuple[str, int]] = set()
+        self.times: list[float] = []
+        self.headers: dict[str, str] = {}
+        """Further ones of each answer."""
         self.release = threading.Event()
         """Lets a server that hangs go on."""
+
+
+def slowly(seen: Seen, file: BufferedIOBase, content: bytes) -> None:
+    with suppress(OSError):
+        for byte in content:
+            file.write(bytes([byte]))
+            seen.release.wait(0.05)
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
     monkeypatch.setattr(endpoint, "PAUSE", 0.01)
+    monkeypatch.setattr(BaseHTTPRequestHandler, "protocol_version", "HTTP/1.1")  # which keeps connections
     servers: list[tuple[ThreadingHTTPServer, Seen]] = []
 
-    def start(*answers: Answer, hang: bool = False, drip: bool = False) -> Seen:
+    def start(*answers: Answer, hang: bool = False, drip: bool = False, headers: bool = False) -> Seen:
         seen = Seen(list(answers))
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,19 +78,21 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Seen]]:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 status, answer = seen.answers[min(len(seen.requests), len(seen.answers) - 1)]
                 seen.requests.append((body, dict(self.headers)))
+                seen.times.append(time.monotonic())
+                seen.connections.add(self.client_address)
                 if hang:
                     seen.release.wait(30)
                     return
+                if headers:
+                    slowly(seen, self.wfile, b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 3)
                 self.send_response(status)
+                for item in seen.headers.items():
+                    self.send_header(*item)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                for byte in answer if drip else []:
-                    try:
-                        self.wfile.write(bytes([byte]))
-                    except OSError:
-                        return
-                    seen.release.wait(0.05)
-                if not drip:
+                if drip:
+                    slowly(seen, self.wfile, answer)
+                else:
                     self.wfile.write(answer)
 
             def log_message(self, *_: Any) -> None:
@@ -137,6 +156,10 @@ def test_a_refusal_is_not_repeated(serve: Callable[..., Seen]) -> None:
         (b'{"scores": [1.0, NaN]}', "returned nan for 1 of 2 images, first for the prompt 'two blue circles'"),
         (b'{"rewards": [1.0, 2.0]}', 'right would be {"scores"'),
         (b"Hello", "got 'Hello'"),
+        (b'{"scores": [1e999, 1.0]}', "returned inf for 1 of 2 images"),
+        (b'{"scores": [1.0, ' + b"9" * 400 + b"]}", "right would be 2 numbers"),
+        (b'{"scores": [1.0, ' + b"9" * 6000 + b"]}", 'right would be {"scores"'),
+        (b'{"scores": ' + b"[" * 100_000, 'right would be {"scores"'),
     ],
 )
 def test_an_answer_that_is_not_a_finite_number_an_image_is_refused(
@@ -148,12 +171,37 @@ def test_an_answer_that_is_not_a_finite_number_an_image_is_refused(
     assert len(seen.requests) == 1
 
 
-@pytest.mark.parametrize("behaviour", ["hang", "drip"])
+@pytest.mark.parametrize("behaviour", ["hang", "drip", "headers"])
 def test_a_server_that_is_too_slow_is_given_up(serve: Callable[..., Seen], behaviour: str) -> None:
     seen = serve((200, b" " * 400 + GOOD[1]), **{behaviour: True})
     with pytest.raises(RewardError, match=r"in 2 attempts of at most 0\.2 s; the last one: TimeoutError"):
         score(seen.url, retries=1, timeout=0.2)
     assert len(seen.requests) == 2
+
+
+def test_all_requests_of_a_process_share_a_connection(serve: Callable[..., Seen]) -> None:
+    seen = serve(GOOD)
+    for _ in range(3):
+        score(seen.url)
+    assert (len(seen.requests), len(seen.connections)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "timeout", "waited"), [("1", 10.0, 1.0), ("9" * 6000, 0.3, 0.3), ("soon", 10.0, 0.01)]
+)
+def test_the_time_in_retry_after_is_waited_for_at_most_the_timeout(
+    serve: Callable[..., Seen], asked: str, timeout: float, waited: float
+) -> None:
+    seen = serve((429, b"slow down"), GOOD)
+    seen.headers["Retry-After"] = asked
+    score(seen.url, timeout=timeout)
+    first, second = seen.times
+    assert waited <= second - first < waited + 0.8
+
+
+def test_retry_after_may_be_a_date() -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    assert endpoint._seconds(later) == pytest.approx(90, abs=2)
 
 
 def test_a_token_comes_from_the_environment(serve: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:
