@@ -59,7 +59,7 @@ class Reward(ABC):
                 f"Reward {self.name} returned values of shape {list(values.shape)} for {len(images)} images; "
                 f"right would be [{len(images)}]."
             )
-        values = values.detach().to("cpu", torch.float32)
+        values = values.detach().to("cpu", torch.float32, copy=True)  # the user's function may use its own again
         bad = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
         if bad:
             raise RewardNonsense(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import random
+import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -20,6 +24,8 @@ from solrl_ray.errors import RewardError, UserError
 from solrl_ray.records import Address
 from solrl_ray.rewards.base import CheckpointReward, Keys
 
+logger = logging.getLogger(__name__)
+
 
 def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callable[..., Any]:
     """Import a function.
@@ -34,7 +40,8 @@ def import_callable(spec: str, key: str, code: OwnCode | None = None) -> Callabl
     place, name = own_code.split(spec, key)
     code = code or own_code.find(spec, key)
     try:
-        module: ModuleType = own_code.load(code) if code else import_module(place)
+        with settings_kept(spec):
+            module: ModuleType = own_code.load(code) if code else import_module(place)
     except Exception as error:  # the user's file may raise anything
         what = f"the {'file' if own_code.names_file(place) else 'module'} {place} cannot be imported"
         said = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
@@ -65,7 +72,8 @@ def real_pictures(config: EvaluationConfig, key: str, prompt: str, addresses: Se
 
 def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, code: OwnCode | None) -> Tensor:
     try:
-        picture = torch.as_tensor(draw(prompt, address)).float()
+        with settings_kept(name):
+            picture = torch.as_tensor(draw(prompt, address)).float()
     except Exception as error:  # whatever the user's function raises, or returns instead of a tensor
         said = f"{name} failed with {type(error).__name__}: {error}{where(error, code)}"
         raise RewardError(f"{said}, for the prompt {prompt!r}") from error
@@ -81,8 +89,8 @@ def _drawn(draw: Callable[..., Any], name: str, prompt: str, address: Address, c
 
 
 class CallableReward(CheckpointReward):
-    """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], B texts; B numbers back, as a tensor, an array or
-    a list."""
+    """``f(images, prompts)``: images [B, 3, H, W] float32 in [0, 1], a copy of its own, B texts; B numbers back, as a
+    tensor, an array or a list."""
 
     def __init__(
         self,
@@ -109,7 +117,8 @@ class CallableReward(CheckpointReward):
 
     def compute(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         try:
-            values = self._function(images.to(self._device, torch.float32), list(prompts))
+            with settings_kept(self.name):
+                values = self._function(images.to(self._device, torch.float32, copy=True), list(prompts))
         except Exception as error:  # the user's function may raise anything: name it, keep the cause
             raise RewardError(
                 f"Reward {self.name} failed with {type(error).__name__}: {error}{where(error, self._code)}"
@@ -130,3 +139,53 @@ class CallableReward(CheckpointReward):
                 f"Reward {self.name} returned {what}; right would be one number an image, as a tensor or a list."
             )
         return values
+
+
+def _handlers() -> dict[signal.Signals, Any]:
+    return {each: signal.getsignal(each) for each in signal.valid_signals()}
+
+
+def _set_handlers(handlers: dict[signal.Signals, Any]) -> None:
+    for each, handler in handlers.items():
+        if handler is not None and signal.getsignal(each) is not handler:  # None: not Python's
+            signal.signal(each, handler)
+
+
+def _of_cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return (lambda: getattr(torch.backends.cudnn, name), lambda value: setattr(torch.backends.cudnn, name, value))
+
+
+_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the default device": (torch.get_default_device, torch.set_default_device),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "the deterministic mode": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "cuDNN's deterministic mode": _of_cudnn("deterministic"),
+    "cuDNN's benchmark mode": _of_cudnn("benchmark"),
+    "the handlers of signals": (_handlers, _set_handlers),
+}
+"""Of the process → how each is read and set. They decide other code's results, or how the process ends."""
+_TOLD = set[tuple[str, str]]()
+
+
+@contextmanager
+def settings_kept(name: str) -> Iterator[None]:
+    """Put back what the user's code changes of the process: settings, with one warning each, and random states."""
+    was = {what: get() for what, (get, _) in _SETTINGS.items()}
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        for what, (get, put) in _SETTINGS.items():
+            if (now := get()) == was[what]:
+                continue
+            put(was[what])
+            if (name, what) not in _TOLD:
+                _TOLD.add((name, what))
+                said = "" if isinstance(now, dict) else f" to {now} (it is {was[what]})"
+                logger.warning("%s sets %s of this process%s; it is put back", name, what, said)
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])

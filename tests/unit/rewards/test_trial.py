@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from solrl_ray import rewards
 from solrl_ray.cli import reward_trial
 from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import EvaluationConfig
 from solrl_ray.errors import UserError
-from solrl_ray.rewards import trial
+from solrl_ray.rewards import import_callable, trial
 
 Trials = Callable[[str], list[trial.Trial]]
 SOURCE = """
@@ -55,6 +61,28 @@ def hangs(images, prompts):
 
 def dies(images, prompts):
     os.kill(os.getpid(), 9)
+
+def darkens(images, prompts):
+    return images.mul_(0.5).mean(dim=(1, 2, 3))
+
+def brightness(images, prompts):
+    return images.mean(dim=(1, 2, 3))
+
+BUFFER = torch.zeros(2)
+
+def reuses(images, prompts):
+    return BUFFER.copy_(images.mean(dim=(1, 2, 3)))
+
+def meddles(images, prompts):
+    import random, signal, numpy
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.use_deterministic_algorithms(True)
+    torch.set_grad_enabled(True)
+    torch.backends.cudnn.benchmark = True
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
+    return images.mean(dim=(1, 2, 3))
 
 def picture(prompt, address):
     assert prompt in ("a red square", "two blue circles") and address.index == 0
@@ -177,3 +205,59 @@ def test_what_is_no_real_picture_is_told(drawing: Trials, function: str, problem
         trial.here(drawing(function), "cpu")
     assert str(refused.value).startswith("evaluation.reference (my.yaml) is '")
     assert problem in str(refused.value)
+
+
+def mixture(path: Path, *functions: str) -> rewards.RewardMixture:
+    return rewards.load([RewardConfig(kind=f"{path}/own_rewards.py:{function}") for function in functions], "cpu")
+
+
+def test_a_function_that_writes_into_its_pictures_changes_no_other_reward(of: Trials, tmp_path: Path) -> None:
+    of("darkens")
+    images = torch.full((2, 3, 4, 4), 0.5)
+    for order in (("darkens", "brightness"), ("brightness", "darkens")):
+        assert mixture(tmp_path, *order).score(images, ["a", "b"]).tolist() == [0.75, 0.75]  # 0.25 + 0.5
+    assert images.unique().tolist() == [0.5]
+
+
+def test_scores_stay_as_they_were_if_a_function_uses_its_tensor_again(of: Trials, tmp_path: Path) -> None:
+    of("reuses")
+    reward = mixture(tmp_path, "reuses")
+    [first] = reward.components(torch.full((2, 3, 4, 4), 0.5), ["a", "b"]).values()
+    reward.components(torch.ones(2, 3, 4, 4), ["a", "b"])
+    assert first.tolist() == [0.5, 0.5]
+
+
+def process_state() -> tuple[Any, ...]:
+    generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    modes = torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(), torch.backends.cudnn.benchmark
+    return torch.get_default_dtype(), torch.get_num_threads(), signal.getsignal(signal.SIGTERM), modes, generators
+
+
+def test_what_a_function_sets_in_the_process_is_put_back_and_told_once(
+    of: Trials, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of("meddles")
+    before = process_state()
+    assert mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"]).tolist() == [1.0, 1.0]
+    assert process_state() == before
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 6
+    assert "sets the default dtype of this process to torch.float64 (it is torch.float32); it is put back" in told[0]
+    mixture(tmp_path, "meddles").score(torch.ones(2, 3, 4, 4), ["a", "b"])
+    assert len(caplog.records) == 6
+
+
+def test_what_a_module_sets_as_it_is_imported_is_put_back(tmp_path: Path) -> None:
+    (tmp_path / "seeds.py").write_text(
+        "import torch, numpy\ntorch.manual_seed(0)\nnumpy.random.seed(0)\n"
+        "torch.set_default_dtype(torch.float64)\ntorch.set_default_device('meta')\ndef f(): pass\n"
+    )
+    before = process_state()
+    import_callable(f"{tmp_path}/seeds.py:f", "rewards.0.kind")
+    assert process_state() == before
+    assert torch.zeros(1).device.type == "cpu"
+
+
+def test_the_trial_says_what_a_function_sets(of: Trials, capfd: pytest.CaptureFixture[str]) -> None:
+    reward_trial.in_child(of("meddles"), gpu=False, seconds=120)
+    assert "sets the number of threads of this process" in capfd.readouterr().err
