@@ -35,8 +35,8 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
         three policies; a LoRA file is used for all three.
 
     Raises:
-        UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank, alpha or base, or its digest is
-            not `run.init_digest`.
+        UserError: it is no run, checkpoint or LoRA file, is damaged, of another rank or base, a run of another alpha,
+            or its digest is not `run.init_digest`.
     """
     init = config.run.init
     named = f"run.init is {init!r} ({(sources or Sources()).of('run.init')})"
@@ -45,10 +45,10 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     if source is not None:
         trained = continuation.stored(source).model
         _check_base(trained, config.model, named)
-        lora = trained.lora
+        _check_lora(trained.lora, config.model.lora, named)
         state = LearnerState.load(path) if path != source else _newest(source, named)
     elif path.is_file() or (path / LORA_FILE).is_file():
-        factors, lora = load_lora(path)
+        factors = load_lora(path, config.model.lora)
         # All three policies are this one; copies, because a file holds no tensor twice.
         names = ("default", "old", "ema")
         policies = {name: {key: factor.clone() for key, factor in factors.items()} for name in names}
@@ -56,7 +56,6 @@ def warm_start(config: Config, sources: Sources | None = None) -> tuple[Config, 
     else:
         problem = f"a folder of another kind, with no {LORA_FILE}" if path.exists() else "which is not there"
         raise UserError(f"{named}, {problem}; it must be a run folder, a checkpoint of one, or a LoRA file.")
-    _check_lora(lora, config.model.lora, named)
     state = replace(state, updates=0, steps=0, exp_avg=_zeros(state.default), exp_avg_sq=_zeros(state.default))
     try:
         state.check_fits(factor_shapes(config))

@@ -103,7 +103,7 @@ def test_lora_factors_of_convolutions_are_saved_in_their_shape_and_read_as_matri
         f"transformer.{end}.lora_B.weight": (4, 2, 1, 1),
         "transformer.transformer_blocks.0.attn1.to_q.lora_A.weight": (2, 4),
     }
-    loaded, _ = load_lora(file)
+    loaded = load_lora(file, lora)
     assert {name: factor.shape for name, factor in loaded.items()} == {n: f.shape for n, f in factors.items()}
 
 

@@ -8,13 +8,16 @@ import struct
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from peft import LoraConfig
+from peft.tuners.lora import LoraModel
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from solrl_ray import models
@@ -32,6 +35,7 @@ from tests.support import tiny
 
 LORA = Lora(rank=4, alpha=10.0, targets=tiny.TARGETS)
 """Alpha differs from the rank, so that a lost alpha shows."""
+ONE = Lora(rank=1, alpha=1.0, targets=["a"])
 MODULES = [
     "single_transformer_blocks.0.attn.to_k",
     "single_transformer_blocks.0.attn.to_q",
@@ -364,16 +368,80 @@ def test_stock_diffusers_draws_the_same_images_from_the_saved_lora(tiny_pipeline
     torch.testing.assert_close(ours, after, atol=2e-5, rtol=0)
 
 
-def test_a_saved_lora_loads_back_bit_for_bit_with_its_alpha(transformer: nn.Module, tmp_path: Path) -> None:
+def test_a_saved_lora_loads_back_bit_for_bit(transformer: nn.Module, tmp_path: Path) -> None:
     new = random_factors(adapters.factors(transformer, "default"), seed=7)
-    file = save_lora(tmp_path, new, LORA)
+    lora = LORA.model_copy(update={"alpha": 8.0})  # twice the rank: exact
+    file = save_lora(tmp_path, new, lora)
     assert file == tmp_path / FILE
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     for path in (file, tmp_path):
-        loaded, lora = load_lora(path)
+        loaded = load_lora(path, lora)
         assert list(loaded) == sorted(new)
         assert all(torch.equal(loaded[name], new[name]) for name in new)
-        assert lora == Lora(rank=4, alpha=10.0, targets=sorted(tiny.TARGETS))
+
+
+def test_a_reader_that_knows_no_header_gets_the_trained_strength(transformer: nn.Module, tmp_path: Path) -> None:
+    """ComfyUI multiplies B·A with alpha / rank if there is a key ``<module>.alpha``, else with 1."""
+    new = random_factors(adapters.factors(transformer, "default"), seed=7)
+    found = load_file(save_lora(tmp_path, new, LORA))
+    assert {key.rpartition(".lora_")[2] for key in found} == {"A.weight", "B.weight"}
+    for name in new:
+        module = name.removesuffix(".lora_A")
+        if module != name:
+            read = found[f"transformer.{module}.lora_B.weight"] @ found[f"transformer.{module}.lora_A.weight"]
+            torch.testing.assert_close(read, 10.0 / 4 * new[f"{module}.lora_B"] @ new[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("header", "strengths"),
+    [
+        ({"lora_alpha": 8}, (2.0, 2.0)),
+        ({"lora_alpha": 8, "use_rslora": True, "lora_bias": False, "bias": "none"}, (4.0, 4.0)),
+        ({"lora_alpha": 2, "alpha_pattern": {"to_k": 12}, "rank_pattern": {}}, (0.5, 3.0)),
+        ({"lora_alpha": 2, "alpha_pattern": {"^a.to_q": 6, "to_q": 9}}, (1.5, 0.5)),
+        ({"lora_alpha": 8, "r": 2, "rank_pattern": {"a.to_q": 4, "to_k": 4}}, (2.0, 2.0)),
+    ],
+)
+def test_a_file_is_read_at_the_strength_at_which_peft_applies_it(
+    header: dict[str, Any], strengths: tuple[float, float], tmp_path: Path
+) -> None:
+    network = nn.ModuleDict({"a": nn.ModuleDict({"to_q": nn.Linear(6, 5), "to_k": nn.Linear(6, 5)})})
+    header = {"r": 4, "target_modules": ["to_q", "to_k"], **header}
+    peft = LoraModel(network, LoraConfig(**header), "x")
+    layers = {f"a.{end}": peft.model.a[end] for end in ("to_q", "to_k")}  # type: ignore[index]
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for (module, layer), strength in zip(layers.items(), strengths, strict=True):
+        assert layer.scaling["x"] == strength
+        for each, shape in (("A", (4, 6)), ("B", (5, 4))):
+            tensors[f"transformer.{module}.lora_{each}.weight"] = torch.randn(shape, generator=generator)
+    said = {"lora_adapter_metadata": json.dumps({f"transformer.{name}": value for name, value in header.items()})}
+    save_file(tensors, tmp_path / FILE, said)
+    loaded = load_lora(tmp_path, Lora(rank=4, alpha=6.0, targets=["to_q"]))
+    for module, strength in zip(layers, strengths, strict=True):
+        a, b = (tensors[f"transformer.{module}.lora_{each}.weight"] for each in "AB")
+        torch.testing.assert_close(6 / 4 * loaded[f"{module}.lora_B"] @ loaded[f"{module}.lora_A"], strength * b @ a)
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"use_dora": True}, "has use_dora True in its header"),
+        ({"init_lora_weights": "pissa"}, "has init_lora_weights 'pissa'"),
+        ({"fan_in_fan_out": True}, "has fan_in_fan_out True"),
+        ({"modules_to_save": ["proj_out"]}, r"has modules_to_save \['proj_out'\]"),
+        ({"a_field_of_later_versions": 3}, "has a_field_of_later_versions 3"),
+        ({"alpha_pattern": {"(a+)+b": 3}}, r"has \(a\+\)\+b 'a pattern' in its header"),
+        ({"r": 2}, "says rank 2 of a and holds rank 1; model.lora.rank is 1"),
+        ({"lora_alpha": float("nan")}, "does not state r and lora_alpha"),
+        ({"alpha_pattern": {"a": "much"}}, "does not state r and lora_alpha"),
+    ],
+)
+def test_metadata_that_a_run_cannot_keep_is_refused_by_name(more: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    said = {"r": 1, "lora_alpha": 2, "bias": "none", "peft_type": "LORA", "init_lora_weights": True} | more
+    header = json.dumps({f"transformer.{name}": value for name, value in said.items()})
+    save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": header})
+    with pytest.raises(UserError, match=problem):
+        load_lora(tmp_path, ONE)
 
 
 def test_a_saved_lora_has_the_same_bytes_whatever_the_order_of_factors_and_targets(tmp_path: Path) -> None:
@@ -389,30 +457,30 @@ def test_a_saved_lora_has_the_same_bytes_whatever_the_order_of_factors_and_targe
 def test_a_lora_file_without_alpha_is_refused(tmp_path: Path) -> None:
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE)
     with pytest.raises(UserError, match=r"does not say its alpha"):
-        load_lora(tmp_path)
+        load_lora(tmp_path, ONE)
     with pytest.raises(UserError, match=r"missing\.safetensors cannot be read"):
-        load_lora(tmp_path / "missing.safetensors")
+        load_lora(tmp_path / "missing.safetensors", ONE)
 
 
-@pytest.mark.parametrize("said", ["{}", "[]", "{", '{"transformer.r": 4, "transformer.lora_alpha": 8.0}'])
+@pytest.mark.parametrize("said", ["{}", "[]", "{", "[" * 100_000, '{"transformer.r": 4}'])
 def test_a_lora_file_that_says_too_little_of_itself_is_refused(said: str, tmp_path: Path) -> None:
     save_file({"transformer.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, {"lora_adapter_metadata": said})
-    with pytest.raises(UserError, match=r"does not state r, lora_alpha and target_modules of a transformer's adapter"):
-        load_lora(tmp_path)
+    with pytest.raises(UserError, match=r"does not state r and lora_alpha of a transformer's adapter"):
+        load_lora(tmp_path, ONE)
 
 
 def test_a_lora_file_of_a_text_encoder_is_refused(tmp_path: Path) -> None:
     header = {"lora_adapter_metadata": json.dumps({"transformer.r": 1, "transformer.lora_alpha": 2.0})}
     save_file({"text_encoder.a.lora_A.weight": torch.zeros(1, 2)}, tmp_path / FILE, metadata=header)
     with pytest.raises(UserError, match=r"holds text_encoder\.a\.lora_A\.weight, which is not"):
-        load_lora(tmp_path)
+        load_lora(tmp_path, ONE)
 
 
 def test_the_saved_header_is_what_diffusers_reads(transformer: nn.Module, tmp_path: Path) -> None:
     file = save_lora(tmp_path, adapters.factors(transformer, "default"), LORA)
     with safe_open(file, framework="pt") as content:
         header = json.loads(content.metadata()["lora_adapter_metadata"])
-    assert header["transformer.lora_alpha"] == 10.0
+    assert header["transformer.lora_alpha"] == 4
     assert header["transformer.r"] == 4
 
 

@@ -91,6 +91,14 @@ def test_a_lora_file_is_all_three_policies(source: Config, tmp_path: Path) -> No
         assert lora_digest(LearnerState.load(tmp_path / "state").old) == lora_digest(given)
 
 
+def test_a_lora_file_keeps_its_strength_under_another_alpha(source: Config, tmp_path: Path) -> None:
+    given = factors(source, 3)
+    file = save_lora(tmp_path / "lora", given, source.model.lora)  # 32 / 16
+    _, first = warm_start(forked(source, file, "model.lora.alpha=8"))  # 8 / 16
+    for name, factor in given.items():
+        assert torch.equal(first.ema[name], factor * 4 if name.endswith("lora_B") else factor)
+
+
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
