@@ -23,7 +23,7 @@ from solrl_ray.models.stock_call import stock_call
 from solrl_ray.report.data import RunData
 from solrl_ray.report.grids import PictureKey
 from solrl_ray.report.pictures import reduced
-from solrl_ray.report.rendering import digits, rendered
+from solrl_ray.report.rendering import digits, markdown, rendered
 from solrl_ray.report.summary import SUMMARY_FILE, Summary, find_evaluation, paired_gain, stamp
 
 CARD = "README.md"
@@ -81,12 +81,12 @@ def contents(data: RunData, target: Target) -> dict[str, bytes]:
     pairs, images = _pictures(data, base, final)
     config, named = data.config, hub_id(data.config.model.path)
     shown = _name(config.model.path)
-    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else shown
+    base_name = "the pipeline of the testbed" if config.model.path.startswith(paths.BUILTIN) else markdown(shown)
     card = rendered(
         "card.md",
         metadata=_metadata(named, target.licence),
         title=target.repository.rpartition("/")[2],
-        base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,
+        base_name=f"[{named}](https://huggingface.co/{named})" if named else base_name,  # the hub's names need no more
         dtype=config.model.dtype,
         base_loaded=named or f"path/to/{shown}",
         repository=target.repository,

@@ -50,6 +50,7 @@ STYLE = {
     "font.size": 9,
     "svg.fonttype": "none",
     "svg.hashsalt": "solrl",
+    "text.parse_math": False,  # a run's name may have dollars
     "text.color": COLORS["ink"],
     "axes.labelcolor": COLORS["muted"],
     "axes.edgecolor": COLORS["muted"],
@@ -195,7 +196,8 @@ def _curves(axes: Axes, curves: Mapping[str, tuple[Curve, list[float]]]) -> None
         color, marker = colors[number % len(colors)], "os^Dvx"[number % 6]
         rewards = [point.reward for point in curve.points]
         low, high = ([p.reward + sign * p.stderr for p in curve.points] for sign in (-1, 1))
-        axes.plot(places, rewards, color=color, marker=marker, label=name)
+        shown = f" {name}" if name.startswith("_") else name  # which would be in no legend
+        axes.plot(places, rewards, color=color, marker=marker, label=shown)
         axes.fill_between(places, low, high, color=color, alpha=0.15, linewidth=0)
 
 

@@ -6,8 +6,10 @@ import math
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from solrl_ray.common.files import replace_file
 
@@ -33,9 +35,22 @@ def clock(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def markdown(text: object) -> Markup:
+    """Text for a line of Markdown or of HTML in it: one line, and characters with a meaning there as references."""
+    line = " ".join(str(text).split())
+    return Markup("".join(f"&#{ord(each)};" if each in "\\`*_{}[]<>|#~$&!" else each for each in line))
+
+
+def link(address: str) -> Markup:
+    """An address for Markdown's ``<…>``, which ends at a space or ``>`` and knows no references."""
+    return Markup(quote(address, safe=":/?#[]@!$&'()*+,;=%~"))
+
+
 _FILTERS = {
     "clock": clock,
     "digits": digits,
+    "link": link,
+    "markdown": markdown,
     "percent": lambda share: f"{100 * share:.1f} %",
     "signed": signed,
     "tenths": "{:.1f}".format,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import torch
 from huggingface_hub import ModelCard, constants
 
 from solrl_ray.config.loading import to_yaml
+from solrl_ray.config.rewards import RewardConfig
 from solrl_ray.config.schema import Lora
 from solrl_ray.policy.saving import save_lora
 from solrl_ray.report.summary import summarize, write_summary
@@ -77,7 +80,7 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
         "| trained | 0.483 ± 0.136 |",  # .4, .3, .75 after
         "| gain | +0.150 ± 0.029 |",  # .2, .1, .15: deviation .05, over the root of 3
         "| real pictures | 0.900 ± 0.058 |",
-        "<tr><td>a red circle &lt;above&gt; a blue square</td>",
+        "<tr><td>a red circle &#60;above&#62; a blue square</td>",
         'pipe = DiffusionPipeline.from_pretrained("path/to/pipeline", torch_dtype=torch.float32).to("cuda")',
         'pipe.load_lora_weights("me/small", revision="v2")',
         "    guidance_scale=1.0,",
@@ -90,6 +93,24 @@ def test_the_card_says_what_was_gained_and_how_to_load_it(run: Path) -> None:
     data = ModelCard(card).data
     assert (data.library_name, data.pipeline_tag) == ("diffusers", "text-to-image")
     assert "lora" in data.tags
+
+
+def test_nothing_that_a_user_wrote_is_markdown_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hostile = "two\n\n# dogs | `x` <script>\t**and** [a](b) $c$ &amp; _d_"
+    monkeypatch.setitem(made_runs.CAPTIONS, "aa", hostile)
+    changed = made_runs.config().model_copy(
+        update={"rewards": [RewardConfig(kind="my_|_rewards.py:red_ness"), RewardConfig(kind="clipscore")]}
+    )
+    monkeypatch.setattr(made_runs, "config", lambda *_: changed)
+    run = finished(tmp_path / "run", str(tmp_path / "a [b](c) `d`"))
+    assert solrl("push", run, "me/small", "--dry-run") == 0
+    card = (run / "hub" / "README.md").read_text()
+    text = card.partition("## Use")[0]
+    assert f"<tr><td>{' '.join(hostile.split())}</td>" in html.unescape(text).splitlines()
+    assert re.findall(r"^#.*", text, re.MULTILINE) == ["# small", "## What it gained"]
+    assert not re.search(r"\n\n(?!</?t)", text.partition("<table>")[2].partition("</table>")[0])
+    assert "A LoRA for a &#91;b&#93;(c) &#96;d&#96;, trained" in card
+    assert "my&#95;&#124;&#95;rewards.py:red&#95;ness + clipscore" in " ".join(text.split())
 
 
 def test_a_dry_run_needs_no_token_and_asks_nobody(

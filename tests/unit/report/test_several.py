@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from solrl_ray.cli import main
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.errors import UserError
+from solrl_ray.report import plots
 from solrl_ray.report.curve import Curve, Point
 from solrl_ray.report.data import read_run
 from solrl_ray.report.several import Compared, compare, notes, table
@@ -83,6 +85,11 @@ def test_of_runs_on_gpus_gpu_hours_are_compared() -> None:
     one = Curve((Point(0, 0.0, 0.2, 0.0), Point(4, 7200.0, 0.6, 0.0)), gpus=1.0)
     run: Any = None  # its name and settings are not looked at
     assert Compared(run, "one", one, many)._reached(1.0) == "4.0 updates, 2 GPU-hours (4.00 ×)"
+
+
+@pytest.mark.parametrize("name", ["a $x^{$ b", "_mine", "<b>&"])
+def test_a_run_of_any_name_is_in_the_legend(name: str) -> None:
+    assert name in html.unescape(plots.rewards_by_updates({name: CURVE}))
 
 
 def test_what_was_not_reached_is_left_open(tmp_path: Path) -> None:
