@@ -6,9 +6,8 @@ pixels and their sums are whole numbers below 2^53. So float64 products are exac
 device.
 
 Rows are filtered first here, as in every version for the square images of this project's models. Pillow 13 filters the
-columns of some tall images first, with other bytes: seen for an image four times as tall as wide whose aspect ratio
-stays (not for twice as tall), and if the height shrinks from 1.3 to 2.1 times as much as the width. Pillow 12.3 does
-not.
+columns of some images first, with other bytes: of all that shrink with their aspect ratio and are more than twice as
+tall as wide, and of some whose height shrinks more than their width. Pillow 12.3 does not.
 """
 
 from __future__ import annotations

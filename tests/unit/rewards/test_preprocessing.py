@@ -49,13 +49,23 @@ def test_resizing_gives_pillows_bytes(height: int, width: int, scale: float, int
         assert np.array_equal(ours.numpy().astype(np.uint8), expected)
 
 
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (128, 32)])
-def test_a_tall_picture_has_its_columns_filtered_first_by_pillow_13(height: int, width: int) -> None:
-    picture = noise(256, 64)
+@pytest.mark.parametrize(
+    ("before", "after", "columns_first"),
+    [
+        ((512, 256), (448, 224), False),
+        ((513, 256), (448, 224), True),
+        ((1536, 512), (672, 224), True),
+        ((256, 64), (32, 32), True),
+    ],
+)
+def test_pillow_13_filters_the_columns_first_if_a_picture_is_more_than_twice_as_tall_as_wide(
+    before: tuple[int, int], after: tuple[int, int], columns_first: bool
+) -> None:
+    picture, (height, width) = noise(*before), after
     expected = np.asarray(to_pillow(picture[0]).resize((width, height), Image.Resampling.BICUBIC))
     pixels = eight_bits(picture)
-    if int(PIL.__version__.partition(".")[0]) >= 13:
-        pixels = pillow.resize(pixels, (height, 64), "bicubic")
+    if columns_first and int(PIL.__version__.partition(".")[0]) >= 13:
+        pixels = pillow.resize(pixels, (height, before[1]), "bicubic")
     ours = pillow.resize(pixels, (height, width), "bicubic")[0].permute(1, 2, 0)
     assert np.array_equal(ours.numpy().astype(np.uint8), expected)
 
