@@ -46,8 +46,8 @@ class Question(Section):
     high: float = 10.0
     """The number that scores 1."""
     pattern: str = ""
-    """Regular expression of the place of the number in an answer, where its group begins, if it has one; empty: the answer
-    is the number alone, and is asked for as JSON where the endpoint can. All that match must be the same number.
+    """Regular expression of the place of the number in an answer, where its group begins, if it has one; empty: the
+    answer is the number alone, and is asked for as JSON where the endpoint can. All matches must be the same number.
     """
     max_tokens: Positive = 16
     """Limit of an answer; reasoning takes hundreds. An answer that was cut has no score."""

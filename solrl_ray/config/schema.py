@@ -78,8 +78,10 @@ class QuantizationScope(Section):
 
 
 class SigmaSchedule(Section):
-    kind: Literal["linear", "shift", "flux"]
-    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift."""
+    kind: Literal["linear", "shift", "flux", "flux2"]
+    """``linear``: 1 → 0 in equal steps. ``shift``: SD3's double-shifted grid. ``flux``: exponential shift by mu.
+    ``flux2``: the same with the mu of FLUX.2, which also depends on the number of steps.
+    """
     shift: float = 3.0
     """Constant of ``shift``."""
     base_shift: float = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from solrl_ray.config.schema import Model
+from solrl_ray.config.schema import Config, Model, SigmaSchedule
 
 ARGUMENTS: dict[str, Callable[[Model], dict[str, Any]]] = {
     "flux": lambda model: {"guidance_scale": model.guidance},
@@ -31,3 +31,25 @@ def stock_call(model: Model, steps: int) -> dict[str, Any]:
         "max_sequence_length": model.max_sequence_length,
         **ARGUMENTS[model.family](model),
     }
+
+
+def drawing(config: Config) -> dict[str, Any]:
+    """How a run's evaluations draw their pictures, for the lines of ``call.txt``: solver, noise levels and the call."""
+    steps, schedule = config.evaluation.steps, config.model.schedule
+    grid = {"sigmas": f"[1 - i / {steps} for i in range({steps})]"} if schedule.kind == "linear" else {}
+    return {
+        "call": stock_call(config.model, steps) | grid,
+        "scheduler": _scheduler(schedule),
+        "solver": config.rollout.solver,
+    }
+
+
+def _scheduler(schedule: SigmaSchedule) -> dict[str, Any]:
+    """Arguments of `FlowMatchEulerDiscreteScheduler`. Pipelines compute mu from them; FLUX.2's has its own rule."""
+    if schedule.kind in ("linear", "shift"):
+        return {"shift": schedule.shift if schedule.kind == "shift" else 1.0}
+    dynamic: dict[str, Any] = {"use_dynamic_shifting": True}
+    if schedule.kind == "flux":
+        dynamic |= {"base_shift": schedule.base_shift, "max_shift": schedule.max_shift}
+        dynamic |= {"base_image_seq_len": schedule.base_tokens, "max_image_seq_len": schedule.max_tokens}
+    return dynamic | ({"shift_terminal": schedule.terminal} if schedule.terminal else {})

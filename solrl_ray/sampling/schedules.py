@@ -16,14 +16,14 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
     """The grid of `steps` solver steps: float64 [steps + 1], falling from 1 to exactly 0.
 
     Args:
-        image_tokens: image tokens of the transformer; the ``flux`` shift grows with it.
+        image_tokens: image tokens of the transformer; the shifts of ``flux`` and ``flux2`` depend on it.
 
     Raises:
         ValueError: `steps` is below 1.
 
     Sources: `FlowMatchEulerDiscreteScheduler` of diffusers, with its static shift (SD3, arXiv 2403.03206), its dynamic
-    exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); Sol-RL (arXiv 2604.06916) runs
-    SANA on the plain linear grid.
+    exponential shift (FLUX), and that one stretched to `shift_terminal` (Qwen-Image); `compute_empirical_mu` of
+    diffusers' FLUX.2 pipelines; Sol-RL (arXiv 2604.06916) runs SANA on the plain linear grid.
     """
     if steps < 1:
         raise ValueError(f"a sigma grid needs at least one step, got {steps}")
@@ -34,13 +34,21 @@ def sigmas(schedule: SigmaSchedule, steps: int, image_tokens: int) -> torch.Tens
         # result again; published models are sampled that way.
         smallest = _shift(torch.tensor(1.0 / _TRAINING_STEPS, dtype=torch.float64), schedule.shift)
         grid = _shift(_linspace(1.0, smallest.item(), steps), schedule.shift)
-    else:  # the log of the shift is linear in the number of image tokens
-        slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
-        mu = schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
-        grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(mu))
+    else:
+        grid = _shift(_linspace(1.0, 1.0 / steps, steps), math.exp(_mu(schedule, steps, image_tokens)))
         if schedule.terminal is not None and steps > 1:  # a single step is 1, with nothing to stretch
             grid = 1.0 - (1.0 - grid) * ((1.0 - schedule.terminal) / (1.0 - grid[-1]))
     return torch.cat([grid, grid.new_zeros(1)])
+
+
+def _mu(schedule: SigmaSchedule, steps: int, image_tokens: int) -> float:
+    """The log of the shift, linear in the number of image tokens; ``flux2``: between its lines for 10 and 200 steps."""
+    if schedule.kind == "flux":
+        slope = (schedule.max_shift - schedule.base_shift) / (schedule.max_tokens - schedule.base_tokens)
+        return schedule.base_shift + slope * (image_tokens - schedule.base_tokens)
+    at_200 = 0.00016927 * image_tokens + 0.45666666
+    at_10 = 8.73809524e-05 * image_tokens + 1.89833333
+    return at_200 if image_tokens > 4300 else at_200 + (at_200 - at_10) / 190 * (steps - 200)
 
 
 def _shift(sigma: torch.Tensor, shift: float) -> torch.Tensor:

@@ -216,12 +216,13 @@ def test_in_flux2_klein_all_blocks_leaves_modulation_timestep_and_embedders_alon
     assert set(own) == set(tiers)  # every linear of a block is wide enough for the model's own scope
 
 
-@pytest.mark.parametrize("tokens", [256, 1024, 4096])
-def test_the_grid_of_flux2_klein_is_the_stock_pipelines_at_ten_steps(tokens: int) -> None:
-    u = torch.linspace(1.0, 0.1, 10, dtype=torch.float64)
-    mu = torch.tensor(compute_empirical_mu(tokens, 10), dtype=torch.float64).exp()
+@pytest.mark.parametrize("steps", [6, 10, 28, 50])
+@pytest.mark.parametrize("tokens", [256, 1024, 4096, 4300, 4301, 9216])
+def test_the_grid_of_flux2_klein_is_the_stock_pipelines(tokens: int, steps: int) -> None:
+    u = torch.linspace(1.0, 1 / steps, steps, dtype=torch.float64)
+    mu = torch.tensor(compute_empirical_mu(tokens, steps), dtype=torch.float64).exp()
     expected = mu / (mu + 1 / u - 1)
-    grid = sigmas(configuration("flux2_klein_base_4b").model.schedule, 10, tokens)
+    grid = sigmas(configuration("flux2_klein_base_4b").model.schedule, steps, tokens)
     torch.testing.assert_close(grid[:-1], expected, atol=1e-8, rtol=0)
 
 

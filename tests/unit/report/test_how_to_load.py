@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
-from solrl_ray.config.schema import Model
-from solrl_ray.models.stock_call import ARGUMENTS, stock_call
+from solrl_ray.config.schema import Config, Model, SigmaSchedule
+from solrl_ray.models.stock_call import ARGUMENTS, drawing
+from solrl_ray.records import PromptEmbedding
+from solrl_ray.report import page
 from solrl_ray.report.rendering import rendered
+from solrl_ray.sampling.schedules import sigmas
+from solrl_ray.sampling.solvers import integrate
+from solrl_ray.validation.stock import _as_given
+from tests.support import families, made_runs
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 CALLS: dict[str, dict[str, Any]] = {
@@ -32,11 +44,29 @@ CALLS: dict[str, dict[str, Any]] = {
 """Shipped model → some of the arguments, by its pipeline's documentation: no classifier-free guidance."""
 
 
+def config_of(name: str) -> Config:
+    return load((CONFIGS / "demo.yaml", CONFIGS / "models" / f"{name}.yaml"), ("evaluation.steps=12",))
+
+
 def model_of(name: str) -> Model:
-    return load((CONFIGS / "demo.yaml", CONFIGS / "models" / f"{name}.yaml"), ()).model
+    return config_of(name).model
 
 
-def given(model: Model) -> dict[str, Any]:
+class Pipe:
+    """A pipeline that begins at given noise, and whose picture stays where it is."""
+
+    def __init__(self, pipeline: Callable[..., Any], **given: Any) -> None:
+        self.__dict__.update(pipeline=pipeline, given=given, drawn=None)  # not by `__setattr__`
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.pipeline, name, value)
+
+    def __call__(self, **arguments: Any) -> Any:
+        self.__dict__["drawn"] = self.pipeline(**arguments, **self.given).images
+        return SimpleNamespace(images=[SimpleNamespace(save=lambda path: None)])
+
+
+def given(config: Config) -> dict[str, Any]:
     """What the shown lines pass to the pipeline."""
     passed: dict[str, Any] = {}
 
@@ -47,7 +77,7 @@ def given(model: Model) -> dict[str, Any]:
         passed.update(arguments)
         return Pictures()
 
-    exec(rendered("call.txt", call=stock_call(model, 10)), {"pipe": pipe})
+    exec(rendered("call.txt", **drawing(config)), {"pipe": pipe})
     return passed
 
 
@@ -58,14 +88,70 @@ def test_every_family_has_a_call() -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_the_shown_call_has_size_steps_and_the_familys_arguments(name: str) -> None:
     model = model_of(name)
-    passed = given(model)
+    passed = given(config_of(name))
     assert passed.items() >= CALLS[name].items()
-    assert (passed["prompt"], passed["num_inference_steps"]) == ("a prompt", 10)
+    assert (passed["prompt"], passed["num_inference_steps"]) == ("a prompt", 12)
     assert (passed["height"], passed["width"]) == (model.resolution, model.resolution)
     assert passed["max_sequence_length"] == model.max_sequence_length
     assert passed.keys() <= inspect.signature(models.family(model).PIPELINE.__call__).parameters.keys()
 
 
 def test_flux_is_given_the_value_of_its_guidance_embedding() -> None:
-    model = model_of("flux1_dev")
-    assert given(model.model_copy(update={"guidance": 2.5}))["guidance_scale"] == 2.5
+    config = config_of("flux1_dev")
+    changed = config.model_copy(update={"model": config.model.model_copy(update={"guidance": 2.5})})
+    assert given(changed)["guidance_scale"] == 2.5
+
+
+SHIPPED = {
+    "flux": "flux1_dev",
+    "flux2_klein": "flux2_klein_base_4b",
+    "qwen_image": "qwen_image",
+    "sana": "sana_1600m",
+    "sd3": "sd35_large",
+    "z_image": "z_image",
+}
+
+
+def drawn_by_run(config: Config, noise: Tensor) -> Tensor:
+    """The picture of an evaluation, by our own model, grid and solver."""
+    model = models.load(config.model, "cpu")
+    embedding = PromptEmbedding(prompt_id="p", tensors=model.encode(["a prompt"])[0], digest="d")
+    batch = model.batch_embeddings([embedding])
+    grid = sigmas(config.model.schedule, config.evaluation.steps, model.image_tokens)
+    with torch.no_grad():
+        return model.decode(integrate(lambda x, s: model.velocity(x, s, batch), noise, grid, config.rollout.solver))
+
+
+@pytest.mark.parametrize("solver", ["euler", "dpm2"])
+@pytest.mark.parametrize("family", SHIPPED)
+def test_the_shown_lines_draw_the_runs_own_picture(family: str, solver: str, tmp_path: Path) -> None:
+    checkpoint = families.BUILDERS[family](tmp_path / "pipeline")
+    shipped = load((CONFIGS / "demo.yaml", CONFIGS / "models" / f"{SHIPPED[family]}.yaml"), ("evaluation.steps=5",))
+    model = families.model_config(family, checkpoint, schedule=shipped.model.schedule)
+    config = shipped.model_copy(
+        update={"model": model, "rollout": shipped.rollout.model_copy(update={"solver": solver})}
+    )
+    bare = models.load(model, "cpu", components=())
+    noise = torch.randn(1, *bare.latent_shape, generator=torch.Generator().manual_seed(0))
+    pipeline = DiffusionPipeline.from_pretrained(checkpoint)
+    pipeline.set_progress_bar_config(disable=True)
+    before = pipeline.scheduler
+    pipe = Pipe(pipeline, latents=_as_given(family, noise.clone(), bare), output_type="pt")
+    exec(rendered("call.txt", **drawing(config)), {"pipe": pipe})
+    assert pipeline.scheduler is not before
+    torch.testing.assert_close(pipe.drawn, drawn_by_run(config, noise), atol=2e-5, rtol=0)
+
+
+def test_report_and_card_show_the_same_lines_with_the_steps_of_the_evaluations(tmp_path: Path) -> None:
+    config = made_runs.config()
+    lines = rendered("call.txt", **drawing(config)).splitlines()
+    assert f"    num_inference_steps={config.evaluation.steps}," in lines
+    run = made_runs.write_run(tmp_path / "run")
+    assert page._values(page.read_run(run)).items() >= drawing(config).items()
+
+
+def test_a_schedule_of_ones_own_is_in_the_lines() -> None:
+    config = config_of("sd35_large")
+    own = config.model.model_copy(update={"schedule": SigmaSchedule(kind="shift", shift=4.5)})
+    text = rendered("call.txt", **drawing(config.model_copy(update={"model": own})))
+    assert re.search(r"^pipe\.scheduler = Solver\(shift=4\.5\)$", text, re.MULTILINE)
