@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from solrl_ray.common.files import located, replace_file
+from solrl_ray.common.files import located, read_json, replace_file
 from solrl_ray.errors import UserError
 from solrl_ray.prompts.prompt_set import checked_text, json_object, prompt_id, utf8_text
 
@@ -203,10 +203,10 @@ def _read(path: Path, column: str) -> _Lines:
         case ".jsonl":
             return _column(((place, json_object(line, place)) for place, line in lines if line.strip()), column)
         case ".json":
-            return _json(text, str(path), column)
+            return _column(_entries(path), column)
         case ".tsv":
-            return _column(_named(_tabbed(lines), f"{path}", "\t"), column)
-    return _column(_named(_commas(text, path), f"{path}", ","), column)
+            return _column(_named(_tabbed(lines), str(path), "\t"), column)
+    return _column(_named(_commas(text, path), str(path), ","), column)
 
 
 Row = tuple[str, dict[str, Any]]
@@ -217,19 +217,13 @@ def _rows(table: Iterable[dict[str, Any]], source: str) -> Iterator[Row]:
     return ((f"{source}, row {number}", row) for number, row in enumerate(table, 1))
 
 
-def _json(text: str, source: str, column: str) -> _Lines:
-    """A list of prompts, or of objects."""
-    try:
-        entries = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} is not JSON: {error}") from error
-    wanted = dict if isinstance(entries, list) and entries and isinstance(entries[0], dict) else str
-    if not isinstance(entries, list) or (bad := [n for n, x in enumerate(entries, 1) if not isinstance(x, wanted)]):
-        place = f", entry {bad[0]}, holds {entries[bad[0] - 1]!r:.80}" if isinstance(entries, list) else " is no list"
-        raise UserError(f"{source}{place}; right is a list of prompts, or of objects with a prompt each.")
-    if wanted is dict:
-        return _column(((f"{source}, entry {n}", entry) for n, entry in enumerate(entries, 1)), column)
-    return _Lines([checked_text(entry, f"{source}, entry {n}").strip() for n, entry in enumerate(entries, 1)])
+def _entries(path: Path) -> Iterator[Row]:
+    """Of a JSON file: a list of objects, or of prompts, whose column is then ``text``."""
+    entries = read_json(path)
+    if not isinstance(entries, list):
+        raise UserError(f"{path} is no list; right is a list of prompts, or of objects with a prompt each.")
+    objects = (entry if isinstance(entry, dict) else {"text": entry} for entry in entries)
+    return ((f"{path}, entry {number}", entry) for number, entry in enumerate(objects, 1))
 
 
 def _commas(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:

@@ -164,7 +164,7 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
             {},
             r"line 3, column 'text', has half of a surrogate pair",
         ),
-        ("p.json", '["a", 3]', {}, r"p\.json, entry 2, holds 3; right is a list of prompts"),
+        ("p.json", '["a", 3]', {}, r"p\.json, entry 2, column 'text', holds 3; it must hold a prompt"),
         ("p.json", '{"a": 3}', {}, r"p\.json is no list; right is a list of prompts"),
         ("p.json", "[" * 100_000, {}, r"p\.json is not JSON"),
         ("p.csv", "text,Text,text\na,b,c\n", {}, r"has two columns 'text'"),
