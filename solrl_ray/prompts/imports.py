@@ -275,9 +275,9 @@ def _column(rows: Iterable[Row], column: str) -> _Lines:
             wanted = column or next((lower[known] for known in COLUMNS if known in lower), "")
             if not wanted or wanted not in row:
                 asked = f"no column {column!r}" if column else f"none of the columns {', '.join(COLUMNS)}"
-                raise UserError(f"{place}, has {asked}; it has {', '.join(row)}: name one with --column.")
+                raise UserError(f"{place} has {asked}; it has {', '.join(row)}: name one with --column.")
         if wanted not in row:
-            raise UserError(f"{place}, has no {wanted!r}, which the first one has; it has {', '.join(row)}.")
+            raise UserError(f"{place} has no {wanted!r}, which the first one has; it has {', '.join(row)}.")
         texts.append(
             checked_text(row[wanted] if row[wanted] is not None else "", f"{place}, column {wanted!r}").strip()
         )

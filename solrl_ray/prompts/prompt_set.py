@@ -110,9 +110,9 @@ def utf8_text(file: Path, said: str) -> str:
 def checked_text(value: Any, place: str) -> str:
     """`value`, if it is text. Raises a UserError that begins with `place` if not."""
     if not isinstance(value, str):
-        raise UserError(f"{place}, holds {value!r:.80}; it must hold a prompt as text.")
+        raise UserError(f"{place} holds {value!r:.80}; it must hold a prompt as text.")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{place}, has half of a surrogate pair, which is no character; write the whole pair.")
+        raise UserError(f"{place} has half of a surrogate pair, which is no character; write the whole pair.")
     return value
 
 

@@ -127,7 +127,7 @@ def test_a_data_set_is_read_by_its_splits_and_its_errors_are_sentences(monkeypat
     with pytest.raises(UserError, match=r"^owner/other cannot be loaded: ConnectionError: no owner/other$"):
         import_prompts("owner/other")
     monkeypatch.setitem(sys.modules, "datasets", Hub(train=[{"text": "a cat"}, {"text": 7}]))
-    with pytest.raises(UserError, match=r"^hf://datasets/owner/na.me, train, row 2, column 'text', holds 7; it must"):
+    with pytest.raises(UserError, match=r"^hf://datasets/owner/na.me, train, row 2, column 'text' holds 7; it must"):
         import_prompts("hf://datasets/owner/na.me")
 
 
@@ -157,20 +157,20 @@ def test_a_file_of_held_out_prompts_is_taken_out_of_the_training_ones(tmp_path: 
     [
         ("p.csv", "name,size\nx,1\n", {}, "has none of the columns text, prompt, prompts, caption; it has name, size"),
         ("p.csv", "text\nx\n", {"column": "title"}, "has no column 'title'; it has text: name one with --column"),
-        ("p.jsonl", '{"text": 3}\n', {}, r"p\.jsonl, line 1, column 'text', holds 3; it must hold a prompt"),
+        ("p.jsonl", '{"text": 3}\n', {}, r"p\.jsonl, line 1, column 'text' holds 3; it must hold a prompt"),
         (
             "p.jsonl",
             '{"text": "a"}\n\n{"text": "\\ud83d"}\n',
             {},
-            r"line 3, column 'text', has half of a surrogate pair",
+            r"line 3, column 'text' has half of a surrogate pair",
         ),
-        ("p.json", '["a", 3]', {}, r"p\.json, entry 2, column 'text', holds 3; it must hold a prompt"),
+        ("p.json", '["a", 3]', {}, r"p\.json, entry 2, column 'text' holds 3; it must hold a prompt"),
         ("p.json", '{"a": 3}', {}, r"p\.json is no list; right is a list of prompts"),
         ("p.json", "[" * 100_000, {}, r"p\.json is not JSON"),
         ("p.csv", "text,Text,text\na,b,c\n", {}, r"has two columns 'text'"),
         ("p.jsonl", "[1]\n", {}, "line 1 is not a JSON object"),
         ("p.jsonl", "{\n", {}, "line 1 is not JSON"),
-        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "line 2, has no 'text', which the first one has; it has txt"),
+        ("p.jsonl", '{"text": "a"}\n{"txt": "b"}\n', {}, "line 2 has no 'text', which the first one has; it has txt"),
         ("p.csv", 'text\na cat\n"a dog\na cow\n', {}, r"p\.csv, line 3: unexpected end of data; a field with a quote"),
         ("p.csv", 'text\n"a" dog\n', {}, r"p\.csv, line 2: .*expected after.*; a field with a quote"),
         ("p.txt", "a\nb\n", {"heldout": "no.txt"}, "--heldout is 'no.txt'; it must be a number of prompts, or a file"),
