@@ -157,7 +157,10 @@ def _of_cudnn(name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
 
 _SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "the default device": (torch.get_default_device, torch.set_default_device),
+    "the default device": (  # None: without the mode that even "cpu" puts around every call
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
     "the number of threads": (torch.get_num_threads, torch.set_num_threads),
     "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
     "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),

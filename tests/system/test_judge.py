@@ -32,7 +32,7 @@ def test_a_judge_scores_a_run_which_says_that_it_is_not_reproducible(
         return "I cannot say." if mood % 50 == 7 else f"{5 + asked.picture[..., 0].mean() / 256 + mood % 10 / 10:.2f}"
 
     with serving(moody) as server:
-        judge = f"{{url: '{server.url}', model: eyes, question: {{text: 'How red?'}}}}"
+        judge = f"{{url: '{server.url}', model: eyes, question: {{text: 'How red, from 0 to 10?'}}}}"
         rewards = f"rewards=[{{kind: judge, judge: {judge}}}]"
         config = small_config(tmp_path, "judged", "run.iterations=2", rewards, *previews)
         launch.train(config, live=False)
