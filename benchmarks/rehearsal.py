@@ -50,6 +50,7 @@ from many_gpus import STOP_SECONDS, Watch, gpus
 
 from solrl_ray import models
 from solrl_ray.config.loading import load
+from solrl_ray.config.pools import encoding_batch
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import UserError
 from solrl_ray.models.stock_call import stock_call
@@ -283,9 +284,9 @@ def encode(arguments: argparse.Namespace) -> dict[str, Any]:
     config = configuration(arguments, "encode")
     texts = [prompt.text for prompt in read_prompts(config.prompts.train)]
     watch, device = Stopwatch(), "cuda" if gpus() else "cpu"
-    batch = [size for size in (getattr(config.fleet, "encoding_batch", None),) if size]
+    batch = encoding_batch(config.fleet)
     model = watch("text encoders to the card", lambda: models.load(config.model, device, components={"text"}))
-    watch("digest of text encoders", lambda: model.text_identity(*batch))
+    watch("digest of text encoders", lambda: model.text_identity(batch))
     ends = time.perf_counter() + 0.8 * arguments.seconds
     found: dict[str, Any] = {}
     for count in COUNTS[:1] if arguments.tiny else COUNTS:
@@ -298,12 +299,12 @@ def encode(arguments: argparse.Namespace) -> dict[str, Any]:
     return found | watch.measured() | {"batch": batch, "pinned_calibration_gb": calibration()}
 
 
-def encoded(model: models.DiffusionModel, texts: Sequence[str], batch: Sequence[int], ends: float) -> int:
+def encoded(model: models.DiffusionModel, texts: Sequence[str], batch: int, ends: float) -> int:
     """How many were encoded until then."""
     for first in range(0, len(texts), TOGETHER):
         if time.perf_counter() > ends:
             return first
-        model.encode(texts[first : first + TOGETHER], *batch)
+        model.encode(texts[first : first + TOGETHER], batch)
     return len(texts)
 
 

@@ -102,6 +102,13 @@ class Fleet:
         self._telemetry.message(waits)
         return f"{said}\n{waits}"
 
+    def prepare(self) -> None:
+        """Have explorers on cards make ready for a revision that will be published, without waiting."""
+        for pool in self.explorers.values():
+            for worker in pool.workers.values():
+                if worker.process.name and worker.proved:
+                    self._world.send(worker.actor, "prepare")
+
     async def publish(self, role: str, publication: Publication, probe: Any) -> None:
         """Have all workers of a role load a revision; each gets units again only after its receipt.
 

@@ -70,6 +70,7 @@ class PolicyPublisher:
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
+        self._fleet.prepare()
         publication = await self._world.blocking(
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )

@@ -112,6 +112,11 @@ class Explorer(SamplingWorker):
                 self._pack = wait.get(reference, what=what, seconds=seconds)
         self._waits_for = ()
 
+    def prepare(self) -> None:
+        """A revision will come: on a card, make what does not depend on it."""
+        if self._shared is not None:
+            self._shared.prepare()
+
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         """Score a unit's candidates with exactly its revision; twice if the unit is pruned."""
         result, previewed = self._scored(self._sampler.preview, unit, prompt, embedding)

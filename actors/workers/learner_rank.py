@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections import defaultdict
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,7 +40,8 @@ class LearnerRank(Callee):
         self._config = config
         self._rank = rank
         self._learner: Learner | None = None
-        self._bringing: Future[Any] | None = None
+        self._storing: Future[Any] | None = None
+        self._buffers: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         self._shared: SharedModel | None = None
         """The model of the card whose role this is; None: it has a process and a model of its own."""
 
@@ -149,21 +151,21 @@ class LearnerRank(Callee):
         return fetched, {embedding.prompt_id: embedding for embedding in found}
 
     def update(self, iteration: int) -> UpdateMetrics:
-        """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread brings
-        the state after it to the object store.
+        """Make the update of the iteration that was fed, and free its samples; collective. On rank 0 a thread puts the
+        state after it into the object store.
         """
         metrics = self._awake.finish(iteration)
-        bring = self._joined.snapshot()
+        state = self._joined.state(self._buffers)
         if self._rank == 0:
-            self._bringing = in_thread(lambda: self._put(bring()), "bringing the learner's state to the host")
+            self._storing = in_thread(lambda: self._put(state), "storing the learner's state")
         return metrics
 
     def state(self) -> Any:
         """A reference of the whole state after the last update, from rank 0."""
-        if self._bringing is None:
+        if self._storing is None:
             return None
-        bringing, self._bringing = self._bringing, None
-        return bringing.result(self._config.fleet.deadlines.update)
+        storing, self._storing = self._storing, None
+        return storing.result(self._config.fleet.deadlines.update)
 
     def _put(self, state: LearnerState) -> Any:
         return ray.put(state)

@@ -79,29 +79,21 @@ def _rebuild(kind: type[Portable], values: dict[str, Any]) -> Any:
     return kind(**{name: _decode(value, read_only=kind._READ_ONLY) for name, value in values.items()})
 
 
-def to_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are."""
-    return on_its_way(tensors)()
+def to_host(
+    tensors: Mapping[str, torch.Tensor], into: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of one type; from a GPU in one copy, as views of one buffer. CPU tensors are returned as they are.
 
-
-def on_its_way(tensors: Mapping[str, torch.Tensor]) -> Callable[[], dict[str, torch.Tensor]]:
-    """`to_host` in two steps: a copy on the GPU now, and what brings it to the host, from any thread, while the GPU
-    computes other things.
+    Args:
+        into: keeps the buffer, under its only key; a later call with the same sizes overwrites it. New memory takes
+            several times as long, because its pages do not exist yet.
     """
     import torch
 
     if not any(tensor.is_cuda for tensor in tensors.values()):
-        found = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        return lambda: found
+        return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    made = torch.cuda.Event()
-    made.record()
-
-    def bring() -> dict[str, torch.Tensor]:
-        with torch.cuda.stream(torch.cuda.Stream(flat.device)):
-            made.wait()
-            parts = flat.cpu().split([shape.numel() for shape in shapes.values()])
-        return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
-
-    return bring
+    kept = {} if into is None else into
+    host = kept.setdefault("buffer", torch.empty(flat.shape, dtype=flat.dtype))
+    parts = host.copy_(flat).split([tensor.numel() for tensor in tensors.values()])
+    return {name: part.view(tensor.shape) for part, (name, tensor) in zip(parts, tensors.items(), strict=True)}

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ import torch.distributed
 from numpy.typing import NDArray
 
 from solrl_ray import objectives
-from solrl_ray.common.tensor_serialization import on_its_way, to_host
+from solrl_ray.common.tensor_serialization import to_host
 from solrl_ray.config.checks import needs_trajectory
 from solrl_ray.config.objectives import AwmConfig
 from solrl_ray.config.samplers import Ode
@@ -344,20 +345,18 @@ class Learner:
             found = adapters.factors(self._model.transformer, name)
         return to_host(found) if on_host else found
 
-    def state(self) -> LearnerState:
-        """Everything the next update depends on. Collective."""
-        return self.snapshot()()
+    def state(self, buffers: defaultdict[str, dict[str, torch.Tensor]] | None = None) -> LearnerState:
+        """Everything the next update depends on. Collective: moments are gathered from all ranks.
 
-    def snapshot(self) -> Callable[[], LearnerState]:
-        """The present state, as what brings it to the host from any thread. Collective: moments are gathered from all
-        ranks.
+        Args:
+            buffers: host memory that is used again in the next call, so that this state is valid until then.
         """
-        moments, updates, steps = self._engine.moments(), self._updates, self._steps
+        moments = self._engine.moments()
         names: list[Any] = ["default", "old", "ema", *(["anchor"] if self._anchored else [])]
         parts = {name: self.factors(name, on_host=False) for name in names}
         parts |= {key: dict(zip(self._parameters, moments[key], strict=True)) for key in MOMENTS}
-        copies = {name: on_its_way(part) for name, part in parts.items()}
-        return lambda: LearnerState(updates=updates, steps=steps, **{name: bring() for name, bring in copies.items()})
+        on_host = {name: to_host(part, None if buffers is None else buffers[name]) for name, part in parts.items()}
+        return LearnerState(updates=self._updates, steps=self._steps, **on_host)
 
     def load(self, state: LearnerState) -> None:
         """Continue from `state`, whatever world size or ZeRO stage it was made at.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,14 @@ def fingerprint(part: Any) -> str:
         return digest.hexdigest()
     settings = {name: value for name, value in part.config.to_dict().items() if not name.startswith("_")}
     digest.update(json.dumps(settings, sort_keys=True, default=str).encode())
-    for name, weight in sorted(part.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
+    with ThreadPoolExecutor() as threads:  # hashing releases Python's lock
+        for each in threads.map(_weight_digest, sorted(part.state_dict().items())):
+            digest.update(each)
     return digest.hexdigest()
+
+
+def _weight_digest(named: tuple[str, torch.Tensor]) -> bytes:
+    name, weight = named
+    digest = hashlib.sha256(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+    digest.update(weight.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()

@@ -127,6 +127,11 @@ class SharedModel:
             attention.use(kernels)
             compilation.prepare(self._config.compile)
 
+    def prepare(self) -> None:
+        """Have the explorer's quantised layers that do not depend on the revision that will be applied to it."""
+        if self._explored is not None and not self._explored.offload:
+            self._explored.make(touched=False)
+
     def apply(self, receiver: Receiver, payload: Payload) -> tuple[int, str]:
         """`Receiver.apply` for the receiver of one of the roles."""
         if receiver is self._merged:
@@ -134,7 +139,9 @@ class SharedModel:
             return receiver.apply(payload)
         assert self._explored is not None
         self._explored.make(touched=False)
-        return receiver.apply(payload)
+        applied = receiver.apply(payload)
+        self._explored.complete = True
+        return applied
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -176,7 +183,8 @@ class _QuantizedCopy:
             path: frozen_amax(weight) if layers[path].format == "nvfp4" else None
             for path, weight in (self._sources | touched).items()
         }
-        self._there = True
+        self._there = self.complete = True
+        """Whether the layers are there; and those that LoRA touches among them."""
         self._host: dict[str, tuple[Tensor, Stamp]] = {}
         """Copies of offloaded sources, made once."""
         for path in self._sources if offload else ():
@@ -185,16 +193,17 @@ class _QuantizedCopy:
     @torch.no_grad()
     def make(self, *, touched: bool = True) -> None:
         """Have the layers; without `touched`, those that LoRA touches are left to a revision that follows."""
-        if self._there:
-            return
-        self._there = True
-        for path, weight in self._sources.items():
-            self._load(path, weight)
-            if self.offload:
-                self._send_away(path)
-        if touched and not self._receiver.reapply():
-            for path, weight in self._touched.items():
+        if not self._there:
+            self._there, self.complete = True, False
+            for path, weight in self._sources.items():
                 self._load(path, weight)
+                if self.offload:
+                    self._send_away(path)
+        if touched and not self.complete:
+            self.complete = True
+            if not self._receiver.reapply():
+                for path, weight in self._touched.items():
+                    self._load(path, weight)
 
     def _load(self, path: str, weight: Tensor) -> None:
         layer = self._layers[path]

@@ -134,6 +134,8 @@ class Worker:
 class Explorer(Worker):
     role = "explorer"
 
+    def prepare(self) -> None: ...
+
     def explore(self, unit: WorkUnit, prompt: Prompt, embedding: PromptEmbedding) -> UnitResult:
         result = self._result(unit)
         if unit.prune is None:
