@@ -29,6 +29,7 @@ from solrl_ray.config.strategies import is_one_stage
 from solrl_ray.errors import RunError
 from solrl_ray.learning.state import LearnerState
 from solrl_ray.metrics.records import IterationMetrics, Progress
+from solrl_ray.policy.digest import lora_digest
 from solrl_ray.scheduling.iteration_state import IterationSummary
 from solrl_ray.scheduling.staleness import staleness_of
 
@@ -166,24 +167,22 @@ class Controller:
         """Make revision `updates`; returns the state that it is of. Explorers get it as soon as staleness allows,
         regenerators when their iteration begins.
 
-        The state arrives meanwhile. If ranks are lost before, the update is repeated, on a GPU perhaps with other bits:
-        then the revision is made again. No answer of an explorer counts before.
-
         Args:
             record: of the iteration that made it; its digest is that of the state.
         """
         parts = self._parts
         parts.telemetry.state(f"publishing revision {updates}", stage="publish")
         self._clock.publish()
-        while True:
-            await parts.publisher.make(updates, parts.fallback_level(updates + self._staleness, record))
-            if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
-                await parts.publisher.to_explorers()
-            state = await parts.learners.state()
-            digests = await parts.on_disk(state.digests, "taking the digests of the learners' state")
-            if digests["old"] == await parts.publisher.newest.digest:
-                break
-        parts.telemetry.iteration(replace(record, lora_digest=digests["default"]))
+        level = parts.fallback_level(updates + self._staleness, record)
+        await parts.publisher.make(updates, level)
+        rebuilt = parts.learners.rebuilt
+        state = await parts.learners.state()
+        if parts.learners.rebuilt != rebuilt:  # the update was repeated, on a GPU perhaps with other bits
+            await parts.publisher.make(updates, level)
+        if not staleness_of(updates, self._staleness) and updates < self._last:  # no exploring follows the last one
+            await parts.publisher.to_explorers()
+        digest = await parts.on_disk(lambda: lora_digest(state.default), "taking the digest of the trained policy")
+        parts.telemetry.iteration(replace(record, lora_digest=digest))
         parts.rollouts[updates - 1].learned()
         return state
 

@@ -75,7 +75,8 @@ class LearnerGroup:
         """The tier of the explorers that the next revision is for."""
         self.packs = True
         """Whether revisions need packed weights."""
-        self._rebuilt = 0
+        self.rebuilt = 0
+        """How often the group was rebuilt."""
         self._nodes: frozenset[str] = frozenset()
         """Ids of the ranks' nodes."""
         self._inputs: UpdateInputs | None = None
@@ -209,15 +210,18 @@ class LearnerGroup:
 
     # Called for publishing
 
-    async def revision(self, policy: Policy, parent: Revision | None = None) -> Revision:
+    async def revision(
+        self, policy: Policy, parent: Revision | None = None, asked: Callable[[], None] = lambda: None
+    ) -> Revision:
         """The present policy, ready to be published; the ranks share the work.
 
         Args:
             parent: the revision before, if its unchanged parts need not come here.
+            asked: called when the ranks have been asked: what it sends to their cards is done next.
         """
         seconds = self._config.fleet.deadlines.publish
         number = None if parent is None else parent.manifest.revision
-        shards = await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds)
+        shards = await self._all("shard", policy, self.tier, number, self.packs, seconds=seconds, asked=asked)
         what, lora = "putting the revision together", self._config.model.lora
         return await self._world.blocking(lambda: assemble(shards, lora, parent), what, seconds)
 
@@ -297,7 +301,7 @@ class LearnerGroup:
         for rank in self._ranks:
             process = self._world.process(rank)
             (self._world.dismiss if process.name and not process.lost else self._world.kill)(rank)
-        self._rebuilt += 1
+        self.rebuilt += 1
         self._offers, self._warm = [], False
         self._ranks = self._spawn_all()
 
@@ -323,19 +327,24 @@ class LearnerGroup:
         return f"{ranks} learner ranks ({each} each, fleet.learners.placement {learners.placement})"
 
     def _spawn_all(self) -> list[Any]:
-        return [self._world.learner(rank, self._rebuilt) for rank in range(self._config.learner.world_size)]
+        return [self._world.learner(rank, self.rebuilt) for rank in range(self._config.learner.world_size)]
 
-    async def _all(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+    async def _all(
+        self, method: str, *arguments: Any, seconds: float, asked: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         """As `_ask`, for a group that is rebuilt if it is lost."""
         async with self._turn:
             while True:
                 try:
-                    return await self._ask(method, *arguments, seconds=seconds)
+                    return await self._ask(method, *arguments, seconds=seconds, asked=asked)
                 except WorkerGone as error:
                     await self._rebuild(error)
 
-    async def _ask(self, method: str, *arguments: Any, seconds: float) -> list[Any]:
+    async def _ask(
+        self, method: str, *arguments: Any, seconds: float, asked: Callable[[], None] = lambda: None
+    ) -> list[Any]:
         calls = [self._world.send(rank, method, *arguments) for rank in self._ranks]
+        asked()
         return await all_answers(self._world, calls, what=f"{method} of the learner group", seconds=seconds)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -66,11 +66,10 @@ class PolicyPublisher:
     async def make(self, updates: int, fallback_level: int) -> None:
         """Revision `updates`, packed for the explorers of a fallback level."""
         self._learners.tier = pool_sampling(self._fallback.config(fallback_level)).tier
-        revision = await self._merged("old", self._publications.parent(updates))
+        revision = await self._merged("old", self._publications.parent(updates), asked=self._fleet.prepare)
         if revision.manifest.revision != updates:
             raise RunError(f"the learners hold {revision.name}, not revision {updates}; resume the run")
 
-        self._fleet.prepare()
         publication = await self._world.blocking(
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
@@ -118,9 +117,11 @@ class PolicyPublisher:
             lambda: self._publications.publish(revision), f"packing {revision.name}", self._seconds
         )
 
-    async def _merged(self, policy: Policy, parent: Revision | None = None) -> Revision:
+    async def _merged(
+        self, policy: Policy, parent: Revision | None = None, asked: Callable[[], None] = lambda: None
+    ) -> Revision:
         self._learners.packs = self._fleet.needs_packed
-        return await self._learners.revision(policy, parent)
+        return await self._learners.revision(policy, parent, asked)
 
     @asynccontextmanager
     async def evaluating(self, publication: Publication) -> AsyncIterator[None]:

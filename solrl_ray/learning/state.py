@@ -22,7 +22,6 @@ from solrl_ray.common.files import replace_folder
 from solrl_ray.common.finite import first_not_finite
 from solrl_ray.common.tensor_serialization import Portable
 from solrl_ray.errors import RunError, UserError
-from solrl_ray.policy.digest import lora_digest
 
 FORMAT = "solrl-learner-state/2"
 
@@ -96,10 +95,6 @@ class LearnerState(Portable, read_only=True):
                 part, _, factor = key.partition("/")
                 parts[part][factor] = tensor
         return cls(updates=manifest["updates"], steps=manifest["steps"], **parts)
-
-    def digests(self) -> dict[str, str]:
-        """`policy.digest.lora_digest` of the trained policy and of the sampling policy, ``default`` and ``old``."""
-        return {"default": lora_digest(self.default), "old": lora_digest(self.old)}
 
     def check_fits(self, shapes: dict[str, torch.Size]) -> None:
         """Refuse a state of another model or LoRA configuration.
