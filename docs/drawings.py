@@ -1,4 +1,4 @@
-"""Draws docs/images/{iteration,worker,revision}.svg from the descriptions below: `make reference`.
+"""Draws docs/images/{iteration,card,worker,revision}.svg from the descriptions below: `make reference`.
 
 A test compares the pictures with what this makes. Lengths are in pixels of a page's column, 760 wide.
 """
@@ -115,6 +115,52 @@ PICTURES = {
             Note(330, 256, ("revision v + 1:", "packed weights"), "end"),
             Arrow("M 420 310 V 262 H 610 V 306", "weights"),
             Note(515, 252, ("revision v + 1: factors",)),
+        ),
+    ),
+    "card": Picture(
+        "What a card holds in each of its stages. Base, copy of what LoRA touches, policies, decoder and rewards are "
+        "always there. Text encoders are there while prompts are encoded, the explorer's quantised copy while it "
+        "explores and regenerates, activations while it learns.",
+        334,
+        (
+            Note(100, 20, ("encode",)),
+            Note(287, 20, ("explore",)),
+            Note(473, 20, ("regenerate",)),
+            Note(660, 20, ("learn, publish",)),
+            Box(
+                10,
+                32,
+                740,
+                44,
+                "full",
+                "base, in BF16",
+                ("as loaded; merged with a policy to regenerate; written back to learn",),
+            ),
+            Box(
+                10, 86, 740, 44, "plain", "copy of what LoRA touches", ("from which the base is written back, exactly",)
+            ),
+            Box(10, 140, 740, 44, "plain", "policies, optimiser, decoder, rewards", ("loaded once for all roles",)),
+            Box(
+                10,
+                194,
+                180,
+                130,
+                "plain",
+                "text encoders",
+                ("one batch of prompts;", "they leave when all", "prompts are encoded"),
+            ),
+            Box(197, 194, 366, 60, "low", "quantised copy", ("made when exploring begins,", "freed before learning")),
+            Box(197, 264, 180, 60, "low", "a micro-batch", ("of previews, and", "their decoding")),
+            Box(383, 264, 180, 60, "full", "a micro-batch", ("of samples, and", "their decoding")),
+            Box(
+                570,
+                194,
+                180,
+                130,
+                "full",
+                "activations",
+                ("of a micro-batch; then", "factors are merged for", "the next revision"),
+            ),
         ),
     ),
     "worker": Picture(
