@@ -65,7 +65,7 @@ class Picture:
 
 PICTURES = {
     "iteration": Picture(
-        "One iteration. The encoder embeds prompts. Explorers rank seeds in low precision. The selector chooses the "
+        "One iteration. Encoders embed prompts. Explorers rank seeds in low precision. The selector chooses the "
         "best and the worst. Regenerators sample those again in full precision. The learner group updates the policy "
         "and publishes a revision to explorers and regenerators.",
         430,
@@ -79,7 +79,7 @@ PICTURES = {
                 "controller",
                 ("chooses prompts, hands out units, awaits one step after another",),
             ),
-            Box(10, 112, 150, 92, "plain", "encoder", ("embeds each prompt", "once")),
+            Box(10, 112, 150, 92, "plain", "encoders", ("embed each prompt", "once")),
             Box(
                 270,
                 112,
@@ -112,7 +112,7 @@ PICTURES = {
             Arrow("M 270 356 H 164"),
             Note(217, 348, ("checkpoint",)),
             Arrow("M 340 310 V 208", "weights"),
-            Note(330, 256, ("revision v + 1:", "packed weights"), "end"),
+            Note(330, 256, ("revision v + 1:", "packed weights,", "factors on cards"), "end"),
             Arrow("M 420 310 V 262 H 610 V 306", "weights"),
             Note(515, 252, ("revision v + 1: factors",)),
         ),
