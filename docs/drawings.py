@@ -1,4 +1,4 @@
-"""Draws docs/images/{iteration,worker,revision}.svg from the descriptions below: `make reference`.
+"""Draws docs/images/{iteration,card,worker,revision}.svg from the descriptions below: `make reference`.
 
 A test compares the pictures with what this makes. Lengths are in pixels of a page's column, 760 wide.
 """
@@ -65,7 +65,7 @@ class Picture:
 
 PICTURES = {
     "iteration": Picture(
-        "One iteration. The encoder embeds prompts. Explorers rank seeds in low precision. The selector chooses the "
+        "One iteration. Encoders embed prompts. Explorers rank seeds in low precision. The selector chooses the "
         "best and the worst. Regenerators sample those again in full precision. The learner group updates the policy "
         "and publishes a revision to explorers and regenerators.",
         430,
@@ -79,7 +79,7 @@ PICTURES = {
                 "controller",
                 ("chooses prompts, hands out units, awaits one step after another",),
             ),
-            Box(10, 112, 150, 92, "plain", "encoder", ("embeds each prompt", "once")),
+            Box(10, 112, 150, 92, "plain", "encoders", ("embed each prompt", "once")),
             Box(
                 270,
                 112,
@@ -112,9 +112,55 @@ PICTURES = {
             Arrow("M 270 356 H 164"),
             Note(217, 348, ("checkpoint",)),
             Arrow("M 340 310 V 208", "weights"),
-            Note(330, 256, ("revision v + 1:", "packed weights"), "end"),
+            Note(330, 256, ("revision v + 1:", "packed weights,", "factors on cards"), "end"),
             Arrow("M 420 310 V 262 H 610 V 306", "weights"),
             Note(515, 252, ("revision v + 1: factors",)),
+        ),
+    ),
+    "card": Picture(
+        "What a card holds in each of its stages. Base, copy of what LoRA touches, policies, decoder and rewards are "
+        "always there. Text encoders are there while prompts are encoded, the explorer's quantised copy while it "
+        "explores and regenerates, activations while it learns.",
+        334,
+        (
+            Note(100, 20, ("encode",)),
+            Note(287, 20, ("explore",)),
+            Note(473, 20, ("regenerate",)),
+            Note(660, 20, ("learn, publish",)),
+            Box(
+                10,
+                32,
+                740,
+                44,
+                "full",
+                "base, in BF16",
+                ("as loaded; merged with a policy to regenerate; written back to learn",),
+            ),
+            Box(
+                10, 86, 740, 44, "plain", "copy of what LoRA touches", ("from which the base is written back, exactly",)
+            ),
+            Box(10, 140, 740, 44, "plain", "policies, optimiser, decoder, rewards", ("loaded once for all roles",)),
+            Box(
+                10,
+                194,
+                180,
+                130,
+                "plain",
+                "text encoders",
+                ("one batch of prompts;", "they leave when all", "prompts are encoded"),
+            ),
+            Box(197, 194, 366, 60, "low", "quantised copy", ("made when exploring begins,", "freed before learning")),
+            Box(197, 264, 180, 60, "low", "a micro-batch", ("of previews, and", "their decoding")),
+            Box(383, 264, 180, 60, "full", "a micro-batch", ("of samples, and", "their decoding")),
+            Box(
+                570,
+                194,
+                180,
+                130,
+                "full",
+                "activations",
+                ("of a micro-batch; then", "factors are merged for", "the next revision"),
+            ),
         ),
     ),
     "worker": Picture(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "concepts" / "architecture.md").read_text()
-QUESTIONS = 21
+QUESTIONS = 22
 
 
 def section(title: str) -> str:
