@@ -21,7 +21,7 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights
 from actors.fleet.worker import Worker as Member
 from actors.ray_world import RayWorld
-from actors.world import Tasks
+from actors.world import Process, Tasks
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.prompts.embedding_cache import embedding_digest
@@ -189,7 +189,7 @@ class Told:
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
         self.events.append(("unplaced", worker, seconds, at_work))
 
-    def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
         self.events.append(("lost", worker, reason, replacement, requeued))
 
     def unfit(self, worker: str, reason: str) -> None:
@@ -243,7 +243,7 @@ class Stage:
     def publish(self, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""
         payloads = PayloadRefs(publication, EXPLORER, self.world, SECONDS)
-        self.pool.publish(Weights(publication, payloads, ray.put(probe)))
+        self.pool.publish(Weights(publication, payloads, payloads, ray.put(probe)))
 
     def ready(self) -> int:
         return self.pool.census()["ready"]
@@ -282,8 +282,6 @@ async def opened(
         hand_out = HandOut(
             there, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
         )
-        turn = asyncio.Event()
-        turn.set()
         pool = Pool(
             "explorers",
             there.explorer,
@@ -293,7 +291,6 @@ async def opened(
             hand_out=hand_out,
             deadlines=deadlines or Deadlines(),
             replacements=left,
-            turn=turn,
             observer=told,
         )
         yield Stage(pool, hand_out, there, told, left)
