@@ -5,6 +5,7 @@ run.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,17 @@ from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, UnitResult, 
 from solrl_ray.weight_sync.store import RevisionStore
 from tests.chaos.notes import Note, Reader, alive
 from tests.chaos.noting import CLASSES, NotingExplorer, NotingLearner, NotingRegenerator
-from tests.chaos.test_workers import once, wait_until
+from tests.chaos.test_workers import (
+    DEATHS,
+    MortalExplorer,
+    MortalLearner,
+    MortalRegenerator,
+    MortalSelector,
+    first_time,
+    once,
+    rewards,
+    wait_until,
+)
 from tests.support.small import digests, folder, small_config
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -175,3 +186,40 @@ def test_without_a_replacement_the_death_of_a_card_ends_the_run(tmp_path: Path) 
     config = small_config(tmp_path, "ends", CARDS, "fleet.max_replacements=0")
     with pytest.raises(RunError, match=r"card-0 was lost \(.*all 0 replacements of fleet\.max_replacements are used$"):
         launch.train(config, live=False, classes=mortal(DiesExploring))
+
+
+class LearnerOnACard(MortalLearner):
+    def update(self, iteration: int) -> UpdateMetrics:
+        first_time(self._config.run.root, "explorer idle")  # of those on its card, nobody is idle during an update
+        return super().update(iteration)
+
+
+ALL_MORTAL = ActorClasses(
+    explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=LearnerOnACard
+)
+LOST = r"card-0\S* was lost \("
+SAID_OF_A_CARD = (
+    LOST + r"its worker is gone: .*\), and with it explorer-0\S*, regenerator-0\S* and learner-0\S*; a new process ",
+    LOST + r"explore \(iteration 3, .*\) passed its deadline of \d+ s\), and with it ",
+    r"\d units of explorer-0\S* go to others",
+    r"the selector is restarted and replays its journal \(",
+    r"regenerate \(iteration 3, .*\) is done again \(",
+    r"the samples of iteration 1 are taken from the run folder \(",
+    r"the stored group of prompt \S+ is damaged: it is made again",
+    r"the learner group is rebuilt from the last checkpoint \(update of the learner group failed: its worker is gone: ",
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.faults
+def test_a_card_on_which_everybody_dies_ends_with_the_same_bytes(
+    calm: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = ("fleet.max_replacements=20", "fleet.deadlines.explore=8", "evaluation.every=1")
+    config = small_config(tmp_path, "killed", CARDS, *losses)
+    launch.train(config, live=False, classes=ALL_MORTAL)
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= DEATHS
+    assert digests(config) == digests(calm)
+    assert rewards(config) == rewards(calm)
+    said = capsys.readouterr().out
+    assert [sentence for sentence in SAID_OF_A_CARD if not re.search(sentence, said)] == []
