@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from solrl_ray import models
-from solrl_ray.config.schema import Config
+from solrl_ray.config.schema import Compile, Config
 from solrl_ray.errors import RunError
 from solrl_ray.models.base import DiffusionModel
 from solrl_ray.policy import adapters
@@ -25,7 +25,7 @@ from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.shared_model import SharedModel
 from tests.support import tiny
 from tests.support.learning import config
-from tests.support.weight_sync import publication
+from tests.support.weight_sync import addresses, publication
 
 CPU = torch.device("cpu")
 SKIPPED = ["to_out", "norm", "embed"]
@@ -196,10 +196,11 @@ def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each
         assert_explores_as(card.explorer, separate)
         card.load(REGENERATOR, made)
         assert_explores_as(card.explorer, separate)  # they take turns within an iteration
-        card.shared.enter("learner")
-        assert is_freed(card.explorer) == {True}
-        card.shared.enter("explorer")
-        assert_explores_as(card.explorer, separate)
+        for other in ("learner", "encoder"):
+            card.shared.enter(other)  # type: ignore[arg-type]
+            assert is_freed(card.explorer) == {True}
+            card.shared.enter("explorer")
+            assert_explores_as(card.explorer, separate)
 
 
 def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path) -> None:
@@ -210,6 +211,17 @@ def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path)
     card = Card(ours)
     assert card.load(EXPLORER, without) == packed.manifest.expected[EXPLORER]
     assert card.load(REGENERATOR, without) == packed.manifest.expected[REGENERATOR]
+
+
+def test_layers_that_captured_graphs_read_stay_at_their_addresses(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline).model_copy(update={"compile": Compile(cudagraphs=True)})
+    card = Card(ours)
+    before = addresses(card.explorer)
+    for number in (1, 2):
+        made = card.publish(number)
+        assert card.load(EXPLORER, made) == made.manifest.expected[EXPLORER]
+        assert addresses(card.explorer) == before
+        assert is_freed(card.explorer) == {False}
 
 
 # With `fleet.offload`
