@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from actors.client import launch
-from actors.fleet.actor_factory import ActorClasses
+from actors.client.controller_actor import ControllerActor
+from actors.client.launch import located
+from actors.cluster.names import CONTROLLER, namespace
+from actors.fleet.actor_factory import ActorClasses, on_this_node
 from actors.workers.explorer import Explorer
 from actors.workers.learner_rank import LearnerRank
 from actors.workers.regenerator import Regenerator
@@ -21,6 +26,7 @@ from solrl_ray.config.schema import Config
 from solrl_ray.errors import RunError
 from solrl_ray.learning.update_metrics import UpdateMetrics
 from solrl_ray.records import Prompt, PromptEmbedding, SampleGroup, UnitResult, WorkUnit
+from solrl_ray.storage.run_folder import RunFolder
 from solrl_ray.weight_sync.store import RevisionStore
 from tests.chaos.notes import Note, Reader, alive
 from tests.chaos.noting import CLASSES, NotingExplorer, NotingLearner, NotingRegenerator
@@ -35,7 +41,9 @@ from tests.chaos.test_workers import (
     rewards,
     wait_until,
 )
+from tests.support.gated import Gated
 from tests.support.small import digests, folder, small_config
+from tests.system.test_scaling import PATIENCE, explorers, wait_for
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -96,6 +104,37 @@ def test_cards_and_an_explorer_without_one_share_the_work_of_a_split_run_of_two_
     explored = {note.who for note in notes if note.slot.startswith("explorer") and note.doing == "answered"}
     assert explored == {"explorer-0", "explorer-1", "explorer-2"}
     assert packed(config) == [True] * 3
+
+
+@pytest.mark.faults
+def test_a_run_goes_on_with_the_other_placement_to_the_same_bytes(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "moved", CARDS)
+    shutil.copytree(folder(calm), folder(config))
+    (folder(config) / "summary.json").unlink()
+    shutil.rmtree(folder(config) / "checkpoints/iteration-000003")
+    launch.train(config, live=False, resume=True)
+    assert digests(config) == digests(calm)
+
+
+@pytest.mark.faults
+def test_an_explorer_that_joins_a_card_works_from_the_next_revision_on(calm: Config, tmp_path: Path) -> None:
+    config = small_config(tmp_path, "joined", CARDS, "fleet.deadlines.explore=600")
+    run = RunFolder.of(config)
+    run.create(config, resume=False)
+    run.lock.release()
+    controller = on_this_node(ControllerActor, CONTROLLER, namespace(run.path))
+    handle = controller.remote(located(config), run.path, ActorClasses(explorer=Gated))
+    done = handle.run.remote()
+    wait_for(handle, lambda p: "explore " in explorers(p).get("explorer-0", "") and p.iteration == 1)
+    ray.get(handle.scale.remote({"explorers": 2}), timeout=PATIENCE)
+    wait_for(handle, lambda p: explorers(p).get("explorer-1") == "stale")
+    (tmp_path / "gate-1").touch()
+    wait_for(handle, lambda p: "explore " in explorers(p).get("explorer-1", "") and p.iteration == 2)
+    (tmp_path / "gate-2").touch()
+    ray.get(done, timeout=PATIENCE)
+    ray.kill(handle)
+    assert digests(config) == digests(calm)
+    assert packed(config) == [False, False, True]
 
 
 # Losses
