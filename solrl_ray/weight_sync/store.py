@@ -29,8 +29,8 @@ class RevisionStore:
     def save(self, publication: Publication) -> Path:
         """Writes a revision, packed weights as snapshot or delta as they are published.
 
-        Does nothing if the same revision is stored, unless the stored one is damaged or packed for explorers of another
-        tier (a run resumed elsewhere): then it is written again.
+        Does nothing if the same revision is stored, unless the stored one is damaged, not packed, or packed for explorers
+        of another tier (a run resumed elsewhere): then it is written again.
 
         Raises:
             RunError: another revision of this name is stored, because a revision never changes; or the one that its
@@ -40,8 +40,9 @@ class RevisionStore:
         folder, manifest = self._folder / revision.name, revision.manifest
         stored = self._stored(manifest.revision)
         if stored is not None and stored.manifest == manifest:
-            return folder
-        if stored is not None and (stored.manifest.formats == manifest.formats or not _same_policy(stored, revision)):
+            if stored.packed_names or not revision.packed_names:
+                return folder
+        elif stored is not None and (stored.manifest.formats == manifest.formats or not _same_policy(stored, revision)):
             raise RunError(f"{folder} holds a different {revision.name}: a revision never changes")
         if publication.deltas and manifest.parent not in self.revisions():
             raise RunError(f"{revision.name} is a delta, but {self._folder} does not hold revision {manifest.parent}")

@@ -74,7 +74,7 @@ class NotingRegenerator(Regenerator):
 
 class NotingLearner(LearnerRank):
     def _note(self, doing: str) -> None:
-        write(Path(self._config.run.root, "notes.jsonl"), ray.get_runtime_context().get_actor_name() or "", doing)
+        write(Path(self._config.run.root, "notes.jsonl"), f"learner-{self._rank}", doing)
 
     start = noted("starting", LearnerRank.start, "started")
     join = noted("joining", LearnerRank.join, "joined")

@@ -21,7 +21,7 @@ from actors.fleet.pool import Pool
 from actors.fleet.worker import PayloadRefs, Weights
 from actors.fleet.worker import Worker as Member
 from actors.ray_world import RayWorld
-from actors.world import Tasks
+from actors.world import Process, Tasks
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.fleet import FleetConfig
 from solrl_ray.prompts.embedding_cache import embedding_digest
@@ -30,7 +30,8 @@ from solrl_ray.scheduling.replacements import Replacements
 from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.manifest import Policy
-from solrl_ray.weight_sync.publication import EXPLORER, Publication
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR, Publication
+from solrl_ray.weight_sync.publish import assemble
 from tests.support import weight_sync
 
 Failure = Callable[[], Exception]
@@ -109,9 +110,11 @@ def spawn(
     failure: Failure | None = None,
     kind: type[Worker] = Worker,
     resources: dict[str, float] | None = None,
+    card: str = "",
 ) -> Actor:
+    """`card`: the name of the process, if it is a card's."""
     made = ray.remote(kind).options(num_cpus=0, resources=resources).remote(name, score_class, failure)
-    return Actor(made, role_of(name))
+    return Actor(made, role_of(name), process=Process(card))
 
 
 class Encoder(Callee):
@@ -145,10 +148,11 @@ def units(count: int) -> list[WorkUnit]:
     return [WorkUnit(stage="explore", iteration=0, revision=0, prompt_id=f"p{n}", indices=(0,)) for n in range(count)]
 
 
-def revision(number: int, policy: Policy = "old") -> Publication:
-    """A snapshot."""
+def revision(number: int, policy: Policy = "old", *, pack: bool = True) -> Publication:
+    """A snapshot, or without `pack` factors alone."""
     factors = weight_sync.factors(scale=0.1 + number)
-    return weight_sync.publication(weight_sync.publisher().build(number, factors, policy=policy))
+    shard = weight_sync.publisher().shard(number, factors, policy=policy, pack=pack)
+    return weight_sync.publication(assemble([shard], weight_sync.LORA))
 
 
 class Batch(Owner):
@@ -189,7 +193,7 @@ class Told:
     def unplaced(self, worker: str, seconds: float, at_work: int) -> None:
         self.events.append(("unplaced", worker, seconds, at_work))
 
-    def lost(self, worker: str, reason: str, replacement: str, requeued: int) -> None:
+    def lost(self, worker: str, reason: str, replacement: str, requeued: int, process: Process) -> None:
         self.events.append(("lost", worker, reason, replacement, requeued))
 
     def unfit(self, worker: str, reason: str) -> None:
@@ -242,8 +246,8 @@ class Stage:
 
     def publish(self, publication: Publication, probe: str = "probe") -> None:
         """`probe`: stands for the embedding of the probe forward."""
-        payloads = PayloadRefs(publication, EXPLORER, self.world, SECONDS)
-        self.pool.publish(Weights(publication, payloads, ray.put(probe)))
+        payloads, factors = (PayloadRefs(publication, role, self.world, SECONDS) for role in (EXPLORER, REGENERATOR))
+        self.pool.publish(Weights(publication, payloads, factors, ray.put(probe)))
 
     def ready(self) -> int:
         return self.pool.census()["ready"]
@@ -282,8 +286,6 @@ async def opened(
         hand_out = HandOut(
             there, FleetConfig(max_inflight=max_inflight, hedge=0.0), told, lambda *ends: pool.retire(*ends)
         )
-        turn = asyncio.Event()
-        turn.set()
         pool = Pool(
             "explorers",
             there.explorer,
@@ -293,7 +295,6 @@ async def opened(
             hand_out=hand_out,
             deadlines=deadlines or Deadlines(),
             replacements=left,
-            turn=turn,
             observer=told,
         )
         yield Stage(pool, hand_out, there, told, left)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from actors.fleet.actor_factory import Actor
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.schema import Config
 from solrl_ray.errors import NotFiniteError, RunError, UserError
 from solrl_ray.records import Attestation, Receipt, WorkUnit
-from solrl_ray.scheduling.worker_state import role_of
 from solrl_ray.weight_sync import payload
 from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
-from tests.chaos.fleets import Scene, opened
+from tests.chaos.fleets import opened
 from tests.chaos.pools import Batch, Explored, Worker, revision, run, spawn, units, until
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -247,107 +242,3 @@ def with_preview(config: Config, **settings: Any) -> Config:
     """Another fallback level of exploring."""
     preview = config.rollout.explore.model_copy(update=settings)
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"explore": preview})})
-
-
-# Explorers and regenerators that have a shared GPU one at a time
-
-SHARED = (
-    "fleet.explorers.num_gpus=0.3",
-    "fleet.regenerators.num_gpus=0.3",
-    "fleet.learners.num_gpus=0.4",
-    "fleet.sharing=one_at_a_time",
-    "fleet.deadlines.release_gpu_memory=2",
-)
-
-
-class Shares(Worker):
-    """Notes what it does in a folder."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        super().__init__(name, role_of(name), None)
-        self._folder = folder
-
-    def _note(self, doing: str) -> None:
-        with (self._folder / "done").open("a") as file:
-            file.write(f"{self._name} {doing}\n")
-
-    def start(self) -> Attestation:
-        self._note("starts")
-        return super().start()
-
-    def explore(self, unit: WorkUnit) -> Explored:
-        while (self._folder / unit.prompt_id).exists():
-            time.sleep(0.02)
-        self._note(unit.prompt_id)
-        return super().explore(unit)
-
-    def release_gpu_memory(self) -> int:
-        self._note("rests")
-        return 7
-
-
-class Clings(Shares):
-    """Hangs as it is to give memory back."""
-
-    def release_gpu_memory(self) -> int:
-        while "." not in self._name:
-            time.sleep(1.0)
-        return super().release_gpu_memory()
-
-
-class Crashes(Shares):
-    """Dies when it is asked for a sign of life and finds a file."""
-
-    def alive(self, name: str) -> None:
-        if "." not in self._name and (self._folder / "crash").exists():
-            os._exit(1)
-
-
-def made(kind: type[Shares], folder: Path) -> Callable[[str], Actor]:
-    return lambda name: Actor(ray.remote(kind).options(num_cpus=0).remote(name, folder), role_of(name))
-
-
-@asynccontextmanager
-async def explored_with(kind: type[Shares], folder: Path) -> AsyncIterator[tuple[Scene, Batch, WorkUnit]]:
-    """A fleet whose explorer, of this kind, has done a unit, what asked for it, and a unit for the regenerator."""
-    async with opened(folder, made(kind, folder), *SHARED, regenerator=made(Shares, folder)) as scene:
-        for role in (EXPLORER, REGENERATOR):
-            await scene.publish(role, revision(0))
-        batch = Batch(scene.fleet.hand_out)
-        explored, regenerated = units(2)
-        scene.fleet.hand_out.add(batch, [explored], "explorers")
-        await until(lambda: explored.id in batch.answers)
-        yield scene, batch, regenerated
-
-
-def test_who_does_not_leave_the_gpu_to_the_other_stage_in_time_is_replaced(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with explored_with(Clings, tmp_path) as (scene, batch, regenerated):
-            scene.fleet.hand_out.add(batch, [regenerated], "regenerators")
-            await until(lambda: regenerated.id in batch.answers)
-            lost = (
-                "explorer-0 was lost (giving back GPU memory passed its deadline of 2 s); explorer-0.1 takes its place"
-            )
-            assert [message for message in scene.said if "was lost" in message] == [lost]
-            await until(lambda: "explorer-0.1 starts" in (tmp_path / "done").read_text())
-
-    run(test)
-
-
-def test_who_dies_in_the_other_stages_turn_is_noticed_and_its_successor_waits_for_its_own(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with explored_with(Crashes, tmp_path) as (scene, batch, regenerated):
-            (tmp_path / regenerated.prompt_id).touch()
-            scene.fleet.hand_out.add(batch, [regenerated], "regenerators")
-            await until(lambda: scene.fleet.regenerators.workers["regenerator-0"].units)
-            (tmp_path / "crash").touch()
-            await scene.says("explorer-0.1 takes its place")
-            await until(lambda: scene.explorers.workers["explorer-0.1"].words() == "waiting for its turn on the GPU")
-            assert not batch.answers.get(regenerated.id)
-            (tmp_path / regenerated.prompt_id).unlink()
-            await until(lambda: "explorer-0.1 starts" in (tmp_path / "done").read_text())
-            done = (tmp_path / "done").read_text().splitlines()
-            last = done[done.index(f"regenerator-0 {regenerated.prompt_id}") :]
-            assert last == [f"regenerator-0 {regenerated.prompt_id}", "regenerator-0 rests", "explorer-0.1 starts"]
-
-    run(test)

@@ -23,7 +23,7 @@ from actors.fleet.actor_factory import ActorClasses, ActorFactory
 from solrl_ray.config.loading import to_yaml
 from solrl_ray.config.schema import Config
 from tests.chaos.learner_ranks import Light, light_group
-from tests.support import gated, tiny
+from tests.support import gated
 from tests.support.forkserver import calling
 from tests.support.heads import BIN, end
 from tests.support.learning import config as learner_config
@@ -180,34 +180,33 @@ def test_learner_ranks_leave_a_node_that_is_about_to_go_once_there_is_room(
         cluster.add_node(num_cpus=2, labels=PLACE)
 
 
-def one_of_each_kind_on_a_card(address: str, root: str, base: str) -> None:
-    pipeline, folder = Path(root, "pipeline"), Path(root, base)
-    shares = {"learners": {"num_gpus": 0.51}, "explorers": {"num_gpus": 0.26}, "regenerators": {"num_gpus": 0.23}}
-    settings = learner_config(pipeline, learner={"world_size": 2}, fleet=shares, publish={"base": base})
+def three_roles_on_each_card(address: str, root: str) -> None:
+    """And no room for an explorer of no card, because the cards have all GPUs."""
+    folder, whole = Path(root), {"num_gpus": 1}
+    fleet = {"placement": "colocated", "learners": whole, "explorers": whole, "regenerators": whole}
+    settings = learner_config(folder / "nowhere", learner={"world_size": 2}, fleet=fleet)
     ray.init(address=address, log_to_driver=False)
-    factory = ActorFactory(settings, folder, ActorClasses(learner=Light, regenerator=Light))
+    factory = ActorFactory(settings, folder, ActorClasses())
     assert factory.seat_learners(60.0)
     kinds = [
-        [factory.explorer(f"explorer-{n}") for n in range(2)],  # with a pack, which takes longer than the next line
+        [factory.explorer(f"explorer-{n}") for n in range(3)],
         [factory.regenerator(f"regenerator-{n}") for n in range(2)],
         [factory.learner(rank) for rank in range(2)],  # last, and yet their places were kept
     ]
-    for workers in kinds:
-        cards = [worker.handle.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for worker in workers]
-        assert sorted(ray.get(cards, timeout=PATIENCE)) == [[0], [1]]
+    for explorer, regenerator, learner in zip(*kinds, strict=False):
+        assert explorer.handle is regenerator.handle is learner.handle
+    cards = [explorer.handle.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for explorer in kinds[0]]
+    assert sorted(ray.get(cards[:2], timeout=PATIENCE)) == [[0], [1]]
+    assert ray.wait(cards[2:], timeout=1.0) == ([], cards[2:])
     for worker in chain(*kinds):  # they would outlive the cluster's nodes
         ray.kill(worker.handle)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", ["checkpoint", "pack"])
-def test_shares_of_gpus_leave_no_choice_but_one_worker_of_each_kind_on_a_card(
-    base: str, forks: str, tmp_path: Path
-) -> None:
-    tiny.build_pipeline(tmp_path / "pipeline")
+def test_each_card_has_a_gpu_and_one_process_for_its_roles(forks: str, tmp_path: Path) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2, "include_dashboard": False})
     try:
-        with elsewhere(forks, one_of_each_kind_on_a_card, cluster.address, str(tmp_path), base):
+        with elsewhere(forks, three_roles_on_each_card, cluster.address, str(tmp_path)):
             pass
     finally:
         cluster.shutdown()

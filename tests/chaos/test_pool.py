@@ -236,36 +236,6 @@ def test_who_is_retired_is_replaced_and_its_units_are_done_again() -> None:
     run(test)
 
 
-# The GPU that is shared with learners
-
-
-class Rests(Worker):
-    """Gives memory back, unless it is the second one, which hangs."""
-
-    def release_gpu_memory(self) -> int:
-        if self._name == "explorer-1":
-            time.sleep(3600.0)
-        return 7
-
-
-def test_who_does_not_leave_the_gpu_to_the_learner_in_time_is_replaced() -> None:
-    async def test() -> None:
-        async with opened(Rests, replacements=1, deadlines=Deadlines(release_gpu_memory=3.0)) as stage:
-            stage.pool.resize(2)
-            await asyncio.wait_for(stage.pool.release_gpu_memory(), 0.5)  # nobody has started: nothing to give back
-            stage.publish(revision(0))
-            await stage.until(lambda: stage.ready() == 2)
-            began = time.monotonic()
-            await stage.pool.release_gpu_memory()
-            assert time.monotonic() - began >= 3.0
-            await stage.until(lambda: stage.ready() == 2)
-            lost = ("explorer-1", "giving back GPU memory passed its deadline of 3 s", "explorer-1.1", 0)
-            assert stage.of("lost") == [lost]
-            assert set(stage.words()) == {"explorer-0", "explorer-1.1"}
-
-    run(test)
-
-
 # Those that leave, and those that find no place
 
 

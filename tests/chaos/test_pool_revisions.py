@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from actors.fleet.actor_factory import Actor
 from solrl_ray.config.deadlines import Deadlines
 from solrl_ray.config.schema import Publish
 from solrl_ray.records import Attestation, Receipt, Refusal, WorkUnit
 from solrl_ray.weight_sync.container import Unusable
+from solrl_ray.weight_sync.manifest import is_factor
 from solrl_ray.weight_sync.payload import read
 from solrl_ray.weight_sync.publication import Publications
-from tests.chaos.pools import Explored, Slow, Stage, Worker, opened, revision, run, units
+from tests.chaos.pools import Explored, Slow, Stage, Worker, opened, revision, run, spawn, units
 from tests.support.weight_sync import factors, publisher
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -128,6 +130,42 @@ def test_newcomers_are_sent_the_whole_the_others_a_delta_and_who_cannot_use_it_t
             assert await ask(stage, "explorer-1", "sent") == [(1, False), (2, False), (2, True)]
             assert await ask(stage, "explorer-2", "sent") == [(2, True)]
             assert stage.of("resynced") == [("explorer-1", "it builds on another revision")]
+            assert not stage.of("lost")
+
+    run(test)
+
+
+class SaysWhatCame(Worker):
+    """Says of each revision whether it was packed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._sent: list[tuple[int, bool]] = []
+
+    def load_revision(self, content: Any, probe: Any, full: bool) -> Receipt | Refusal:
+        received = read(content)
+        self._sent.append((received.manifest.revision, any(not is_factor(name) for name in received.tensors)))
+        return super().load_revision(content, probe, full)
+
+    def sent(self) -> list[tuple[int, bool]]:
+        return self._sent
+
+
+def test_who_has_no_card_waits_for_a_packed_revision_and_who_has_one_takes_factors_of_any() -> None:
+    def spawned(name: str) -> Actor:
+        return spawn(name, kind=SaysWhatCame, card="card-0" if name == "explorer-0" else "")
+
+    async def test() -> None:
+        async with opened(spawned) as stage:
+            stage.pool.resize(2)
+            stage.publish(revision(1, pack=False))
+            await stage.until(lambda: len(stage.of("started")) == 2 and stage.ready() == 1)
+            await asyncio.sleep(0.3)
+            assert stage.of("loaded") == [("explorer-0", 1)]
+            stage.publish(revision(2))
+            await stage.until(lambda: stage.ready() == 2)
+            handles = [worker.actor.handle for worker in stage.pool.workers.values()]
+            assert [await handle.sent.remote() for handle in handles] == [[(1, False), (2, False)], [(2, True)]]
             assert not stage.of("lost")
 
     run(test)

@@ -89,7 +89,7 @@ class MortalExplorer(Explorer):
 
     def load_revision(self, payload: Buffer, probe: PromptEmbedding, full: bool) -> Receipt | Refusal:
         self._dies_between_two_layers()
-        if not self._loaded and read(payload).manifest.revision:
+        if not self._loaded and self._shared is None and read(payload).manifest.revision:
             assert full, f"{self._name} was sent what builds on a revision that it never held"
             first_time(self._config.run.root, "sent the whole")
         self._loaded = True

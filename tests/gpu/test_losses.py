@@ -9,17 +9,10 @@ import pytest
 import torch
 
 from actors.client import launch
-from actors.fleet.actor_factory import ActorClasses
-from tests.chaos.test_workers import (
-    DEATHS,
-    SAID,
-    MortalExplorer,
-    MortalLearner,
-    MortalRegenerator,
-    MortalSelector,
-    rewards,
-)
-from tests.support.small import digests, small_config, summary
+from tests.chaos.test_workers import DEATHS, rewards
+from tests.gpu.test_runs import ONE_CARD
+from tests.support.small import digests, small_config
+from tests.system.test_cards import ALL_MORTAL, SAID_OF_A_CARD
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,32 +20,18 @@ pytestmark = [
     pytest.mark.usefixtures("usual_workers"),
 ]
 
-ALL_ON_ONE = (
-    "run.deterministic=true",
-    "compile.enabled=false",
-    "compile.learner=false",
-    "fleet.explorers={count: 2, num_gpus: 0.2}",
-    "fleet.regenerators={num_gpus: 0.2}",
-    "fleet.learners={num_gpus: 0.4}",
-    "evaluation.every=1",
-)
-
 
 @pytest.mark.timeout(900)
 def test_a_run_on_a_gpu_in_which_everybody_dies_ends_with_the_same_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calm = small_config(tmp_path, "calm", *ALL_ON_ONE)
+    calm = small_config(tmp_path, "calm", *ONE_CARD, "evaluation.every=1")
     launch.train(calm, live=False)
-    losses = ("fleet.max_replacements=20", "fleet.deadlines.explore=20")
-    config = small_config(tmp_path, "killed", *ALL_ON_ONE, *losses)
-    roles = ActorClasses(
-        explorer=MortalExplorer, regenerator=MortalRegenerator, selector=MortalSelector, learner=MortalLearner
-    )
-    launch.train(config, live=False, classes=roles)
+    losses = ("evaluation.every=1", "fleet.max_replacements=20", "fleet.deadlines.explore=20")
+    config = small_config(tmp_path, "killed", *ONE_CARD, *losses)
+    launch.train(config, live=False, classes=ALL_MORTAL)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} >= DEATHS
     assert digests(config) == digests(calm)
     assert rewards(config) == rewards(calm)
-    assert summary(config)["requeued_units"] >= 4
     said = capsys.readouterr().out
-    assert [sentence for sentence in SAID if not re.search(sentence, said)] == []
+    assert [sentence for sentence in SAID_OF_A_CARD if not re.search(sentence, said)] == []

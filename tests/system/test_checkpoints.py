@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,10 +54,9 @@ class OnADiskThatHangs(LearnerState):
 
 
 class HandsThemOut(LearnerRank):
-    def state(self) -> LearnerState | None:
-        state = super().state()
-        assert state is not None
-        return OnADiskThatHangs(**{name: getattr(state, name) for name in LearnerState.__dataclass_fields__})
+    def _put(self, state: LearnerState) -> Any:
+        parts = {name: getattr(state, name) for name in LearnerState.__dataclass_fields__}
+        return super()._put(OnADiskThatHangs(**parts))
 
 
 @pytest.mark.faults

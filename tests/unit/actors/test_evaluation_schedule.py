@@ -1,4 +1,4 @@
-"""Evaluations on the way go on beside an update, but not where learners take turns with regenerators on a GPU."""
+"""Evaluations on the way go on beside an update; with one process a card, before the next iteration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actors.evaluation.schedule import EvaluationSchedule
 from solrl_ray.config.loading import load
 from tests.support.small import CONFIGS
 
-SHARED = "fleet={regenerators: {num_gpus: 0.5}, learners: {num_gpus: 0.5}}"
+ON_CARDS = "fleet.placement=colocated"
 WARM = "run.init=somewhere"
 
 
@@ -73,7 +73,7 @@ BASE, LAST = ("base", 0, "the run's", False), ("ema", 9, "ema of 9", False)
     ("overrides", "on_the_way"),
     [
         ((), [("ema", 3, "ema of 3", True), ("ema", 6, "ema of 6", True)]),
-        ((SHARED,), [("ema", 3, "ema of 3", False), ("ema", 6, "ema of 6", False)]),
+        ((ON_CARDS,), [("ema", 3, "ema of 3", False), ("ema", 6, "ema of 6", False)]),
         (("evaluation.every=0",), []),
     ],
 )

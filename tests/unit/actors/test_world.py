@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors import world
-from actors.world import Sent, Tasks, all_answers
+from actors.world import Process, Sent, Tasks, all_answers
 from solrl_ray.errors import RunError, UserError, WorkerGone
 
 
@@ -112,3 +112,37 @@ def test_an_error_is_raised_when_no_loss_has_explained_it_for_a_while(monkeypatc
     monkeypatch.setattr(world, "GRACE", 0.1)
     with pytest.raises(RunError, match="out of memory"):
         asyncio.run(answered((0.0, RunError("out of memory")), (3600.0, "never")))
+
+
+LOSS = WorkerGone("update", "rank 0 is gone")
+
+
+@pytest.mark.parametrize(
+    ("second", "lost"),
+    [
+        ((0.2, RunError("the connection was closed")), False),  # it lives, and its card has other roles
+        ((0.2, "an answer"), False),
+        ((0.2, LOSS), True),
+        ((3600.0, "never"), True),
+    ],
+)
+def test_after_a_loss_a_card_that_answers_lives_on_and_one_that_hangs_is_lost(
+    second: tuple[float, Any], lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "GRACE", 0.5)
+    cards, answers = (Process("card-0"), Process("card-1")), Answers()
+    calls = [Sent(call, process=card) for call, card in zip(((0.0, LOSS), second), cards, strict=True)]
+    with pytest.raises(WorkerGone, match="rank 0 is gone"):
+        asyncio.run(all_answers(answers, calls, what="update", seconds=10.0))  # type: ignore[arg-type]
+    assert [card.lost for card in cards] == [True, lost]
+
+
+def test_a_deadline_counts_the_calls_that_are_ahead_in_the_same_process() -> None:
+    card, other = Process("card-0"), Process("card-1")
+    with card.waited_for(10.0) as first, other.waited_for(7.0) as elsewhere:
+        with card.waited_for(5.0) as second, card.waited_for(None) as without:
+            assert (first, second, without, elsewhere) == (10.0, 15.0, None, 7.0)
+        with card.waited_for(1.0) as third:
+            assert third == 11.0
+    with card.waited_for(2.0) as later:
+        assert later == 2.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from solrl_ray.config.arithmetic import describe
 from solrl_ray.config.previews import PreviewConfig, Prune
@@ -55,7 +54,6 @@ def record(
         busy_seconds={"explore": 6.0},
         requeued=3,
         fallback_level=level,
-        factors={"block.lora_A": torch.ones(2, 2)},
     )
 
 

@@ -5,12 +5,27 @@ from pathlib import Path
 import pytest
 import torch
 
+from solrl_ray.config.schema import Publish
 from solrl_ray.errors import RunError
 from solrl_ray.weight_sync import payload
-from solrl_ray.weight_sync.publication import EXPLORER
+from solrl_ray.weight_sync.payload import Revision
+from solrl_ray.weight_sync.publication import EXPLORER, Publications
+from solrl_ray.weight_sync.publish import assemble
 from solrl_ray.weight_sync.receive import Receiver
 from solrl_ray.weight_sync.store import RevisionStore
-from tests.support.weight_sync import OUT, QUERY, explorer, factors, flipped, publication, published, publisher, same
+from tests.support.weight_sync import (
+    LORA,
+    OUT,
+    QUERY,
+    explorer,
+    factors,
+    flipped,
+    moving,
+    publication,
+    published,
+    publisher,
+    same,
+)
 
 
 def test_a_run_that_is_resumed_with_explorers_of_another_tier_stores_its_revision_anew(tmp_path: Path) -> None:
@@ -48,6 +63,34 @@ def test_a_stored_revision_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     assert same(store.load(20), revision)
     assert store.latest() == 20
     assert [path.name for path in folder.parent.iterdir()] == ["revision-000020"]
+
+
+def unpacked(number: int) -> Revision:
+    """As learners make it whose explorers are all on their cards."""
+    return assemble([publisher().shard(number, moving(number), pack=False)], LORA)
+
+
+def test_a_revision_without_packed_weights_is_read_back_and_the_next_one_is_no_delta_against_it(tmp_path: Path) -> None:
+    store, publications = RevisionStore(tmp_path), Publications(Publish())
+    alone, following = publications.publish(unpacked(1)), publications.publish(publisher().build(2, moving(2)))
+    assert (alone.kind, following.kind) == ("factors", "snapshot")
+    assert (alone.is_packed, following.is_packed) == (False, True)
+    for one in (alone, following):
+        store.save(one)
+        assert same(store.load(one.revision.manifest.revision), one.revision)
+    assert store.load(1).packed_names == []
+
+
+def test_a_run_that_is_resumed_with_explorers_of_no_card_stores_its_revision_packed(tmp_path: Path) -> None:
+    store, publications = RevisionStore(tmp_path), Publications(Publish())
+    store.save(publication(unpacked(1)))
+    resumed = [publications.publish(publisher().build(number, moving(number))) for number in (1, 2)]
+    assert [one.kind for one in resumed] == ["snapshot", "delta"]
+    for one in resumed:
+        store.save(one)
+    assert same(store.load(2), resumed[1].revision)
+    store.save(publication(unpacked(2)))  # resumed again, as before: what others build on stays
+    assert same(store.load(2), resumed[1].revision)
 
 
 def test_stored_deltas_are_read_back_from_their_snapshot_on(tmp_path: Path) -> None:

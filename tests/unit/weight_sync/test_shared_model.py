@@ -1,0 +1,301 @@
+"""One copy of a model for all roles of a card: no bit differs from that of a role with a process of its own."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from solrl_ray import models
+from solrl_ray.config.schema import Compile, Config
+from solrl_ray.errors import RunError
+from solrl_ray.models.base import DiffusionModel
+from solrl_ray.policy import adapters
+from solrl_ray.quantization.scope import quantize_, quantized_layers
+from solrl_ray.weight_sync import checksums, payload, shared_model
+from solrl_ray.weight_sync.manifest import Expected
+from solrl_ray.weight_sync.payload import Payload, Revision
+from solrl_ray.weight_sync.publication import EXPLORER, REGENERATOR
+from solrl_ray.weight_sync.publish import Publisher, assemble, touched_linears
+from solrl_ray.weight_sync.receive import Receiver
+from solrl_ray.weight_sync.shared_model import SharedModel
+from tests.support import tiny
+from tests.support.learning import config
+from tests.support.weight_sync import addresses, publication
+
+CPU = torch.device("cpu")
+SKIPPED = ["to_out", "norm", "embed"]
+"""Leaves linears of all kinds: LoRA touches some of those that are quantised and some that are not."""
+TIERS = [("nvfp4-emulated", "float32"), ("fp8", "bfloat16")]
+SCALES = (0.0, 0.03, 2.0, 0.03)
+"""Of the factors of each revision: those of the third outgrow NVFP4's frozen scales."""
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantise to all tiers. Weights are in memory that can be freed: not in the file's, and not seen by NumPy."""
+    raw_bytes, load = checksums.raw_bytes, models.load
+
+    def loaded(*arguments: Any, **keywords: Any) -> DiffusionModel:
+        model = load(*arguments, **keywords)
+        for weight in model.transformer.parameters():
+            weight.data = weight.data.clone()
+        return model
+
+    monkeypatch.setattr(models, "load", loaded)
+    monkeypatch.setattr(shared_model, "quantize_", partial(quantize_, without_kernels=True))
+    monkeypatch.setattr(checksums, "raw_bytes", lambda tensor: raw_bytes(tensor.detach().clone()))
+
+
+def settings(pipeline: Path, tier: str = "nvfp4-emulated", dtype: str = "float32", *, offload: bool = False) -> Config:
+    return config(
+        pipeline,
+        model=tiny.model_config(pipeline, dtype=dtype, quantization={"skip": SKIPPED}),
+        rollout={"explore": {"precision": tier}, "regenerate": {"steps": 5}},
+        fleet={"placement": "colocated", "offload": offload},
+    )
+
+
+class Card:
+    """The roles of a card, without a process."""
+
+    def __init__(self, settings: Config) -> None:
+        self.settings, self.shared = settings, SharedModel(settings)
+        self.explorer = self._tree()
+        _, self.explores = self.shared.quantized(self.explorer, settings)
+        self.regenerator = self._tree()
+        self.regenerates = self.shared.merged(self.regenerator)
+        self.learner = self._tree()
+        adapters.attach(self.learner, settings.model.lora, run_seed=7)
+
+    def _tree(self) -> nn.Module:
+        return self.shared.load(CPU, {"transformer"}).transformer
+
+    def publish(self, number: int) -> Revision:
+        """As its learner does."""
+        self.shared.enter("learner")
+        return revision(self.settings, number, self.learner)
+
+    def load(self, role: str, revision: Revision) -> Expected:
+        """Have a role take the factors of a revision and begin to compute; what its receipt states."""
+        receiver = self.explores if role == EXPLORER else self.regenerates
+        bound, digest = self.shared.apply(receiver, factors_of(revision))
+        self.shared.enter(EXPLORER if role == EXPLORER else "regenerator")
+        return Expected(modules=bound, digest=digest)
+
+
+def alone(settings: Config, tier: str = "") -> nn.Module:
+    """The transformer of a process of its own, an explorer's with a `tier`."""
+    transformer = models.load(settings.model, CPU, components={"transformer"}).transformer
+    if tier:
+        quantize_(transformer, tier, settings.model.quantization, without_kernels=True)
+    return transformer
+
+
+def factors(settings: Config, number: int) -> dict[str, torch.Tensor]:
+    generator, rank = torch.Generator().manual_seed(number), settings.model.lora.rank
+    made = {}
+    for path, linear in touched_linears(alone(settings), settings.model.lora.targets).items():
+        made[f"{path}.lora_A"] = torch.randn(rank, linear.in_features, generator=generator) * SCALES[number]
+        made[f"{path}.lora_B"] = torch.randn(linear.out_features, rank, generator=generator) * SCALES[number]
+    return made
+
+
+def revision(settings: Config, number: int, transformer: nn.Module | None = None, *, pack: bool = False) -> Revision:
+    """Made from a learner's transformer, by default from one of its own."""
+    publisher = Publisher.for_model(alone(settings) if transformer is None else transformer, settings)
+    return assemble([publisher.shard(number, factors(settings, number), pack=pack)], settings.model.lora)
+
+
+def factors_of(revision: Revision) -> Payload:
+    return payload.read(publication(revision).payload(REGENERATOR))
+
+
+def weights(transformer: nn.Module) -> dict[str, torch.Tensor]:
+    """By the paths that they have without adapters: all but the adapters' own."""
+    named = {name.replace(".base_layer", ""): tensor for name, tensor in transformer.named_parameters()}
+    return {name: tensor for name, tensor in named.items() if ".lora_" not in name}
+
+
+def copies(transformer: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in weights(transformer).items()}
+
+
+def differing(found: nn.Module, expected: dict[str, torch.Tensor]) -> set[str]:
+    present = weights(found)
+    assert present.keys() == expected.keys()
+    return {name for name, tensor in expected.items() if not torch.equal(present[name], tensor)}
+
+
+def assert_explores_as(found: nn.Module, expected: nn.Module) -> None:
+    """Every stored byte is equal, of quantised layers and of all others."""
+    for path, layer in quantized_layers(expected).items():
+        same = {name: torch.equal(found.get_submodule(path).tensors()[name], t) for name, t in layer.tensors().items()}
+        assert all(same.values()), (path, same)
+    assert differing(found, copies(expected)) == set()
+
+
+def is_freed(transformer: nn.Module) -> set[bool]:
+    """Whether its quantised layers have no memory."""
+    stored = [tensor for layer in quantized_layers(transformer).values() for tensor in layer.tensors().values()]
+    return {tensor.untyped_storage().nbytes() == 0 for tensor in stored}
+
+
+def test_roles_share_every_tensor_but_quantised_ones_and_those_that_an_explorer_merges(tiny_pipeline: Path) -> None:
+    card = Card(settings(tiny_pipeline))
+    of_regenerator, of_learner, of_explorer = map(weights, (card.regenerator, card.learner, card.explorer))
+    assert of_regenerator.keys() == of_learner.keys()
+    assert {n for n, t in of_regenerator.items() if t.data_ptr() != of_learner[n].data_ptr()} == set()
+    quantized = {f"{path}.weight" for path in quantized_layers(card.explorer)}
+    own = {name for name, tensor in of_explorer.items() if tensor.data_ptr() != of_regenerator[name].data_ptr()}
+    assert own == {"transformer_blocks.0.attn.to_out.0.weight"}  # of LoRA's targets, the only one that is skipped
+    biases = {name.removesuffix("weight") + "bias" for name in quantized}  # are buffers of quantised layers
+    assert of_regenerator.keys() - of_explorer.keys() == quantized | (biases & of_regenerator.keys())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_policy_goes_for_the_learner_and_comes_back_bit_for_bit(tiny_pipeline: Path, dtype: str) -> None:
+    ours = settings(tiny_pipeline, dtype=dtype)
+    card, base = Card(ours), copies(alone(ours))
+    touched = {f"{path}.weight" for path in touched_linears(alone(ours), ours.model.lora.targets)}
+    for number in (1, 2, 3):
+        made = card.publish(number)
+        separate = alone(ours)
+        bound, digest = Receiver(separate).apply(factors_of(made))
+        assert card.load(REGENERATOR, made) == Expected(modules=bound, digest=digest)
+        assert differing(card.regenerator, copies(separate)) == set()
+        assert differing(card.regenerator, base) == touched
+        card.shared.enter("learner")
+        assert differing(card.learner, base) == set()
+        card.shared.enter("regenerator")
+        assert differing(card.regenerator, copies(separate)) == set()
+
+
+@pytest.mark.parametrize(("tier", "dtype"), TIERS)
+def test_an_explorer_holds_the_bytes_of_one_with_a_process_of_its_own_after_each_revision(
+    tiny_pipeline: Path, tier: str, dtype: str
+) -> None:
+    ours = settings(tiny_pipeline, tier, dtype)
+    card = Card(ours)
+    assert_explores_as(card.explorer, alone(ours, tier))
+    card.shared.enter("learner")
+    assert is_freed(card.explorer) == {True}
+    card.shared.enter("explorer")
+    assert_explores_as(card.explorer, alone(ours, tier))
+    for number in range(4):
+        packed = revision(ours, number, pack=True)
+        assert bool(packed.manifest.bumped) == (number == 2 and tier == "nvfp4-emulated")
+        separate = alone(ours, tier)
+        bound, digest = Receiver(separate).apply(payload.read(publication(packed).payload(EXPLORER)))
+        made = card.publish(number)
+        assert card.load(EXPLORER, made) == Expected(modules=bound, digest=digest)
+        assert_explores_as(card.explorer, separate)
+        card.load(REGENERATOR, made)
+        assert_explores_as(card.explorer, separate)  # they take turns within an iteration
+        for other in ("learner", "encoder"):
+            card.shared.enter(other)  # type: ignore[arg-type]
+            assert is_freed(card.explorer) == {True}
+            card.shared.enter("explorer")
+            assert_explores_as(card.explorer, separate)
+
+
+def test_what_a_card_holds_is_what_a_packed_revision_states(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline)
+    without, packed = revision(ours, 1), revision(ours, 1, pack=True)
+    assert without.packed_names == []
+    assert without.manifest == packed.manifest
+    card = Card(ours)
+    assert card.load(EXPLORER, without) == packed.manifest.expected[EXPLORER]
+    assert card.load(REGENERATOR, without) == packed.manifest.expected[REGENERATOR]
+
+
+def test_layers_that_captured_graphs_read_stay_at_their_addresses(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline).model_copy(update={"compile": Compile(cudagraphs=True)})
+    card = Card(ours)
+    before = addresses(card.explorer)
+    for number in (1, 2):
+        made = card.publish(number)
+        assert card.load(EXPLORER, made) == made.manifest.expected[EXPLORER]
+        assert addresses(card.explorer) == before
+        assert is_freed(card.explorer) == {False}
+
+
+# With `fleet.offload`
+
+
+def test_frozen_weights_leave_while_their_copies_explore_and_come_back_bit_for_bit(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline, offload=True)
+    card, base = Card(ours), copies(alone(ours))
+    touched = {f"{path}.weight" for path in touched_linears(alone(ours), ours.model.lora.targets)}
+    frozen = {f"{path}.weight" for path in quantized_layers(card.explorer)} - touched
+    made = revision(ours, 1)
+    separate = alone(ours, "nvfp4-emulated")
+    Receiver(separate).apply(payload.read(publication(revision(ours, 1, pack=True)).payload(EXPLORER)))
+
+    def away() -> set[str]:
+        return {name for name, tensor in weights(card.regenerator).items() if tensor.untyped_storage().nbytes() == 0}
+
+    assert away() == frozen
+    card.load(EXPLORER, made)
+    for role in ("regenerator", "learner"):
+        assert away() == frozen
+        assert_explores_as(card.explorer, separate)
+        if role == "regenerator":
+            card.load(REGENERATOR, made)
+        else:
+            card.shared.enter("learner")
+        assert away() == set()
+        assert is_freed(card.explorer) == {True}
+        assert differing(card.learner, base) == (touched if role == "regenerator" else set())
+        card.shared.enter("explorer")
+    card.shared.leave("explorer")
+    assert away() == set()
+
+
+def test_a_weight_that_comes_back_altered_ends_the_run_by_its_name(tiny_pipeline: Path) -> None:
+    card = Card(settings(tiny_pipeline, offload=True))
+    assert card.shared._explored is not None
+    host, _ = card.shared._explored._host["proj_out"]
+    host.view(torch.uint8)[0, 0] ^= 1  # as memory that is damaged does
+    with pytest.raises(RunError, match="proj_out came back to the device altered"):
+        card.shared.enter("regenerator")
+
+
+# Roles that leave
+
+
+def test_a_role_that_leaves_frees_its_own_tensors_and_another_begins_as_new(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline)
+    card, base, made = Card(ours), copies(alone(ours)), revision(ours, 1)
+    card.load(EXPLORER, made)
+    card.load(REGENERATOR, made)
+    card.shared.leave("explorer")
+    assert is_freed(card.explorer) == {True}
+    assert differing(card.learner, base)  # the regenerator is there still
+    card.shared.leave("regenerator")
+    assert differing(card.learner, base) == set()
+    for role in ("regenerator", "learner"):
+        card.shared.enter(role)  # type: ignore[arg-type]
+        assert differing(card.learner, base) == set()
+    successor = card._tree()
+    _, receiver = card.shared.quantized(successor, ours)
+    assert_explores_as(successor, alone(ours, "nvfp4-emulated"))
+    bound, digest = card.shared.apply(receiver, factors_of(made))
+    assert Expected(modules=bound, digest=digest) == made.manifest.expected[EXPLORER]
+
+
+def test_a_role_that_starts_while_a_policy_is_merged_finds_the_base(tiny_pipeline: Path) -> None:
+    ours = settings(tiny_pipeline)
+    card, base, made = Card(ours), copies(alone(ours)), revision(ours, 1)
+    card.load(REGENERATOR, made)
+    newcomer = card._tree()
+    assert differing(newcomer, base) == set()
+    assert Publisher.for_model(newcomer, ours).build(1, factors(ours, 1)).manifest == made.manifest
+    card.shared.enter("regenerator")
+    separate = alone(ours)
+    Receiver(separate).apply(factors_of(made))
+    assert differing(card.regenerator, copies(separate)) == set()
