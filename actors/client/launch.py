@@ -140,12 +140,10 @@ def _work(
     config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
-    folder.lock.note_cluster(ray.get_runtime_context().gcs_address)
     folder.lock.release()  # the controller claims it, as the process that writes
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
-    stack.callback(folder.lock.forget_cluster)  # runs first, while no other process may write
     follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 

@@ -120,7 +120,6 @@ class RunFolder:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
                 self._start_over(config)
-            remove(self.path / "cluster")  # from the process before
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())

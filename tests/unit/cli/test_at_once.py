@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,7 +19,6 @@ import pytest
 
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
-from solrl_ray.common.files import claim
 from solrl_ray.errors import RunError
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder
@@ -173,17 +173,16 @@ def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
     assert unread("train", str(config_file), "--set", wrong)
 
 
-def test_the_status_right_after_a_kill_says_that_the_rest_of_the_run_is_ending(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    RunFolder(folder).lock.note_cluster("127.0.0.1:1")
-    with (folder / "lock").open("wb") as file:
-        claim(folder, file, alone=True)
-        said = sentence(capsys, "status", folder)
-    assert said.startswith(f"a process works in {folder}, but the Ray cluster at 127.0.0.1:1 could not be joined: ")
-    assert said.endswith("; if the run was killed, that process ends soon: ask again then.")
+def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time; print(flush=True); time.sleep(60)"
+    command = ["/opt/raylet", "-c", code, "--gcs-address=10.0.0.9:6379"]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        node.stdout.readline()
+        assert "10.0.0.9:6379" in ray_auth.clusters_here()
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert ray_auth.clusters_here() == []
+        node.kill()
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_told_without_pytorch_and_ray(tmp_path: Path) -> None:
