@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import ipaddress
 import os
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +75,11 @@ def job_server(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--address is {url!r}; it must be the dashboard's address, such as http://head:8265.")
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/api/version", headers=ray_auth.headers())
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/version")
+        for name, value in ray_auth.headers().items():
+            if url.startswith("http://") and not _is_here(urllib.parse.urlsplit(url).hostname or ""):
+                print(f"warning: the token goes unencrypted to {url}; a tunnel or https:// hides it", file=sys.stderr)
+            request.add_unredirected_header(name, value)  # a server may redirect to any other
         urllib.request.urlopen(request, timeout=KNOCK_SECONDS).close()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -81,6 +87,13 @@ def job_server(url: str) -> None:
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RunError(f"the Job server at {url} cannot be used: {reason or type(error).__name__}") from error
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def upload(loaded: LoadedConfig, folder: Path) -> None:

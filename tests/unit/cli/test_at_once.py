@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -214,6 +215,39 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    given: list[tuple[str, str | None]] = []
+
+    class Redirecting(Server):
+        def do_GET(self) -> None:
+            given.append((self.path, self.headers.get("Authorization")))
+            self.send_response(302 if self.path == "/api/version" else 200)
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/elsewhere")
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at_once.job_server(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"), [("http://head:8265", 1), ("http://127.0.0.1:8265", 0), ("https://head:8265", 0)]
+)
+def test_a_token_that_goes_unencrypted_to_another_machine_is_told(
+    address: str, warned: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO())
+    at_once.job_server(address)
+    assert capsys.readouterr().err.count("warning: the token goes unencrypted") == warned
 
 
 def test_a_wrong_token_is_told_as_what_it_is(
