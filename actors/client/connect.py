@@ -39,7 +39,11 @@ def joined(address: str | None, *, job: str = "", tell: bool = False) -> Iterato
     context = join(address or os.environ.get("RAY_ADDRESS"), job=job)
     try:
         if tell and context.dashboard_url:
-            token = " (token: `ray get-auth-token`)" if os.environ.get(ray_auth.MODE) == "token" else ""
+            token = (
+                f" (token: {os.environ.get('RAY_AUTH_TOKEN_PATH', '`ray get-auth-token`')})"
+                if os.environ.get(ray_auth.MODE) == "token"
+                else ""
+            )
             print(f"dashboard   http://{context.dashboard_url}{token}", flush=True)
         yield True
     finally:

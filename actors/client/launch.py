@@ -30,7 +30,7 @@ from solrl_ray.models.paths import absolute
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
-from solrl_ray.report.page import build
+from solrl_ray.report.page import REPORT_FILE, build
 from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
@@ -100,7 +100,9 @@ def train(
             except KeyboardInterrupt:
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
-    print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
+    print(f"summary: {folder.path / 'summary.json'}")
+    page = folder.path / REPORT_FILE
+    print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
     return 0
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from solrl_ray.cli.options import parser
+from solrl_ray.common import home
 from solrl_ray.config import named
 from solrl_ray.errors import RunError, UserError
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     arguments = argparse.Namespace()
     try:
+        home.settle()
         parser().parse_args(argv, arguments)
         arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
