@@ -18,6 +18,7 @@ from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import card, device_of, settle_tier
 from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.fitting import Card
@@ -100,9 +101,10 @@ def train(
             except KeyboardInterrupt:
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
-    print(f"summary: {folder.path / 'summary.json'}")
     page = folder.path / REPORT_FILE
-    print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
+    with lost_if_refused():
+        print(f"summary: {folder.path / 'summary.json'}")
+        print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
     return 0
 
 

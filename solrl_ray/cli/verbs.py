@@ -210,7 +210,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     page = evaluate_live.page(config, state, request, address=cluster) if cluster else None
     if page is None:
         page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
-    print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
+    print(f"{(out / 'evaluation.txt').read_text(encoding='utf-8')}\npage: {page}")
     return 0
 
 

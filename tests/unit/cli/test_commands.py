@@ -357,3 +357,11 @@ def test_who_stops_reading_ends_a_command_without_a_word(
         monkeypatch.setattr(sys, "stdout", pipe)
         assert solrl("plan", config_file) == 141
     assert capsys.readouterr().err == ""
+
+
+def test_ray_builds_no_other_environment_for_workers_under_uv_run() -> None:
+    code = "from solrl_ray.cli import main; main(['list']); from ray._private import ray_constants as r; print(r.{})"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", code.format("RAY_ENABLE_UV_RUN_RUNTIME_ENV")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
