@@ -96,8 +96,11 @@ def _is_here(host: str) -> bool:
         return host == "localhost"
 
 
-def upload(loaded: LoadedConfig, folder: Path) -> None:
-    """Raise UserError for a file that a job would not have if it gets only `folder`."""
+def upload(loaded: LoadedConfig, folder: Path) -> list[str]:
+    """The files that the run reads, below `folder`. Raises UserError for one that a job would not have if it gets only
+    that.
+    """
+    inside_it = []
     for key, path in _files(loaded):
         place = located(path, key)
         inside = (folder / place).resolve()
@@ -110,6 +113,8 @@ def upload(loaded: LoadedConfig, folder: Path) -> None:
             raise UserError(f"{named}, which is not in what a submitted job is given: {folder} without runs and .venv.")
         if not inside.exists():
             raise UserError(f"{named}, but there is no {inside}.")
+        inside_it.append(str(place))
+    return inside_it
 
 
 def _files(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:

@@ -239,7 +239,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
-        at_once.upload(loaded, here)
+        files += at_once.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
             raise UserError(
@@ -260,6 +260,7 @@ def submit(arguments: argparse.Namespace) -> int:
         address=address,
         folder=here,
         without=at_once.NOT_UPLOADED,
+        needed=files,
         follow=not arguments.no_wait,
         again=again,
     )
