@@ -62,7 +62,6 @@ from solrl_ray.models.shapes import shipped
 from solrl_ray.report.trace import Span
 from solrl_ray.simulator.forecast import forecast
 from solrl_ray.simulator.prices import Cluster, orchestration, price_list
-from solrl_ray.storage.folder_lock import FolderLock
 
 STAGES = ("ahead", "explore", "regenerate", "learn", "checkpoint", "publish", "total")
 SMALLER = 100.0
@@ -206,19 +205,19 @@ def kill_an_explorer(folder: Path, run: subprocess.Popen[bytes], killed: threadi
             return
         time.sleep(0.2)
     time.sleep(KILLED_AFTER)
-    alive = explorers_alive(folder)
+    alive = explorers_alive()
     print(f"killed: process {alive[0]}, one of {len(alive)} explorers", flush=True)
     os.kill(alive[0], signal.SIGKILL)
     killed.set()
 
 
-def explorers_alive(folder: Path) -> list[int]:
-    """Process ids of the explorers of the run in `folder`."""
+def explorers_alive() -> list[int]:
+    """Process ids of the explorers on this machine, which is given to one run."""
     ray_auth.settle(local=True)
     from ray.util.state import list_actors  # after the mode is set, which Ray reads once
 
     found = list_actors(
-        address=FolderLock(folder).noted_cluster(),
+        address=ray_auth.clusters_here()[0],
         filters=[("class_name", "=", "Explorer"), ("state", "=", "ALIVE")],
         timeout=STATE_SECONDS,
     )

@@ -65,11 +65,10 @@ def terminal(progress: Progress) -> str:
 def snapshot(run: Path) -> Progress:
     """Progress of the live run in the midst of a stage."""
     from actors.client.live_run import live_progress
-    from solrl_ray.storage.run_folder import RunFolder
+    from solrl_ray.common.ray_auth import clusters_here
 
     for _ in range(60):
-        address = RunFolder(run).lock.live_cluster()
-        progress = live_progress(run, clusters=[address]) if address else None
+        progress = live_progress(run, clusters=clusters_here())
         if progress is None:
             break
         if any(0 < done < total for done, total in progress.stages.values()):

@@ -58,9 +58,11 @@ def local_ray(forks: str) -> Iterator[None]:
     """
     import ray
 
+    from actors.client import connect
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver.SETUP_WORKER, forkserver.set_up_by(forks))
-        ray.init(
+        connect.init(
             address="local",
             num_cpus=2,
             num_gpus=1,

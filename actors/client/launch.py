@@ -18,6 +18,7 @@ from actors.cluster.names import CONTROLLER, namespace
 from actors.fleet.actor_factory import ActorClasses, on_this_node, vacate, where
 from actors.workers.devices import card, device_of, settle_tier
 from solrl_ray.common.deadlines import in_time
+from solrl_ray.common.output import lost_if_refused
 from solrl_ray.config import compiled_learner, fitting
 from solrl_ray.config.arithmetic import ModelFacts
 from solrl_ray.config.fitting import Card
@@ -30,7 +31,7 @@ from solrl_ray.models.paths import absolute
 from solrl_ray.policy.saving import FILE as LORA_FILE
 from solrl_ray.report.data import read_run
 from solrl_ray.report.live import LiveView
-from solrl_ray.report.page import build
+from solrl_ray.report.page import REPORT_FILE, build
 from solrl_ray.rewards import trial
 from solrl_ray.scheduling import placement
 from solrl_ray.storage.checkpoints import Uploader, newest_state
@@ -100,7 +101,10 @@ def train(
             except KeyboardInterrupt:
                 when = "" if folder.begun else " while it was starting, before anything was trained"
                 raise KeyboardInterrupt(f"interrupted{when}; go on with: {again}") from None
-    print(f"summary: {folder.path / 'summary.json'}\nreport:  {folder.path / 'report.html'}")
+    page = folder.path / REPORT_FILE
+    with lost_if_refused():
+        print(f"summary: {folder.path / 'summary.json'}")
+        print(f"report:  {page if page.is_file() else f'not written; solrl report {folder.path} makes it'}")
     return 0
 
 
@@ -140,12 +144,10 @@ def _work(
     config = on_its_cards(with_tier(config), facts, folder)
     try_own_rewards(config, elsewhere=bool(address or os.environ.get("RAY_ADDRESS")))
     view = stack.enter_context(LiveView(plain=not live))
-    folder.lock.note_cluster(ray.get_runtime_context().gcs_address)
     folder.lock.release()  # the controller claims it, as the process that writes
     actor = on_this_node(ControllerActor, CONTROLLER, namespace(path))
     controller = actor.remote(located(config), path, classes)
     stack.callback(ray.kill, controller)  # and with it all actors that it owns
-    stack.callback(folder.lock.forget_cluster)  # runs first, while no other process may write
     follow(controller, view, config, again=f"go on with: {folder.resume_command(address)}")
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray._private import services
 
 from actors.client.connect import joined
 from actors.cluster import wait
@@ -17,14 +16,6 @@ from solrl_ray.errors import Late, RunError, UserError, WorkerGone
 from solrl_ray.metrics.records import Progress
 
 ANSWER_SECONDS = 30.0
-
-
-def clusters_here() -> list[str]:
-    """Addresses of the Ray clusters with a node on this machine; inside a cluster, only that one."""
-    if ray.is_initialized():
-        return [ray.get_runtime_context().gcs_address]
-    services.find_gcs_addresses.cache_clear()
-    return sorted(services.find_gcs_addresses())
 
 
 def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | None:
@@ -42,6 +33,11 @@ def live_progress(run: Path | None, *, clusters: Sequence[str]) -> Progress | No
             raise RunError(f"{error}: it is starting, or its machine is very busy; ask again") from None
         except WorkerGone:  # it ended after it was found
             return None
+
+
+def cluster_of(run: Path, clusters: Sequence[str]) -> str | None:
+    """The first of these clusters on which the run in folder `run` is live."""
+    return next((each for each in clusters if _runs_on(run, each)), None)
 
 
 def scale(run: Path | None, sizes: Mapping[str, int], *, clusters: Sequence[str]) -> str:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from aiohttp import ClientError
+from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from actors.cluster import wait
-from solrl_ray.errors import RunError
+from solrl_ray.errors import RunError, UserError
 
 STREAM_RETRY_SECONDS = 1.0
 SILENCE_SECONDS = 120.0
@@ -39,6 +43,7 @@ def submit(
     address: str,
     folder: Path,
     without: Sequence[str],
+    needed: Sequence[str],
     follow: bool,
     again: str,
 ) -> int:
@@ -48,12 +53,15 @@ def submit(
         run: the run's name; its attempts are the jobs ``<run>-1``, ``<run>-2``, ….
         address: of the dashboard, such as ``http://head:8265``.
         without: names in `folder` that are not uploaded, whatever ``.gitignore`` and ``.rayignore`` say.
+        needed: files in `folder` that the job reads.
         follow: stream the log and wait for the end.
         again: the command that continues the run if the job is stopped or killed.
 
     Returns 0 if the job succeeded, or was submitted and is not followed; 1 if it failed or was stopped. Raises
-    RunError: no Job server answers there, or it refuses this user's token or this job.
+    RunError: no Job server answers there, or it refuses this user's token or this job; UserError as `check_upload`.
     """
+    excludes = [f"/{name}/" for name in without]
+    check_upload(folder, excludes, needed)
     logging.getLogger("ray").setLevel(logging.ERROR)  # else a line for each file that is left out
     client = _client(address)
     try:
@@ -63,13 +71,41 @@ def submit(
             client,
             entrypoint=shlex.join(["python", "-m", "solrl_ray", "train", *arguments, "--no-live"]),
             submission_id=job,
-            runtime_env={"working_dir": str(folder), "excludes": [f"/{name}/" for name in without]},
+            runtime_env={"working_dir": str(folder), "excludes": excludes},
             metadata={"job_name": run},
         )
     except (RuntimeError, ValueError, OSError, RayError) as error:
         raise RunError(f"the job could not be submitted to {address}: {wait.first_line(error)}") from error
     print(f"job         {job}\nstop it     ray job stop --address {address} {job}", flush=True)
     return _follow(client, job, again) if follow else 0
+
+
+def check_upload(folder: Path, excludes: list[str], needed: Sequence[str]) -> None:
+    """Raise UserError if Ray would leave out a needed file, or the folder is larger than a Job server takes."""
+    sizes: dict[Path, int] = {}
+
+    def take(path: Path) -> None:
+        if path.is_file():
+            sizes[path] = path.stat().st_size
+
+    ignoring = os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1"
+    packaging._dir_travel(folder, [packaging._get_excludes(folder, excludes)], take, ignoring, logging.getLogger("ray"))
+    for name in needed:
+        if (place := Path(os.path.normpath(folder / name))).is_file() and place not in sizes:
+            raise UserError(
+                f"{place} would not reach the job, because .gitignore or .rayignore name it; take it out of them, or "
+                f"set {ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE}=1 if it is .gitignore."
+            )
+    limit = ray_constants.DASHBOARD_CLIENT_MAX_SIZE
+    if (total := sum(sizes.values())) > limit:
+        parts: Counter[str] = Counter()
+        for path, size in sizes.items():
+            parts[path.relative_to(folder).parts[0]] += size
+        largest = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in parts.most_common(3))
+        raise UserError(
+            f"{folder} has {total / 1e6:.0f} MB, and a Job server takes {limit / 1e6:.0f} MB; name in .rayignore what "
+            f"the run does not need. The largest are {largest}."
+        )
 
 
 def _begin(client: JobSubmissionClient, **job: Any) -> None:

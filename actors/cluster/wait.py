@@ -85,7 +85,7 @@ def translated(error: RayTaskError, what: str) -> Exception:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason in `error`, as one line without colours.
+    """The reason in `error`, as one line without colours: its first line, or all if that only introduces the others.
 
     Ray puts the reason of a death or of an object's loss last, after a list of ids. If a worker was killed for memory,
     the reason is in the middle.
@@ -93,6 +93,7 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    line = lines[-1] if isinstance(error, RayError) else lines[0]
+    first = " ".join(lines) if lines[0].endswith(":") else lines[0]
+    line = lines[-1] if isinstance(error, RayError) else first
     memory = [line for line in lines if "low on memory" in line]
     return textwrap.shorten(memory[0] if memory else line, _REASON_WIDTH, placeholder=" …")

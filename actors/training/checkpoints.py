@@ -68,9 +68,11 @@ class CheckpointWriter:
 
         where = f"in {self._folder.path} (fleet.deadlines.checkpoint)"
         await self._world.blocking(write, f"writing LoRA file and summary {where}", deadlines.checkpoint)
-        await self._world.blocking(
-            lambda: self._world.write_report(self._folder.path), f"writing the report {where}", deadlines.checkpoint
-        )
+        what, path = f"writing the report {where}", self._folder.path
+        try:
+            await self._world.blocking(lambda: self._world.write_report(path), what, deadlines.checkpoint)
+        except Exception as error:  # the run is complete, whatever hinders its page
+            self._telemetry.message(f"no report: {error}; `solrl report {path}` makes it")
         if self._uploader is not None:
             self._telemetry.state("copying the last checkpoints and the report")
             close, limit = self._uploader.close, deadlines.upload

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from solrl_ray.cli.options import parser
+from solrl_ray.common import home, output
 from solrl_ray.config import named
 from solrl_ray.errors import RunError, UserError
 
@@ -37,8 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; user errors are printed as one sentence."""
     # Without it, every import of transformers lists missing optional packages.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Under `uv run`, Ray would build another environment for its workers, which lacks this package; read at its import.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     arguments = argparse.Namespace()
     try:
+        output.settle()
+        home.settle()
         parser().parse_args(argv, arguments)
         arguments.as_typed = getattr(arguments, "config", None)  # before names are sorted by their kinds
         for option in ("config", "rewards"):
@@ -57,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not _refused(error, arguments):
             raise
         where = error.filename2 or error.filename
+        if not where:  # it may be of the output, whose rest Python would write at the end
+            output.drop()
         return _failed(RunError(f"{f'{where}: ' if where else ''}{error.strerror}"), RUN_FAILED)
     except KeyboardInterrupt as interrupt:
         print(f"\n{interrupt or 'interrupted'}", file=sys.stderr)
@@ -69,14 +76,14 @@ def _unread() -> bool:
     With PYTHONUNBUFFERED nothing is left to be flushed, so the pipe is asked.
     """
     try:
-        output = sys.stdout.fileno()
+        file = sys.stdout.fileno()
     except OSError:  # no file: nobody can close it
         return False
     poll = select.poll()
-    poll.register(output, 0)
+    poll.register(file, 0)
     closed = any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     if closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        output.drop()
     return closed
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import http.client
 import importlib.util
+import ipaddress
 import os
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +75,11 @@ def job_server(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise UserError(f"--address is {url!r}; it must be the dashboard's address, such as http://head:8265.")
     try:
-        request = urllib.request.Request(f"{url.rstrip('/')}/api/version", headers=ray_auth.headers())
+        request = urllib.request.Request(f"{url.rstrip('/')}/api/version")
+        for name, value in ray_auth.headers().items():
+            if url.startswith("http://") and not _is_here(urllib.parse.urlsplit(url).hostname or ""):
+                print(f"warning: the token goes unencrypted to {url}; a tunnel or https:// hides it", file=sys.stderr)
+            request.add_unredirected_header(name, value)  # a server may redirect to any other
         urllib.request.urlopen(request, timeout=KNOCK_SECONDS).close()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -83,8 +89,18 @@ def job_server(url: str) -> None:
         raise RunError(f"the Job server at {url} cannot be used: {reason or type(error).__name__}") from error
 
 
-def upload(loaded: LoadedConfig, folder: Path) -> None:
-    """Raise UserError for a file that a job would not have if it gets only `folder`."""
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def upload(loaded: LoadedConfig, folder: Path) -> list[str]:
+    """The files that the run reads, below `folder`. Raises UserError for one that a job would not have if it gets only
+    that.
+    """
+    inside_it = []
     for key, path in _files(loaded):
         place = located(path, key)
         inside = (folder / place).resolve()
@@ -97,6 +113,8 @@ def upload(loaded: LoadedConfig, folder: Path) -> None:
             raise UserError(f"{named}, which is not in what a submitted job is given: {folder} without runs and .venv.")
         if not inside.exists():
             raise UserError(f"{named}, but there is no {inside}.")
+        inside_it.append(str(place))
+    return inside_it
 
 
 def _files(loaded: LoadedConfig) -> Iterator[tuple[str, str]]:

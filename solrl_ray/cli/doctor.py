@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from solrl_ray.cli.models_on_cards import PARTS, verdicts
-from solrl_ray.common.files import refuses_files
+from solrl_ray.common.files import NO_NAMES, refuses_files, syncs_names
 from solrl_ray.config.fitting import Card
 from solrl_ray.errors import RunError
 from solrl_ray.models import compilation
@@ -105,4 +105,5 @@ def _storage(root: Path) -> Iterator[Finding]:
         if problem:
             yield Finding("storage", what, "FAILS", f"{folder}: {existing} {problem}")
         else:
-            yield Finding("storage", what, "ok", f"{folder}, {free / 1e9:.1f} GB free")
+            lacking = "" if syncs_names(existing) else f"; {NO_NAMES}"
+            yield Finding("storage", what, "lacks" if lacking else "ok", f"{folder}, {free / 1e9:.1f} GB free{lacking}")

@@ -5,6 +5,7 @@ Also `model_facts`: sizes from the model's files, read without loading a weight.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 
 import torch
@@ -25,6 +26,9 @@ from solrl_ray.records import Prompt
 from solrl_ray.rewards import import_callable, trial
 from solrl_ray.storage.checkpoints import filesystem
 from solrl_ray.storage.warm_start import warm_start
+
+TOKENIZED = 20_000
+"""Prompts whose tokens are counted, the longest ones: some 15 s and 0.4 GB."""
 
 
 def check(config: Config, sources: Sources | None = None, *, planning: bool = False, elsewhere: bool = False) -> Inputs:
@@ -54,9 +58,12 @@ def check(config: Config, sources: Sources | None = None, *, planning: bool = Fa
 
 def _truncation(config: Config, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
     """A sentence for each tokenizer that truncates prompts, with their number and the first one."""
-    found = models.family(config.model).truncated(config.model, [prompt.text for prompt in prompts])
+    texts, which = [prompt.text for prompt in prompts], f"{len(prompts):,}"
+    if len(texts) > TOKENIZED:
+        texts, which = heapq.nlargest(TOKENIZED, texts, key=len), f"the {TOKENIZED:,} longest of {which}"
+    found = models.family(config.model).truncated(config.model, texts)
     return tuple(
-        f"{len(cut.texts):,} of {len(prompts):,} prompts are longer than the {cut.limit} tokens that "
+        f"{len(cut.texts):,} of {which} prompts are longer than the {cut.limit} tokens that "
         f"{cut.tokenizer} of {config.model.path} keeps and lose their end, such as {cut.texts[0][:60]!r}"
         for cut in found
         if cut.texts

@@ -9,6 +9,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -185,10 +186,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
     _check_system()
     from solrl_ray.storage.run_folder import RunFolder
 
-    cluster = None if arguments.alone else RunFolder(run).lock.live_cluster()
-    ray_auth.settle(local=(_address(arguments) or cluster) is None)
+    clusters = [] if arguments.alone or not RunFolder(run).lock.held else _clusters(arguments)
+    ray_auth.settle(local=not (_address(arguments) or clusters))
     from actors.client import evaluate as evaluation
-    from actors.client import evaluate_live
+    from actors.client import evaluate_live, live_run
     from solrl_ray.cli import preflight
     from solrl_ray.evaluation import request as asked
 
@@ -205,10 +206,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.out:
         make_folder(out)  # before Ray starts: fails at once if it cannot be written
     request = evaluation.Request(run=run.absolute(), out=out.absolute(), policies=policies)
+    cluster = live_run.cluster_of(run, clusters)
     page = evaluate_live.page(config, state, request, address=cluster) if cluster else None
     if page is None:
         page = evaluation.evaluate(config, state, request, address=arguments.address, live=not arguments.no_live)
-    print(f"{(out / 'evaluation.txt').read_text()}\npage: {page}")
+    print(f"{(out / 'evaluation.txt').read_text(encoding='utf-8')}\npage: {page}")
     return 0
 
 
@@ -237,7 +239,7 @@ def submit(arguments: argparse.Namespace) -> int:
         name = Path(resume).name
     else:
         loaded = fresh(arguments)
-        at_once.upload(loaded, here)
+        files += at_once.upload(loaded, here)
         name, root = loaded.config.run.name, loaded.config.run.root
         if not Path(root).is_absolute():
             raise UserError(
@@ -258,6 +260,7 @@ def submit(arguments: argparse.Namespace) -> int:
         address=address,
         folder=here,
         without=at_once.NOT_UPLOADED,
+        needed=files,
         follow=not arguments.no_wait,
         again=again,
     )
@@ -269,11 +272,11 @@ def status(arguments: argparse.Namespace) -> int:
     if folder is not None and not folder.is_dir():
         raise UserError(f"{folder} is not a run folder: there is no such folder.")
     ray_auth.settle(local=False)
-    clusters = _clusters(arguments, folder)
+    clusters = _clusters(arguments)
     from rich.console import Console
 
     from actors.client import live_run
-    from solrl_ray.report.data import NOT_RUNNING, stored_progress
+    from solrl_ray.report.data import NOT_RUNNING, STARTING, stored_progress
     from solrl_ray.report.live import render
     from solrl_ray.storage.run_folder import RunFolder
 
@@ -286,6 +289,8 @@ def status(arguments: argparse.Namespace) -> int:
     Console().print(render(progress))
     if folder is not None and progress.state.startswith(NOT_RUNNING):
         print(f"go on with  {RunFolder(folder).resume_command()}")
+    if progress.state == STARTING:
+        print("note: a process works there, which starts, ends or is elsewhere: --address names a run's cluster")
     return 0
 
 
@@ -302,7 +307,7 @@ def scale(arguments: argparse.Namespace) -> int:
     if folder is not None:
         continuation.stored(folder)
     ray_auth.settle(local=False)
-    clusters = _clusters(arguments, folder)
+    clusters = _clusters(arguments)
     from actors.client import live_run
 
     print(live_run.scale(folder, sizes, clusters=clusters))
@@ -342,45 +347,22 @@ def validate(arguments: argparse.Namespace) -> int:
     return validate.run(arguments)
 
 
-def _address(arguments: argparse.Namespace, run: Path | None = None) -> str | None:
-    """The Ray cluster to join: ``--address``, else RAY_ADDRESS as in a submitted job, else that of `run`."""
-    from solrl_ray.storage.run_folder import RunFolder
-
-    address: str | None = arguments.address or os.environ.get("RAY_ADDRESS")
-    return address or (RunFolder(run).lock.live_cluster() if run else None)
+def _address(arguments: argparse.Namespace) -> str | None:
+    """The Ray cluster to join: ``--address``, else RAY_ADDRESS as in a submitted job."""
+    return arguments.address or os.environ.get("RAY_ADDRESS")
 
 
-def _clusters(arguments: argparse.Namespace, run: Path | None) -> list[str]:
-    """Clusters on which to look for a live run: as `_address`; without a run and an address, this machine's."""
-    if address := _address(arguments, run):
-        try:
-            at_once.cluster(address)
-        except RunError as error:
-            if address == _address(arguments):
-                raise
-            raise RunError(
-                f"a process works in {run}, but {error}; if the run was killed, that process ends soon: ask again then."
-            ) from error
+def _clusters(arguments: argparse.Namespace) -> list[str]:
+    """Clusters on which to look for a live run: as `_address`, else this user's on this machine that answer."""
+    if address := _address(arguments):
+        at_once.cluster(address)
         return [address]
-    if run:
-        return _last_cluster(run)
-    from actors.client import live_run
-
-    return live_run.clusters_here()
-
-
-def _last_cluster(run: Path) -> list[str]:
-    """The run's last cluster, whose controller may be about to claim its folder; none if it is gone."""
-    from solrl_ray.storage.run_folder import RunFolder
-
-    address = RunFolder(run).lock.noted_cluster()
-    try:
-        if address:
-            at_once.cluster(address)
-            return [address]
-    except RunError:
-        pass
-    return []
+    found = []
+    for each in ray_auth.clusters_here():
+        with suppress(RunError):  # one that is ending
+            at_once.cluster(each)
+            found.append(each)
+    return found
 
 
 def _given(options: Mapping[str, tuple[str, Any]]) -> dict[str, tuple[str, Any]]:

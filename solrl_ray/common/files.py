@@ -14,9 +14,10 @@ import json
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import singledispatch
+from functools import cache, singledispatch
 from pathlib import Path
 from typing import IO, Any
 
@@ -180,12 +181,35 @@ def sync(path: Path, file: IO[Any]) -> None:
 
 @singledispatch
 def sync_folder(folder: Path) -> None:
-    """Return when the names in `folder` are on the disk; this completes a rename."""
+    """Return when the names in `folder` are on the disk; this completes a rename.
+
+    Some shares sync files and refuse folders. There, nothing is known of names after a power failure, and a run may go
+    on from an earlier checkpoint, whose bytes its checksums prove.
+    """
+    if not syncs_names(folder):
+        _tell_once(folder.stat().st_dev)
+
+
+NO_NAMES = "does not sync names of files: after a power failure, a run may go on from an earlier checkpoint"
+
+
+@cache
+def _tell_once(disk: int) -> None:
+    print(f"note: the disk of the run {NO_NAMES}", file=sys.stderr, flush=True)
+
+
+def syncs_names(folder: Path) -> bool:
+    """Sync the names in `folder`; false if its disk knows no such call. Raises OSError for any other error."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise OSError(error.errno, error.strerror, str(folder)) from error
+        return False
     finally:
         os.close(descriptor)
+    return True
 
 
 @singledispatch

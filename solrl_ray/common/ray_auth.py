@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from pathlib import Path
+
+import psutil
 
 from solrl_ray.errors import RunError, UserError
 
@@ -55,6 +58,24 @@ def knock(address: str, *, seconds: float, answer_seconds: float | None = None) 
         socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
         if problem := _problem(f"{host}:{port}", seconds if answer_seconds is None else answer_seconds):
             raise RunError(f"the Ray cluster at {address} could not be joined: {problem}")
+
+
+def clusters_here() -> list[str]:
+    """Addresses of this user's Ray clusters with a node on this machine; inside a cluster, only that one.
+
+    A node is a process of this user. No file names an address: what is read could be somebody else's, and who is asked
+    gets the token and answers with pickled objects.
+    """
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        return [ray.get_runtime_context().gcs_address]
+    found = set()
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        owner, command = process.info["uids"], process.info["cmdline"]
+        if owner and command and owner.real == os.getuid() and Path(command[0]).name == "raylet":
+            flag = "--gcs-address="
+            found |= {word.removeprefix(flag) for word in command if word.startswith(flag)}
+    return sorted(found)
 
 
 def refusal() -> str:

@@ -72,7 +72,7 @@ def read_run(folder: Path) -> RunData:
     return RunData(
         folder=folder,
         config=config,
-        config_text=(folder / FILE).read_text(),
+        config_text=(folder / FILE).read_text(encoding="utf-8"),
         starts=places.starts(),
         iterations=tuple(iterations[number] for number in sorted(iterations)),
         evaluations=ordered,

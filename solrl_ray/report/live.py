@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from solrl_ray.common import output
 from solrl_ray.metrics.records import Progress
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -221,6 +222,12 @@ def _new_messages(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, .
     return now
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """A run goes on when nobody reads its output any more."""
+        output.drop()
+
+
 class LiveView:
     """Shows snapshots of a live run.
 
@@ -233,7 +240,7 @@ class LiveView:
 
     def __init__(self, console: Console | None = None, *, plain: bool = False) -> None:
         """`plain`: lines on a terminal too."""
-        self._console = console or Console()
+        self._console = console or _Console()
         self._plain = PlainLines()
         self._progress: Progress | None = None
         self._updated = time.monotonic()
@@ -254,7 +261,8 @@ class LiveView:
         self._progress, self._updated = progress, time.monotonic()
         if self._live is None:
             for line in self._plain.lines(progress):
-                self._console.print(Text(line), soft_wrap=True)
+                with output.lost_if_refused():
+                    self._console.print(Text(line), soft_wrap=True)
 
     def _current(self) -> RenderableType:
         if self._progress is None:

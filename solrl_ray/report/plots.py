@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
@@ -87,6 +88,8 @@ def _plot(
     def decorated(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
         @functools.wraps(draw)
         def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+            # Importing matplotlib would read it; a notebook's names a backend that this process may not have.
+            os.environ["MPLBACKEND"] = "svg"
             import matplotlib
             from matplotlib.backends.backend_svg import FigureCanvasSVG
             from matplotlib.figure import Figure

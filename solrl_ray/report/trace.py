@@ -1,7 +1,8 @@
 """The spans of a run, and their timeline for Perfetto and chrome://tracing.
 
 ``spans.jsonl`` in the run folder has one object a line. A worker measures a unit's span, the controller a stage's;
-clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it.
+clocks of different machines may differ. The file is no part of the run's state, and a resumed run appends to it. When
+it has `LARGEST` bytes, it becomes ``spans-older.jsonl`` and replaces that: a long run keeps its newest spans.
 
 Timeline: the Trace Event Format of Chrome, JSON object form, complete events (``ph: X``), times in microseconds.
 """
@@ -20,7 +21,8 @@ from pydantic import TypeAdapter
 
 from solrl_ray.errors import UserError
 
-FILE = "spans.jsonl"
+FILE, OLDER = "spans.jsonl", "spans-older.jsonl"
+LARGEST = 100_000_000
 UNIT_STAGES = {stage: stage for stage in ("explore", "regenerate", "audit", "evaluate")} | {"sample": "explore"}
 """Stage of a unit → stage of an iteration."""
 
@@ -54,19 +56,30 @@ class SpanWriter:
     """Appends spans; each is given to the operating system on return, which is enough for a timeline."""
 
     def __init__(self, folder: Path) -> None:
-        self._file: IO[str] = (folder / FILE).open("a")
-        self._file.write("\n")  # ends a line that a killed process left
+        self._folder = folder
+        self._open()
 
     def write(self, span: Span) -> None:
-        self._file.write(json.dumps({name: getattr(span, name) for name in _NAMES}) + "\n")
+        line = json.dumps({name: getattr(span, name) for name in _NAMES}) + "\n"
+        if self._bytes + len(line) > LARGEST:
+            self.close()
+            (self._folder / FILE).replace(self._folder / OLDER)
+            self._open()
+        self._bytes += len(line)
+        self._file.write(line)
         self._file.flush()
+
+    def _open(self) -> None:
+        self._file: IO[str] = (self._folder / FILE).open("a")
+        self._file.write("\n")  # ends a line that a killed process left
+        self._bytes = (self._folder / FILE).stat().st_size + 1
 
     def close(self) -> None:
         self._file.close()
 
 
 def read_spans(folder: Path) -> list[Span]:
-    """All spans of a run, by start. Incomplete or damaged lines are skipped.
+    """The spans that a run keeps, by start. Incomplete or damaged lines are skipped.
 
     Raises UserError: the run has no spans.
     """
@@ -77,7 +90,8 @@ def read_spans(folder: Path) -> list[Span]:
             "an upload, which leaves it out."
         )
     spans = []
-    for line in path.read_bytes().splitlines():
+    older = path.with_name(OLDER)
+    for line in [*(older.read_bytes().splitlines() if older.is_file() else ()), *path.read_bytes().splitlines()]:
         with suppress(ValueError, RecursionError):  # incomplete or damaged
             spans.append(_SPAN.validate_json(line))
     return sorted(spans, key=lambda span: (span.started, span.name))

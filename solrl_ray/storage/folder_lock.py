@@ -1,16 +1,15 @@
-"""The lock of a run folder: which process writes there, and on which Ray cluster it is."""
+"""The lock of a run folder: which process writes there."""
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
 from solrl_ray.common.deadlines import in_time
-from solrl_ray.common.files import READ_SECONDS, claim, remove, replace_file
-from solrl_ray.errors import RunError, UserError
+from solrl_ray.common.files import READ_SECONDS, claim
+from solrl_ray.errors import UserError
 
 
 class FolderLock:
@@ -22,7 +21,6 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "lock"
-        self._cluster = folder / "cluster"
         self._file: FileIO | None = None
 
     def take(self, *, seconds: float) -> None:
@@ -54,32 +52,6 @@ class FolderLock:
     def held(self) -> bool:
         """Whether a process works here now. Raises RunError if the disk hangs."""
         return in_time(self._is_held, what=f"looking at {self._path}", seconds=READ_SECONDS)
-
-    def note_cluster(self, address: str) -> None:
-        """Record the Ray cluster of the process that writes here."""
-        replace_file(self._cluster, f"{address}\n".encode())
-
-    def forget_cluster(self) -> None:
-        """Ignores errors of the disk, because the process is ending."""
-        with suppress(OSError, RunError):
-            in_time(lambda: remove(self._cluster), what="forgetting the cluster", seconds=READ_SECONDS)
-
-    def live_cluster(self) -> str | None:
-        """The Ray cluster of the process that writes here now; None if there is none. Raises RunError if the disk
-        hangs.
-        """
-
-        def found() -> str | None:
-            return self._noted_cluster() if self._is_held() else None
-
-        return in_time(found, what=f"looking at {self._path}", seconds=READ_SECONDS)
-
-    def noted_cluster(self) -> str | None:
-        """The last `note_cluster` of this run, whose process may have ended. Raises RunError if the disk hangs."""
-        return in_time(self._noted_cluster, what=f"looking at {self._cluster}", seconds=READ_SECONDS)
-
-    def _noted_cluster(self) -> str | None:
-        return self._cluster.read_bytes().decode(errors="replace").strip() if self._cluster.is_file() else None
 
     def _is_held(self) -> bool:
         try:

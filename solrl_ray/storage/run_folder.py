@@ -56,6 +56,8 @@ _BEFORE_TRAINING = (
     STARTS,
 )
 """Files that a run writes before its first preview is journaled."""
+JOURNALS = 16
+"""Iterations before the checkpoints that a run may go back to, whose journals stay for who wants to read them."""
 _NUMBERED = re.compile(r"(?:iteration|revision|updates)-([0-9]{6,})(?:[-.].*)?")
 
 
@@ -120,7 +122,6 @@ class RunFolder:
                 self.check_length(config.run.iterations, max((n for n, _ in self.checkpoints()), default=0))
             else:
                 self._start_over(config)
-            remove(self.path / "cluster")  # from the process before
             remove_partial(self.path)
             self.sync_folders()
             replace_file(self.path / FORMAT_FILE, f"{FORMAT}\n".encode())
@@ -235,7 +236,9 @@ class RunFolder:
         return _iterations(self.path / "checkpoints")
 
     def prune(self, checkpoints: Checkpoints) -> None:
-        """Remove the checkpoints that `checkpoints` does not keep, and the samples that the newest ones contain."""
+        """Remove the checkpoints that `checkpoints` does not keep, the samples that the newest ones contain, and
+        journals of more than `JOURNALS` iterations before.
+        """
         there = dict(self.checkpoints())
         for updates in there.keys() - retained(there, checkpoints):
             remove(there[updates])
@@ -243,6 +246,10 @@ class RunFolder:
         for iteration, folder in _iterations(self.path / "samples"):
             if iteration < oldest:
                 remove(folder)
+        for path in list((self.path / "journal").glob("*")):
+            number = _NUMBERED.fullmatch(path.name)
+            if number and int(number[1]) < oldest - JOURNALS:
+                remove(path)
 
     def drop_beyond(self, updates: int, *, staleness: int = 0) -> None:
         """Remove what follows from updates after `updates`: a resumed run makes it again, maybe with other bytes.

@@ -29,8 +29,8 @@ class RevisionStore:
     def save(self, publication: Publication) -> Path:
         """Writes a revision, packed weights as snapshot or delta as they are published.
 
-        Does nothing if the same revision is stored, unless the stored one is damaged, not packed, or packed for explorers
-        of another tier (a run resumed elsewhere): then it is written again.
+        Does nothing if the same revision is stored, unless the stored one is damaged, not packed, or packed for
+        explorers of another tier (a run resumed elsewhere): then it is written again.
 
         Raises:
             RunError: another revision of this name is stored, because a revision never changes; or the one that its

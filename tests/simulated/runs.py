@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import gc
 import logging
 import random
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -41,6 +38,7 @@ from tests.simulated.players import MODULE, WIDTH, players, publisher, rewards
 from tests.simulated.world import SimulatedWorld
 
 ROOT = Path(__file__).parents[2]
+PROMPTS = Path(__file__).with_name("prompts")
 PATIENCE = 2000.0
 """Virtual seconds in which a run with its faults must end: its deadlines are below."""
 DEADLINES = (
@@ -250,11 +248,7 @@ class Ended:
 def configuration(shape: Shape) -> Config:
     settings = (*shape.settings, "fleet.max_replacements=20", "fleet.strikes=2", f"fleet.deadlines={DEADLINES}")
     config = load([ROOT / "configs" / "demo.yaml"], settings)
-    folder = Path(tempfile.mkdtemp(prefix="prompts-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    for name, count in (("train", 12), ("heldout", 2)):
-        (folder / f"{name}.txt").write_text("".join(f"{name} prompt {number}\n" for number in range(count)))
-    prompts = {"train": str(folder / "train.txt"), "heldout": str(folder / "heldout.txt")}
+    prompts = {name: str(PROMPTS / f"{name}.txt") for name in ("train", "heldout")}
     others = [OtherExplorers(name="b", prompts=1, count=1)] if shape.others else []
     return _but(_but(config, "prompts", **prompts), "fleet", other_explorers=others)
 

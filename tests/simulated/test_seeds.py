@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from tests.simulated.faults import Fault
 from tests.simulated.runs import ENDS, KINDS, SHAPES, Plan, Shape, run, undisturbed, violation
+from tests.simulated.world import SimulatedWorld
 
 SEEDS = 2000
 
@@ -74,6 +79,25 @@ def test_trackers_that_fail_change_nothing() -> None:
     ended = run(Plan(1, Tracked(**asdict(shape)), explorers=2, regenerators=1, ranks=1))
     assert ended.digests == undisturbed(shape)
     assert not ended.errors
+
+
+def test_a_report_that_cannot_be_made_ends_no_finished_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no font")
+
+    monkeypatch.setattr(SimulatedWorld, "write_report", fails)
+    shape = Plan.of(4).shape
+    ended = run(Plan(1, shape, explorers=1, regenerators=1, ranks=1))
+    assert ended.digests == undisturbed(shape)
+    assert not ended.errors
+    assert any("no report: no font; `solrl report /run` makes it" in told for told in ended.told)
+
+
+def test_a_simulated_run_leaves_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    """Also of a process that ends as pytest's workers do, without its own tidying."""
+    code = "import os; from tests.simulated.runs import Plan, undisturbed; undisturbed(Plan.of(4).shape); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

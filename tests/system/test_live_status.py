@@ -129,4 +129,3 @@ def test_a_start_that_is_told_to_end_says_so_and_how_the_run_goes_on(forks: str,
         assert driver.wait(PATIENCE) == 130
     assert "interrupted while it was starting, before anything was trained; " in rest
     assert f"go on with: solrl train --resume {tmp_path / 'cut'}\n" in rest
-    assert not (tmp_path / "cut" / "cluster").exists()

@@ -6,12 +6,14 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import ray
 from ray.job_submission import JobSubmissionClient
 
 from actors.client import submit
+from solrl_ray.errors import UserError
 
 JOB = {"type": "SUBMISSION", "submission_id": "small-1", "status": "FAILED", "entrypoint": "python", "message": "gone"}
 
@@ -57,6 +59,31 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> JobSubmissionClient:
     return JobSubmissionClient(f"http://127.0.0.1:{server.server_port}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, size in (("train.txt", 10), ("my data/a.bin", 70_000_000), ("b.bin", 60_000_000), ("runs/c.bin", 99)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    return tmp_path
+
+
+def test_a_folder_that_is_too_large_for_a_job_server_is_told_with_its_largest_parts(folder: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"has 130 MB, .* takes 105 MB; .* are my data \(70 MB\), b.bin \(60 MB\), train"
+    ):
+        submit.check_upload(folder, ["/runs/"], ["train.txt"])
+    (folder / ".rayignore").write_text("*.bin\n")
+    submit.check_upload(folder, ["/runs/"], ["train.txt", "sana_1600m"])  # the last is no file of this folder
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".rayignore"])
+def test_a_file_that_the_job_reads_and_would_not_get_is_told(name: str, folder: Path) -> None:
+    (folder / name).write_text("*.bin\n*.txt\n")
+    with pytest.raises(UserError, match=r"train\.txt would not reach the job"):
+        submit.check_upload(folder, [], ["./train.txt"])
 
 
 def test_of_a_job_that_is_gone_its_reason_is_told(

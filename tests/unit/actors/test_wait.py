@@ -29,6 +29,16 @@ def test_a_foreign_error_is_named() -> None:
     assert str(error) == "start on explorer-0 failed: KeyError: 'width'"
 
 
+def test_an_error_whose_first_line_introduces_others_keeps_them() -> None:
+    error = RuntimeError(
+        "Version mismatch: The cluster was started with:\n  Ray: 2.59.0\nThis process with:\n  Ray: 2.60.0"
+    )
+    assert wait.first_line(error) == (
+        "Version mismatch: The cluster was started with: Ray: 2.59.0 This process with: Ray: 2.60.0"
+    )
+    assert wait.first_line(OSError("out of memory\nSee the manual")) == "out of memory"
+
+
 def test_a_full_disk_is_told_with_what_to_do() -> None:
     error = wait.translated(failed(OSError(errno.ENOSPC, "No space left on device")), "the run")
     assert str(error) == "the run found no space left on a disk; make room and go on with --resume"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,7 +20,6 @@ import pytest
 
 from solrl_ray.cli import at_once
 from solrl_ray.common import ray_auth
-from solrl_ray.common.files import claim
 from solrl_ray.errors import RunError
 from solrl_ray.storage import run_folder
 from solrl_ray.storage.run_folder import RunFolder
@@ -173,17 +174,16 @@ def test_it_is_told_without_pytorch(wrong: str, config_file: Path) -> None:
     assert unread("train", str(config_file), "--set", wrong)
 
 
-def test_the_status_right_after_a_kill_says_that_the_rest_of_the_run_is_ending(
-    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "runs" / "small"
-    begin(folder, config_file)
-    RunFolder(folder).lock.note_cluster("127.0.0.1:1")
-    with (folder / "lock").open("wb") as file:
-        claim(folder, file, alone=True)
-        said = sentence(capsys, "status", folder)
-    assert said.startswith(f"a process works in {folder}, but the Ray cluster at 127.0.0.1:1 could not be joined: ")
-    assert said.endswith("; if the run was killed, that process ends soon: ask again then.")
+def test_only_nodes_of_this_user_make_a_cluster_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import time; print(flush=True); time.sleep(60)"
+    command = ["/opt/raylet", "-c", code, "--gcs-address=10.0.0.9:6379"]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        node.stdout.readline()
+        assert "10.0.0.9:6379" in ray_auth.clusters_here()
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert ray_auth.clusters_here() == []
+        node.kill()
 
 
 def test_the_status_of_a_folder_that_is_not_there_is_told_without_pytorch_and_ray(tmp_path: Path) -> None:
@@ -215,6 +215,39 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def test_a_server_that_redirects_does_not_pass_the_token_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    given: list[tuple[str, str | None]] = []
+
+    class Redirecting(Server):
+        def do_GET(self) -> None:
+            given.append((self.path, self.headers.get("Authorization")))
+            self.send_response(302 if self.path == "/api/version" else 200)
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/elsewhere")
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Redirecting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    at_once.job_server(f"http://127.0.0.1:{server.server_port}")
+    server.shutdown()
+    server.server_close()
+    assert given == [("/api/version", f"Bearer {TOKEN}"), ("/elsewhere", None)]
+
+
+@pytest.mark.parametrize(
+    ("address", "warned"), [("http://head:8265", 1), ("http://127.0.0.1:8265", 0), ("https://head:8265", 0)]
+)
+def test_a_token_that_goes_unencrypted_to_another_machine_is_told(
+    address: str, warned: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO())
+    at_once.job_server(address)
+    assert capsys.readouterr().err.count("warning: the token goes unencrypted") == warned
 
 
 def test_a_wrong_token_is_told_as_what_it_is(

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from actors.client import live_run
 from solrl_ray.cli import outline
 from solrl_ray.cli.options import parser
+from solrl_ray.common import ray_auth
 from solrl_ray.config.loading import load, to_yaml
 from solrl_ray.report.trace import Span, SpanWriter
 from solrl_ray.storage.run_folder import RunFolder
@@ -245,7 +245,7 @@ def test_a_run_is_submitted_with_files_of_this_folder_and_to_a_disk_that_stays(
 @pytest.fixture
 def no_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else runs on this machine is not looked at."""
-    monkeypatch.setattr(live_run, "clusters_here", list)
+    monkeypatch.setattr(ray_auth, "clusters_here", list)
 
 
 @pytest.mark.usefixtures("no_clusters")
@@ -270,6 +270,7 @@ def test_the_status_of_a_run_that_nobody_works_on_is_what_its_folder_says(
     assert refusal(capsys, "status").startswith("No run is live on a cluster of this machine; name a run folder")
 
 
+@pytest.mark.usefixtures("no_clusters")
 def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,15 +279,14 @@ def test_the_status_of_a_run_that_is_starting_or_was_killed_meanwhile(
     )
     run = RunFolder.of(config)
     run.path.mkdir()
-    run.lock.note_cluster("10.0.0.1:1")  # of a process before, whose cluster is gone
     run.create(config, resume=False)
     run.note_start(["solrl", "train", "my.yaml"])
     assert solrl("status", run.path) == 0
     shown = capsys.readouterr().out
     assert "starting: waiting for its cluster or its controller" in shown
+    assert "a process works there, which starts, ends or is elsewhere" in shown
     assert "go on with" not in shown
     run.lock.release()
-    run.lock.note_cluster("127.0.0.1:1")  # of a driver that was killed, and its cluster with it
     assert solrl("status", run.path) == 0
     shown = capsys.readouterr().out
     assert "not running: it ended while it was starting, and nothing" in shown
@@ -357,3 +357,11 @@ def test_who_stops_reading_ends_a_command_without_a_word(
         monkeypatch.setattr(sys, "stdout", pipe)
         assert solrl("plan", config_file) == 141
     assert capsys.readouterr().err == ""
+
+
+def test_ray_builds_no_other_environment_for_workers_under_uv_run() -> None:
+    code = "from solrl_ray.cli import main; main(['list']); from ray._private import ray_constants as r; print(r.{})"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", code.format("RAY_ENABLE_UV_RUN_RUNTIME_ENV")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -16,6 +16,7 @@ from solrl_ray.policy import adapters
 from solrl_ray.quantization import nvfp4
 from solrl_ray.quantization.planning import packed_bytes
 from solrl_ray.quantization.scope import quantize_
+from solrl_ray.records import Prompt
 from tests.support import tiny
 
 
@@ -78,3 +79,13 @@ def test_a_packed_weight_has_the_size_of_the_quantisers(rows: int, columns: int)
 def test_an_unquantised_tier_packs_nothing(config: Config, tmp_path: Path) -> None:
     facts = preflight.model_facts(load([tmp_path / "config.yaml"], ["rollout.explore.precision=float32"]))
     assert facts.packed_bytes == 0
+
+
+def test_of_many_prompts_the_longest_are_counted(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a", "a b c d e f g h i j " * 9, "a red ring " * 9, "a cat"]
+    prompts = tuple(Prompt(id=str(number), text=text) for number, text in enumerate(texts))
+    exact = [note.partition(" prompts ")[0] for note in preflight._truncation(config, prompts)]
+    assert set(exact) == {"2 of 4"}
+    monkeypatch.setattr(preflight, "TOKENIZED", 2)
+    sampled = [note.partition(" prompts ")[0] for note in preflight._truncation(config, prompts)]
+    assert sampled == [each.replace("of 4", "of the 2 longest of 4") for each in exact]

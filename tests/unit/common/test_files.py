@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from pathlib import Path
 
 import pytest
 
 from actors.client import launch
+from solrl_ray.cli import doctor
+from solrl_ray.common import files
 from solrl_ray.common.deadlines import in_time
 from solrl_ray.config import continuation
 from solrl_ray.errors import RunError, UserError
@@ -58,7 +62,7 @@ def test_who_looks_for_a_live_run_ends_with_a_sentence_where_the_disk_hangs(
     os.mkfifo(tmp_path / "lock")
     monkeypatch.setattr(folder_lock, "READ_SECONDS", 0.1)
     with pytest.raises(RunError, match=r"^looking at .*lock passed its deadline of 0\.1 s: the disk does not answer$"):
-        RunFolder(tmp_path).lock.live_cluster()
+        assert RunFolder(tmp_path).lock.held
 
 
 def test_a_stored_configuration_that_a_disk_does_not_give_is_named(
@@ -90,3 +94,40 @@ def test_a_run_folder_whose_disk_hangs_is_named_before_anything_starts(
     with pytest.raises(RunError, match=named):
         launch.train(config, resume=True, live=False)
     assert len(started) == 1
+
+
+@pytest.fixture
+def share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that syncs files and refuses folders."""
+    files._tell_once.cache_clear()
+    sync = os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+
+@pytest.mark.usefixtures("share")
+def test_a_disk_that_refuses_to_sync_folders_keeps_files_and_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.replace_folder(tmp_path / "a" / "b", {"c": b"kept"})
+    files.replace_file(tmp_path / "d", b"too")
+    assert (tmp_path / "a" / "b" / "c").read_bytes() + (tmp_path / "d").read_bytes() == b"kepttoo"
+    assert capsys.readouterr().err.count("does not sync names of files") == 1
+    (finding,) = (found for found in doctor._storage(tmp_path) if found.what == "runs")
+    assert finding.state == "lacks"
+    assert finding.detail.endswith("may go on from an earlier checkpoint")
+
+
+def test_any_other_error_of_a_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error") as refused:
+        files.sync_folder(tmp_path)
+    assert refused.value.filename == str(tmp_path)

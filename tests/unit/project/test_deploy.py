@@ -108,10 +108,37 @@ def test_what_is_mounted_is_there_and_hides_nothing_of_the_image(resource: dict[
         assert set(volumes) == set(mounted.values())
         claimed = {v["persistentVolumeClaim"]["claimName"] for v in volumes.values() if "persistentVolumeClaim" in v}
         assert claimed <= claims
-        assert not [path for path in mounted if path.startswith(("/root", "/solrl"))]  # its default cache; WORKDIR
+        assert not [path for path in mounted if path.startswith(("/home", "/solrl"))]  # its default cache; WORKDIR
         homes = [variable["value"] for variable in container(group).get("env", []) if variable["name"] == "HF_HOME"]
         assert all(mounted[home] == "models" for home in homes)
     assert "/runs" in {mount["mountPath"] for mount in container(groups(resource)[0])["volumeMounts"]}
+
+
+def pods() -> list[dict[str, Any]]:
+    built = [group["template"]["spec"] for folder in BUILT for group in groups(build(KUBERAY / folder))]
+    return [*built, yaml.safe_load((KUBERAY / "models.yaml").read_text())["spec"]["template"]["spec"]]
+
+
+def test_no_pod_has_more_rights_than_it_needs() -> None:
+    for pod in pods():
+        assert pod["securityContext"]["runAsNonRoot"]
+        (only,) = pod["containers"]
+        assert only["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_the_network_policy_trusts_no_label_of_a_foreign_namespace() -> None:
+    policy = yaml.safe_load((KUBERAY / POLICY).read_text())
+    selectors = [peer.get("namespaceSelector") for rule in policy["spec"]["ingress"] for peer in rule["from"]]
+    assert {} not in selectors
+
+
+def test_workflows_may_only_read_and_name_actions_by_their_content() -> None:
+    for file in (REPOSITORY / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(file.read_text())
+        assert workflow["permissions"] == {"contents": "read"}
+        used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+        assert used
+        assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", each) for each in used)
 
 
 def test_explorers_scale_learners_do_not_and_both_drain() -> None:

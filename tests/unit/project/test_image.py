@@ -26,7 +26,7 @@ def context(folder: Path, until: str) -> str:
     """Fill `folder` with what WORKDIR holds when the step `until` runs; returns the name of its stage."""
     stage = ""
     for name, arguments in instructions():
-        if name == "RUN" and arguments == until:
+        if name == "RUN" and arguments.split(" && ")[0] == until:
             return stage
         if name == "FROM":
             stage = arguments.split()[-1]
@@ -50,6 +50,15 @@ def test_the_dockerfile_is_what_its_linter_wants() -> None:
     if not linter.exists():
         pytest.skip(f"there is no {linter}; `make install` brings it")
     run(REPOSITORY, str(linter), str(DOCKERFILE))
+
+
+def test_what_each_stage_makes_does_not_run_as_root() -> None:
+    stage = ""
+    last: dict[str, str] = {}
+    for name, arguments in instructions():
+        stage = arguments.split()[-1] if name == "FROM" else stage
+        last[stage] = arguments if name == "USER" else last.get(stage, "root")
+    assert last == {"cpu": "1000", "gpu": "1000"}
 
 
 @pytest.mark.parametrize(("step", "stage"), [("make install", "cpu"), ("make install-gpu", "gpu")])

@@ -6,6 +6,8 @@ import html
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -400,3 +402,13 @@ def test_idle_is_what_workers_did_not_compute() -> None:
     assert explorers.busy_share == pytest.approx(0.3)
     assert regenerators.busy_share == pytest.approx(0.45)
     assert learner.busy_share == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "qtagg", "nonsense"])
+def test_a_report_is_drawn_whatever_backend_a_notebook_names(backend: str, tmp_path: Path) -> None:
+    """In another process: matplotlib reads the variable when it is imported."""
+    run = write_run(tmp_path / "run")
+    code = "import sys; from solrl_ray.cli import main; sys.exit(main(['report', sys.argv[1]]))"
+    environment = os.environ | {"MPLBACKEND": backend}
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True, env=environment, capture_output=True)
+    assert Page((run / "report.html").read_text()).tags.count("svg") > 1

@@ -301,6 +301,20 @@ def test_pruning_keeps_the_newest_checkpoints_and_the_samples_after_them(tmp_pat
     assert [p.name for p in sorted((tmp_path / "samples").iterdir())] == ["iteration-000003"]
 
 
+def test_pruning_bounds_the_journals(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    (tmp_path / "journal").mkdir()
+    for updates in range(1, 41):
+        folder.checkpoint(updates).mkdir(parents=True)
+        folder.journal(updates - 1).path.touch()
+        folder.prune(Checkpoints(keep=2))
+    (tmp_path / "journal" / "mine.txt").touch()
+    folder.prune(Checkpoints(keep=2))
+    # A run may go back to the checkpoint after 39 updates and then needs journal 39; 16 before that stay.
+    kept = [f"iteration-{number:06d}.jsonl" for number in range(39 - 16, 40)]
+    assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == [*kept, "mine.txt"]
+
+
 def test_what_the_cards_decide_is_written_and_kept_by_a_resumed_run(tmp_path: Path) -> None:
     open_to_cards = ["learner.activation_memory=null", "compile.learner=true", "fleet.learners.num_gpus=1"]
     given = load([DEMO], [f"run={{root: '{tmp_path}', name: small}}", *open_to_cards])

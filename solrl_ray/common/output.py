@@ -1,0 +1,36 @@
+"""The output of a command: in any locale, and of a run also where nobody reads it any more."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def settle() -> None:
+    """Print characters that the locale lacks as ``?``; an output that was closed before takes all."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def drop() -> None:
+    """Lose what is printed from now on, and what could not be written before."""
+    try:
+        output = sys.stdout.fileno()
+    except OSError:  # no file: nobody can close it
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+
+
+@contextmanager
+def lost_if_refused() -> Iterator[None]:
+    """What is printed here is lost if it cannot be written; a run goes on without it."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        drop()
